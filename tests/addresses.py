@@ -1,4 +1,4 @@
-"""The addresses servers listen on by default, and what stands in the way of using one."""
+"""The default addresses of servers, and checks whether they can be used."""
 
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ SECONDS = 3
 
 
 def problem_at(name: str, url: str) -> str | None:
-    """Say why the server at `url` cannot be used, or None when it can."""
+    """Return why the server at `url` cannot be used, or None if it can."""
     try:
         problem = ASKERS[name](url)
     except Exception as error:  # noqa: BLE001
@@ -29,7 +29,7 @@ def problem_at(name: str, url: str) -> str | None:
 
 
 def hidden(url: str) -> str:
-    """Give an address without its password."""
+    """Return an address without its password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname}:{parts.port}"
 

@@ -1,4 +1,4 @@
-"""The settings of a project whose beat is listened to, by one line."""
+"""The settings of a project whose beat is recorded, by one line."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Telling Celery something else for the length of a block."""
+"""Override Celery's configuration for the duration of a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery import current_app
 
 @contextmanager
 def celery_configured(**changes: Any) -> Iterator[None]:
-    """Let Celery's configuration have these values while the block runs."""
+    """Set these values in Celery's configuration while the block runs."""
     conf = current_app.conf
     before = dict(conf.changes)
     prefixed = {f"{conf.prefix}{name.upper()}": value for name, value in changes.items()}
@@ -28,7 +28,7 @@ def celery_configured(**changes: Any) -> Iterator[None]:
 
 
 def forget_routes() -> None:
-    """Let Celery prepare its routes and its router anew from its configuration."""
+    """Make Celery prepare its routes and its router again from its configuration."""
     amqp = current_app._get_current_object().amqp
     amqp.flush_routes()
     vars(amqp).pop("router", None)
@@ -36,12 +36,12 @@ def forget_routes() -> None:
 
 @contextmanager
 def result_backend(url: str) -> Iterator[None]:
-    """Let Celery have this result backend while the block runs."""
+    """Set this result backend of Celery while the block runs."""
     app = current_app._get_current_object()
     before, app.backend_cls = (
         app.backend_cls,
         url,
-    )  # it counts before the setting, in Celery 5.6 and 5.7
+    )  # it has precedence over the setting, in Celery 5.6 and 5.7
     _forget_backend(app)
     yield
     app.backend_cls = before

@@ -1,9 +1,9 @@
-"""What `python -m tests --changed` runs: the suites that test the changed files, by the table
+"""The runs of `python -m tests --changed`: the suites that test the changed files, by the table
 below.
 
-Checks and architecture tests run after every change, because they read all files. The first row that fits
-a file counts. A test module is not looked up: it runs alone, on each database and broker of its
-suite. A file that fits no row runs the default selection.
+Checks and architecture tests run after every change, because they read all files. The first row
+that matches a file is used. A test module is not looked up: it runs alone, on each database and
+broker of its suite. A file without a row runs the default selection.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/kill_trials/", ("tests/processes/test_kill_trial.py@postgresql",)),
     *(
         (f"tests/{name}.py", ())
-        for name in ("__main__", "changed", "lanes", "progress", "report", "worktree")
+        for name in ("__main__", "changed", "command_pool", "progress", "report", "worktree")
     ),
 )
-"""A folder, which ends with `/`, or a file; and what tests it: suites or parts of tests/, on the
+"""A folder, which ends with `/`, or a file; and the suites or parts of tests/ that test it, on the
 servers after `@`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A run, and the changed files because of which it was chosen."""
+    """A run, and the changed files that selected it."""
 
     run: Run
     because: tuple[str, ...]
@@ -116,7 +116,7 @@ def _targets(path: str) -> Sequence[str]:
 
 
 def _choice(run: Run, wanted: Sequence[tuple[str, str]]) -> Iterator[Choice]:
-    """Yield the run, or the parts of it that are wanted, with the files because of which."""
+    """Yield the run, or its wanted parts, with the files that selected them."""
     whole = [path for path, target in wanted if _names(target, run)]
     parts = {target.partition("@")[0]: path for path, target in wanted if _is_part(target, run)}
     because = tuple(
@@ -138,7 +138,7 @@ def _names(target: str, run: Run) -> bool:
 
 
 def _is_part(target: str, run: Run) -> bool:
-    """Return whether a target is a folder or a module of this run; runs of marked tests and
+    """Return whether a target is a folder or a module of this run. Runs of marked tests and of
     versions have no parts.
     """
     path, *servers = target.split("@")
@@ -148,7 +148,7 @@ def _is_part(target: str, run: Run) -> bool:
 
 
 def _narrowed(run: Run, paths: Sequence[str]) -> Run:
-    """Return a run of these folders and modules alone, portable tests too."""
+    """Return a run of these folders and modules only, including portable tests."""
     kept = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
     place = " × ".join(filter(None, (run.database, run.broker)))
     title = f"pytest {' '.join(kept)}" + (f" on {place}" if place else "")

@@ -1,5 +1,5 @@
-"""Fixtures of every floor, and the vendor marks: a test that needs one database is left out on the
-others.
+"""Fixtures of every suite, and the marks of databases: a test that needs one database is deselected
+on the others.
 """
 
 import os
@@ -12,18 +12,18 @@ from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from tests import pooling
-from tests.emptying import use_instead_of_flush
+from tests.backends import address
 from tests.portable import is_portable
 from tests.runs import ROOT
 from tests.stateful import use_own_examples
-from tests.vendors import address
+from tests.table_cleanup import use_instead_of_flush
 
 VENDOR_MARKS = ("postgresql", "mariadb", "sqlite")
 
 
 def pytest_configure() -> None:
-    """Make the folder of this run, for SQLite's file and the filesystem broker, and spare it what
-    flushes cost.
+    """Create the folder of this run, for SQLite's file and the filesystem broker, and replace
+    flushes.
     """
     Path(os.environ["TEST_FOLDER"]).mkdir(parents=True, exist_ok=True)
     use_instead_of_flush()
@@ -36,8 +36,8 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what gives the same on each database, so that a run can leave it out on all databases
-    but one.
+    """Mark tests that do not depend on the database, so that a run can deselect them on all
+    databases except one.
     """
     marks = {mark.name for mark in item.iter_markers()}
     if is_portable(
@@ -47,9 +47,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is meant for another database, without counting it as skipped: it runs in that
-    run.
-    """
+    """Deselect tests for another database instead of skipping them, since they run in that run."""
     here = os.environ["TEST_DATABASE"]
     kept = [item for item in items if _belongs(item, here)]
     if len(kept) < len(items):
@@ -66,7 +64,7 @@ def _belongs(item: pytest.Item, vendor: str) -> bool:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Go through PgBouncer from here on where the run says so; the database itself is made and
+    """Use PgBouncer from here on if the run is configured so. The database itself is created and
     dropped without it.
     """
     if not pooling.wanted():
@@ -78,17 +76,17 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 
 @pytest.fixture(scope="session")
 def vendor() -> str:
-    """Give the database of this run: postgresql, mariadb or sqlite."""
+    """Return the database of this run: postgresql, mariadb or sqlite."""
     return os.environ["TEST_DATABASE"]
 
 
 @pytest.fixture(scope="session")
 def broker() -> str:
-    """Give the broker of this run: rabbitmq, redis, filesystem or memory."""
+    """Return the broker of this run: rabbitmq, redis, filesystem or memory."""
     return os.environ["TEST_BROKER"]
 
 
 @pytest.fixture
 def database_name(db: None) -> str:
-    """Give the name of this run's test database, for tools that connect beside Django."""
+    """Return the name of this run's test database, for tools that connect without Django."""
     return str(connection.settings_dict["NAME"])

@@ -1,4 +1,4 @@
-"""Hands a message to its task as a worker would, in this process: gate, body, close."""
+"""Delivers a message to its task in this process, as a worker does: gate, body, ending."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from django_durable_tasks.models import Task
 
 
 def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -> Any:
-    """Deliver the ring of this row in this epoch; return what the worker sees, or raise what it
-    would see raised.
-    """
+    """Deliver the message of this task and epoch. Returns or raises what the worker gets."""
     task = current_app.tasks[row.name]
     message = f"{row.pk}.{row.epoch if epoch is None else epoch}.{row.publish_count if number is None else number}"
     headers = {HEADER: message}

@@ -1,4 +1,4 @@
-"""How long each run of the test matrix takes, by its suite, its database and its broker."""
+"""The duration of each run of the test matrix, by its suite, its database and its broker."""
 
 CHECK_SECONDS = 12
 """The mean of the checks, which have no folders."""
@@ -34,6 +34,6 @@ SECONDS: dict[tuple[str, str | None, str | None], int] = {
     ("newest", "sqlite", None): 330,
     ("newest", "postgresql", "redis"): 110,
 }
-"""Seconds on a machine whose two processors are busy: for the order and the progress lines, never a
+"""Seconds on a machine with two busy processors: for the order and the progress lines, never a
 limit.
 """

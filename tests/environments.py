@@ -1,8 +1,8 @@
 """Virtual environments of the test runs, and the constraints files with the tested versions.
 
-`.venv` holds the oldest supported Django and Celery and runs everything. `.venv-newest` holds the
-newest ones on the newest interpreter of this machine and runs a part. `python -m
-tests.environments` writes both constraints files anew.
+`.venv` contains the oldest supported Django and Celery and runs everything. `.venv-newest` contains
+the newest ones with the newest Python of this machine and runs a part. `python -m
+tests.environments` updates both constraints files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSIONS = (
 
 
 class CannotBuild(Exception):
-    """An environment could not be built; the message is what pip printed last."""
+    """An environment could not be built. The message is the end of pip's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ NEWEST = Environment("newest", ROOT / ".venv-newest")
 
 
 def newest_interpreter() -> tuple[Path, str] | None:
-    """Return the newest CPython on this machine that is newer than ours, and its version; None if
-    there is none.
+    """Return the newest CPython on this machine that is newer than the running one, and its
+    version, or None.
     """
     for version in NEWER:
         if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
@@ -111,8 +111,8 @@ def versions(python: Path) -> str:
 
 
 def pin(environment: Environment, interpreter: Path) -> int:
-    """Write the constraints file of an environment from a fresh installation; return how many
-    packages it names.
+    """Write the constraints file of an environment from a fresh installation, and return its number
+    of packages.
     """
     with tempfile.TemporaryDirectory(prefix="durable-pins-") as place:
         folder = Path(place) / "venv"

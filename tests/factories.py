@@ -1,9 +1,8 @@
-"""Builders of rows that are consistent with their state, written past the engine: for tests of
-everything else.
+"""Create rows that are consistent with their status, without the engine, for tests of other parts.
 
-Times are seconds from the database's now; what a state needs (deadlines, epochs, budgets, markers
-of open keys, the log row and the dead letter of an ending) comes by itself, and every field can be
-given.
+Times are seconds from the database's now. The fields that a status needs (deadlines, epochs,
+budgets, markers of open keys, the log entry and the dead letter of an ending) are filled
+automatically, and every field can be overridden.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LOG = {Status.SUCCESS: LogStatus.SUCCESS, Status.FAILED: LogStatus.FAILED}
 
 
 def first_rows() -> None:
-    """Write again what the migrations wrote: the default tenant and the leader's free lease."""
+    """Insert the rows of the migrations again: the default tenant and the leader's free lease."""
     Tenant.objects.get_or_create(
         id=DEFAULT_TENANT_ID, defaults={"slug": "default", "name": "Default"}
     )
@@ -56,11 +55,11 @@ def first_rows() -> None:
 def a_task(
     status: Status | str = Status.PENDING, *, due: float | None = None, **fields: Any
 ) -> Task:
-    """Write one task in this status and return it as it was read back.
+    """Create one task in this status and return it as read back.
 
-    ``due``: when its deadline is (seconds from now): its alarm, or the end of its lease. Without it
-    a PENDING row is due, a QUEUED one rings again in 15 s, and a RUNNING one has its lease for a
-    minute.
+    ``due``: when its deadline is (seconds from now): its due time, or the end of its lease. By
+    default a PENDING task is due, a QUEUED one is republished in 15 s, and a RUNNING one has its
+    lease for a minute.
     """
     row = _task(Status(status), due, database_now(), fields)
     Task.objects.unguarded().bulk_create([row])
@@ -72,7 +71,7 @@ def a_task(
 def many_tasks(
     number: int, status: Status | str = Status.PENDING, *, due: float | None = None, **fields: Any
 ) -> list[Task]:
-    """Write many tasks of this status, and return them in the order of their ids."""
+    """Create many tasks of this status, and return them in the order of their ids."""
     now = database_now()
     rows = [_task(Status(status), due, now, dict(fields)) for _ in range(number)]
     Task.objects.unguarded().bulk_create(rows)
@@ -156,7 +155,7 @@ def _tenant_id(row: Any) -> int:
 
 
 def a_dead_letter(task: Task, *, open: bool = True, **fields: Any) -> DeadLetter:
-    """Write a dead letter of this task, the one open one or a closed one."""
+    """Create a dead letter of this task, open or closed."""
     now = database_now()
     closed = (
         {} if open else {"resolved_at": now, "resolution": "DISCARDED", "resolved_by": "somebody"}
@@ -180,7 +179,7 @@ def a_dead_letter(task: Task, *, open: bool = True, **fields: Any) -> DeadLetter
 def a_log_row(
     task: Task, status: LogStatus | str = LogStatus.RETRY, **fields: Any
 ) -> TaskExecutionLog:
-    """Write the log row of one more attempt of this task."""
+    """Create the log entry of one more attempt of this task."""
     now = database_now()
     values = {"attempt_number": 1, "started_at": now, "completed_at": now, "run_id": uuid.uuid4()}
     entries: Any = TaskExecutionLog.objects.unguarded()
@@ -197,8 +196,8 @@ def a_node(
     stopped: float | None = None,
     **fields: Any,
 ) -> Node:
-    """Write a node that was last seen so many seconds ago, and that stopped so many seconds ago if
-    told.
+    """Create a node that sent its last heartbeat `seen` seconds ago, and that stopped `stopped`
+    seconds ago if given.
     """
     now, number = database_now(), next(_number)
     values: dict[str, Any] = {
@@ -216,7 +215,7 @@ def a_node(
 
 
 def a_tenant(**fields: Any) -> Tenant:
-    """Write another tenant."""
+    """Create another tenant."""
     number = next(_number)
     return Tenant.objects.create(
         **{"slug": f"tenant-{number}", "name": f"Tenant {number}", **fields}
@@ -231,7 +230,7 @@ def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl
 
 
 def a_run(task: Task) -> Run:
-    """Return the run of a RUNNING row as its process would hold it."""
+    """Return the run of a RUNNING task as its process has it."""
     (started,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
     return attempts.run_of(
         started, task.node or uuid.uuid4(), f"{task.pk}.{task.epoch - 1}.{task.publish_count}"

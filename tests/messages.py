@@ -1,4 +1,4 @@
-"""What the broker of this run holds: the rings that were published, taken off their queue."""
+"""Reads the messages that were published to the broker of this run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_durable_tasks.celery.publishing.message_id import Envelope, parse
 
 
 def take_messages(queue: str) -> list[Any]:
-    """Take all messages off the queue and return them in the order of arrival."""
+    """Remove all messages from the queue and return them in the order of arrival."""
     app, found = current_app._get_current_object(), []
     with app.connection_for_read() as connection, connection.channel() as channel:
         app.amqp.queues[queue](channel).declare()
@@ -19,9 +19,9 @@ def take_messages(queue: str) -> list[Any]:
     return found
 
 
-def take_rings(queue: str) -> list[Envelope]:
-    """Take all messages off the queue and return which rows and epochs they ring for, in the order
-    of arrival.
+def take_task_messages(queue: str) -> list[Envelope]:
+    """Remove all messages from the queue and return their tasks and epochs, in the order of
+    arrival.
     """
     found = []
     for message in take_messages(queue):

@@ -1,5 +1,5 @@
-"""A run through PgBouncer in transaction mode: this process and those it starts reach PostgreSQL by
-it alone.
+"""A run through PgBouncer in transaction mode: this process and its children reach PostgreSQL only
+through it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from django.db import connections
 
 from django_durable_tasks.engine.db.connections import close_all
+from tests.backends import POOLED_ADDRESS, behind_pooler
 from tests.starting import start_pgbouncer
-from tests.vendors import POOLED_ADDRESS, behind_pooler
 
 POOLED = "TEST_POOLED"
 SLOTS = 4
@@ -28,8 +28,8 @@ def wanted() -> bool:
 
 @contextmanager
 def started(upstream: str, slots: int) -> Iterator[str]:
-    """Run a PgBouncer before this PostgreSQL, with so many slots a database, and give its
-    address.
+    """Run a PgBouncer in front of this PostgreSQL, with this number of connections per database,
+    and return its address.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="durable-pgbouncer-")))
@@ -38,9 +38,7 @@ def started(upstream: str, slots: int) -> Iterator[str]:
 
 @contextmanager
 def through_pgbouncer(upstream: str) -> Iterator[None]:
-    """Let every connection that is opened inside go through a PgBouncer that ends with
-    the block.
-    """
+    """Open every connection inside the block through a PgBouncer that ends with the block."""
     entry = connections.settings["default"]
     before = dict(entry)
     with started(upstream, SLOTS) as url:

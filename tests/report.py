@@ -1,4 +1,4 @@
-"""Reads what pytest wrote and prints the end of a run: skips with reasons, the table of pairs, one
+"""Reads pytest's reports and prints the end of a run: skips with reasons, the table of pairs, the
 closing line.
 """
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.backends import BROKERS, DATABASES
 from tests.progress import about
 from tests.runs import ROOT, SMOKE, Run
 from tests.servers import Server
-from tests.vendors import BROKERS, DATABASES
 
 
 @dataclass(slots=True)
 class Result:
-    """How one run ended; `missing` names the servers without which it did not run.
+    """How one run ended. `missing` names the servers without which it did not run.
 
-    ``left_out``: it did not begin, because its time limit was over. ``unstable``: tests that
-    failed, and passed when they ran once more.
+    ``left_out``: it did not begin, because its time limit had passed. ``unstable``: tests that
+    failed, and passed on repetition.
     """
 
     run: Run
@@ -33,11 +33,11 @@ class Result:
 
     @property
     def ran(self) -> bool:
-        """Tell whether at least one test of it ran."""
+        """Return whether at least one of its tests ran."""
         return bool(self.passes or self.failures)
 
     def read(self, report: Path) -> None:
-        """Add what pytest's JUnit file tells."""
+        """Add the contents of pytest's JUnit file."""
         if not report.exists():
             return
         for case in ET.parse(report).iter("testcase"):
@@ -50,9 +50,7 @@ class Result:
                 self.passes += 1
 
     def repeat(self, second: "Result") -> None:
-        """Take in how the failed tests ended when they ran once more; all stay failed unless each
-        passed or failed.
-        """
+        """Add the results of the repeated tests. All stay failed unless each passed or failed."""
         passed = [name for name in self.failures if name not in second.failures]
         if second.passes != len(passed):
             return
@@ -77,7 +75,7 @@ def node_id(name: str) -> str:
 def closing(
     results: Sequence[Result], servers: dict[str, Server], rest: Sequence[Run] = ()
 ) -> Iterator[str]:
-    """Yield the lines that end a test run; ``rest`` are the runs of the matrix that were not
+    """Yield the lines that end a test run. ``rest`` are the runs of the matrix that were not
     selected.
     """
     yield from _failures(results)
@@ -101,15 +99,15 @@ def closing(
 
 
 def lasted(result: Result) -> str:
-    """Return how long a run took, and how long it should have taken, so that `tests.durations` can
-    be kept true.
+    """Return the actual and the expected duration of a run, so that `tests.durations` can be
+    corrected.
     """
     minutes, seconds = divmod(round(result.seconds), 60)
     return f"{minutes} min {seconds:02} s, expected {about(result.run.seconds)}"
 
 
 def servers_that_did_not_run(results: Sequence[Result], names: Sequence[str]) -> list[str]:
-    """Name the servers on which no test ran at all."""
+    """Return the servers on which no test ran."""
     used = {name for result in results if result.ran for name in result.run.servers}
     return [name for name in names if name not in used]
 
@@ -129,7 +127,7 @@ def _unstable(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _skips(results: Sequence[Result]) -> Iterator[str]:
-    """Give a line for each skip, or one for all of a run that have the same reason."""
+    """Yield a line for each skip, or one for all skips of a run that have the same reason."""
     for result in results:
         by_reason: dict[str, list[str]] = {}
         for name, reason in result.skips:
@@ -157,18 +155,14 @@ def _left_out(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _not_selected(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the lines that name the runs outside of the default selection, and the commands that
-    run them.
-    """
+    """Yield the lines with the runs outside of the default selection, and their commands."""
     if runs:
         yield 'NOT IN THE DEFAULT SELECTION; `make test ARGS="--all"` runs all, and each line one:'
         yield from dict.fromkeys(f"    {run.by_hand}" for run in runs)
 
 
 def _table(results: Sequence[Result]) -> Iterator[str]:
-    """Lay out databases against brokers; the first column is what a database runs without
-    a broker.
-    """
+    """Return a table of databases and brokers. The first column is for runs without a broker."""
     yield ""
     columns: list[str | None] = [None, *BROKERS]
     yield f"{'database × broker':<20}" + "".join(f"{name or 'no broker':<24}" for name in columns)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from tests.backends import BROKERS, DATABASES
 from tests.durations import CHECK_SECONDS, SECONDS
 from tests.environments import NEWEST
-from tests.vendors import BROKERS, DATABASES
 
 ROOT = Path(__file__).resolve().parent.parent
 PGBOUNCER = "pgbouncer"
@@ -37,7 +37,7 @@ TYPED = ("django_durable_tasks", "tests")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One command; a run of pytest names the folders of its tests, a check does not."""
+    """One command. A run of pytest names the folders of its tests, a check does not."""
 
     title: str
     suite: str
@@ -51,14 +51,14 @@ class Run:
     )
     marks: str = ""
     pooled: bool = False  # through PgBouncer, in transaction mode
-    # its tests run on another pair too: it begins after the others, within a limit if one is given
+    # its tests run on another pair too: it begins after the others, within a time limit if given
     last: bool = False
     share: float = 1.0  # the part of its suite that ``folders`` name, for the expected duration
     may_be_empty: bool = False  # a part of a suite may have no test for this database or broker
 
     @property
     def servers(self) -> list[str]:
-        """Name the servers, and the interpreter, without which it cannot run; files need none."""
+        """Return the servers and the interpreter that it needs; files need none."""
         named = (self.database, self.broker, PGBOUNCER if self.pooled else None)
         return [name for name in named if name in SERVERS] + [NEWEST.name] * self.newest
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def by_hand(self) -> str:
-        """Return the command that runs it alone, in a shell in the root of the project."""
+        """Return the shell command that runs it alone, in the root of the project."""
         if self.newest or self.pooled or not self.folders:
             return f'make test ARGS="--only {self.suite}"'
         marks = f" -m {shlex.quote(self.marks)}" if self.marks else ""
@@ -82,8 +82,8 @@ class Run:
         return f"{place} .venv/bin/python -m pytest{marks} {' '.join(self.folders)}"
 
     def chosen(self, names: frozenset[str]) -> bool:
-        """Tell whether `--only names` keeps it: a name is its own, and none is that of a rival of
-        its servers alone.
+        """Return whether `--only names` keeps it: one name is its own, and none is that of another
+        server of the same kind.
         """
         for mine, rivals in ((self.database, DATABASES), (self.broker, BROKERS)):
             if mine and names.intersection(rivals) and mine not in names:
@@ -94,19 +94,17 @@ class Run:
 
 
 def planned() -> list[Run]:
-    """Return the whole matrix, which `python -m tests --all` runs, without suites that have no
-    tests yet.
-    """
+    """Return the whole matrix of `python -m tests --all`, without suites that have no tests yet."""
     return [run for run in [*_checks(), *_suites()] if run.command or run.folders]
 
 
 def smoke(names: tuple[str, ...], database: str, broker: str) -> Run:
-    """Return the tests of these folders that carry the mark `smoke`, on one pair."""
+    """Return the tests of these folders with the mark `smoke`, on one pair."""
     return _marked(_pytest(SMOKE, names, database, broker), "smoke")
 
 
 def kill_trials() -> list[Run]:
-    """Give the long kill trials at default settings, on the pairs of the published figures."""
+    """Return the long kill trials with default settings, on the pairs of the published figures."""
     trials = [
         _pytest(KILL_TRIALS, ("kill_trials",), database, broker) for database, broker in KILL_PAIRS
     ]
@@ -114,8 +112,8 @@ def kill_trials() -> list[Run]:
 
 
 def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
-    """Give those that need quiet or the others: long ones first, and by turns what computes and
-    what mostly waits.
+    """Return the runs that need quiet, or the others: long ones first, alternating between
+    computing and waiting ones.
 
     Runs that are marked ``last`` come after all others.
     """

@@ -1,9 +1,9 @@
-"""What `python -m tests` runs without `--all`: the part of the matrix that is worth its time before
-each commit.
+"""The runs of `python -m tests` without `--all`: the part of the matrix that is worth its time
+before each commit.
 
-Everything runs once on PostgreSQL, the tests that depend on the database also on MariaDB and
-SQLite, one broker and one pair of processes completely, and the tests marked `smoke` on each other
-pair. Versions, crash points, mutants, chaos, the portable tests on further databases and the
+Everything runs once on PostgreSQL. The tests that depend on the database also run on MariaDB and
+SQLite. One broker and one pair of processes run completely, and the tests marked `smoke` on each
+other pair. Versions, crash points, mutants, chaos, the portable tests on further databases and the
 complete suites of the other pairs need `--all`.
 """
 
@@ -20,7 +20,7 @@ ONLY_WITH_ALL = {"chaos", "crash_points", "mutants", "newest", PORTABLE}
 
 
 def default_runs() -> list[Run]:
-    """Return what runs without `--all`."""
+    """Return the runs without `--all`."""
     return [*filter(_is_default, planned()), *_smoke_runs()]
 
 
@@ -38,7 +38,7 @@ def _is_default(run: Run) -> bool:
 
 
 def _smoke_runs() -> Iterator[Run]:
-    """Yield the smoke set of each pair of which a suite does not run completely."""
+    """Yield the smoke runs of each pair of which a suite does not run completely."""
     for database, broker in PAIRS:
         wanted = {
             "broker": database == "postgresql" and broker != COMPLETE_BROKER,

@@ -1,5 +1,5 @@
-"""Finds the servers of a run: told by environment, listening here, or started from what is
-installed.
+"""Finds the servers of a run: from the environment, at their default address, or started from
+installed programs.
 """
 
 import os
@@ -32,7 +32,7 @@ STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server of a run; without `url` it could not be had, and `origin` says why."""
+    """One server of a run. Without `url` it is missing, and `origin` is the reason."""
 
     name: str
     url: str | None
@@ -40,18 +40,18 @@ class Server:
 
     @property
     def variable(self) -> str:
-        """Name the environment variable that tells the tests the address."""
+        """Return the environment variable with the address for the tests."""
         return variable_of(self.name)
 
 
 def variable_of(name: str) -> str:
-    """Name the environment variable that overrides the address of a server."""
+    """Return the environment variable that overrides the address of a server."""
     return f"TEST_{name.upper()}_URL"
 
 
 @contextmanager
 def servers(names: list[str]) -> Iterator[dict[str, Server]]:
-    """Find or start each named server, and stop at the end those that were started."""
+    """Find or start each named server, and stop the started ones at the end."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="durable-servers-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -60,17 +60,19 @@ def servers(names: list[str]) -> Iterator[dict[str, Server]]:
 
 
 def find(name: str, folder: Path, stack: ExitStack) -> Server:
-    """Find one server, or start it; an address given by environment is used or refused, never
+    """Find one server, or start it. An address from the environment is used or refused, never
     replaced.
     """
     if name == NEWEST.name:
         return _newest()
     if name == PGBOUNCER:
         return _pgbouncer()
-    told = os.environ.get(variable_of(name))
-    if told:
-        problem = problem_at(name, told)
-        return Server(name, None if problem else told, problem or f"told by {variable_of(name)}")
+    configured = os.environ.get(variable_of(name))
+    if configured:
+        problem = problem_at(name, configured)
+        return Server(
+            name, None if problem else configured, problem or f"given by {variable_of(name)}"
+        )
     problem = problem_at(name, DEFAULTS[name])
     if problem is None:
         return Server(name, DEFAULTS[name], "listening here")
@@ -82,7 +84,7 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
 
 
 def _pgbouncer() -> Server:
-    """Find PgBouncer; its run starts one of its own, so that it can stop it before its database is
+    """Find PgBouncer. Its run starts one itself, so that it can stop it before its database is
     dropped.
     """
     found = find_pgbouncer()
@@ -92,9 +94,7 @@ def _pgbouncer() -> Server:
 
 
 def _newest() -> Server:
-    """Find the newest interpreter; as a server it is something that a run needs and that may be
-    missing.
-    """
+    """Find the newest interpreter, which a run may need like a server and which may be missing."""
     found = newest_interpreter()
     if found is None:
         return Server(NEWEST.name, None, "no Python newer than this one is installed")

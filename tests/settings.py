@@ -1,8 +1,8 @@
-"""Django's settings in every pytest run and in the processes it starts: TEST_DATABASE and
-TEST_BROKER choose.
+"""Django's settings in every pytest run and in its processes. TEST_DATABASE and TEST_BROKER select
+the servers.
 
-TEST_RUN names what belongs to one run (databases, queues, folders); processes that a test starts
-inherit it with the environment, and so find the same database, broker and queues.
+TEST_RUN names what belongs to one run (databases, queues, folders). Processes started by a test
+inherit it with the environment and so use the same database, broker and queues.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django import VERSION
 
-from tests.vendors import broker_settings, database_settings
+from tests.backends import broker_settings, database_settings
 
 VENDOR = os.environ.setdefault("TEST_DATABASE", "sqlite")
 BROKER = os.environ.setdefault("TEST_BROKER", "memory")
@@ -78,7 +78,7 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_RESULT_BACKEND = os.environ.get("TEST_RESULT_BACKEND")
 CELERY_RESULT_EXTENDED = bool(CELERY_RESULT_BACKEND)
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# RabbitMQ keeps priorities only in queues that were declared with a highest one.
+# RabbitMQ keeps priorities only in queues that were declared with a maximum priority.
 CELERY_TASK_QUEUE_MAX_PRIORITY = 10
 
 DURABLE_TASKS = json.loads(os.environ.get("TEST_DURABLE_TASKS", "{}"))

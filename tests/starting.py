@@ -44,11 +44,11 @@ PLAIN_USERS = {
 
 
 class CannotStart(Exception):
-    """A server could not be started here; the message says why."""
+    """A server could not be started here. The message is the reason."""
 
 
 def start_postgresql(folder: Path, stack: ExitStack) -> str:
-    """Start PostgreSQL from installed binaries, else from the wheel, and return its address."""
+    """Start PostgreSQL from installed programs, otherwise from the wheel, and return its address."""
     binaries = _folder_of("postgresql", ["initdb", "postgres"]) or _wheel(folder)
     home, user = _home(folder, "postgresql")
     _run(
@@ -87,7 +87,7 @@ def start_postgresql(folder: Path, stack: ExitStack) -> str:
 
 
 def start_mariadb(folder: Path, stack: ExitStack) -> str:
-    """Start MariaDB or MySQL from installed binaries and return its address."""
+    """Start MariaDB or MySQL from installed programs and return its address."""
     home, user = _home(folder, "mariadb")
     data = home / "data"
     if server := _program("mariadb", "mariadbd"):
@@ -108,7 +108,7 @@ def start_mariadb(folder: Path, stack: ExitStack) -> str:
 
 
 def start_redis(folder: Path, stack: ExitStack) -> str:
-    """Start Redis from its installed binary and return its address."""
+    """Start Redis from its installed program and return its address."""
     server = _program("redis", "redis-server") or _program("redis", "valkey-server")
     if server is None:
         raise CannotStart("redis-server is not installed")
@@ -136,10 +136,10 @@ def find_pgbouncer() -> Path | None:
 
 
 def start_pgbouncer(folder: Path, stack: ExitStack, upstream: str, slots: int) -> str:
-    """Start PgBouncer in transaction mode before a PostgreSQL, with so many slots a database;
-    return its address.
+    """Start PgBouncer in transaction mode in front of a PostgreSQL, with `slots` connections per
+    database, and return its address.
 
-    A client waits for a slot without end, so that a deadlock between slots stays one.
+    A client waits for a connection without timeout, so that a deadlock between them stays visible.
     """
     server, parts = find_pgbouncer(), urlsplit(upstream)
     if server is None:
@@ -171,7 +171,7 @@ ignore_startup_parameters = extra_float_digits
 
 
 def start_sentinel(folder: Path, primary: str, stack: ExitStack) -> int:
-    """Start a Redis Sentinel that watches this primary under the name ``durable``, and return its
+    """Start a Redis Sentinel that monitors this primary under the name ``durable``, and return its
     port.
     """
     server = _program("redis", "redis-server") or _program("redis", "valkey-server")
@@ -189,7 +189,7 @@ def start_sentinel(folder: Path, primary: str, stack: ExitStack) -> int:
 
 
 def start_rabbitmq(folder: Path, stack: ExitStack) -> str:
-    """Start RabbitMQ with an Erlang port mapper of its own from installed binaries and return its
+    """Start RabbitMQ with a separate Erlang port mapper from installed programs and return its
     address.
     """
     binaries = _folder_of("rabbitmq", ["rabbitmq-server"])
@@ -223,8 +223,8 @@ def _program(kind: str, name: str) -> Path | None:
 
 
 def _folder_of(kind: str, names: Sequence[str]) -> Path | None:
-    """Give the folder that holds all the named programs: the well-known ones newest first, then the
-    search path.
+    """Return the folder that contains all these programs: first the well-known ones, newest first,
+    then the search path.
     """
     folders = [
         place
@@ -239,7 +239,7 @@ def _folder_of(kind: str, names: Sequence[str]) -> Path | None:
 
 
 def _wheel(folder: Path) -> Path:
-    """Install PostgreSQL from its wheel, and copy it to where a plain user may read it."""
+    """Install PostgreSQL from its wheel, and copy it to where an unprivileged user may read it."""
     site, package = Path(sysconfig.get_path("purelib")), WHEEL.replace("-", "_")
     if not (site / package).exists():
         install = [
@@ -262,8 +262,8 @@ def _wheel(folder: Path) -> Path:
 
 
 def _home(folder: Path, name: str) -> tuple[Path, str | None]:
-    """Make a server's folder; a database refuses to run as root, so root's is given to a plain
-    user.
+    """Create a server's folder. A database refuses to run as root, so root's is given to an
+    unprivileged user.
     """
     home = folder / name
     home.mkdir()
@@ -298,7 +298,7 @@ def _serve(
     stop: signal.Signals,
     environment: dict[str, str] | None = None,
 ) -> None:
-    """Start a server in a group of its own, to be stopped with the group when the stack unwinds."""
+    """Start a server in a process group of its own, which is stopped when the stack unwinds."""
     with (home / "server.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -331,7 +331,7 @@ def _stop(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
 
 
 def _ready(name: str, url: str, home: Path) -> str:
-    """Wait until the server answers; it has a minute, for a cold machine."""
+    """Wait up to a minute until the server answers."""
     try:
         until(lambda: problem_at(name, url) is None, within=60)
     except AssertionError:

@@ -1,9 +1,9 @@
-"""What property tests share: drawing that depends on nothing but earlier draws, and failures that
-can be reproduced.
+"""For property tests: drawn values that depend on earlier draws only, and failures that can be
+reproduced.
 
-Hypothesis replays an example by its draws. If a strategy or a precondition looks at ids, the order
-of rows or the time, a replay draws something else, and Hypothesis raises FlakyStrategyDefinition
-instead of showing the fault.
+Hypothesis replays an example by its draws. If a strategy or a precondition depends on ids, the
+order of rows or the time, a replay draws something else, and Hypothesis raises
+FlakyStrategyDefinition instead of showing the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def use_own_examples() -> None:
     """Save examples per database and broker, and print with each failure how to reproduce it.
 
-    An example that fails on one database need not be one on another: there it may draw differently.
+    An example that fails on one database may draw different values on another.
     """
     place = f"{os.environ['TEST_DATABASE']}-{os.environ['TEST_BROKER']}"
     examples = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples" / place)
@@ -58,8 +58,8 @@ def applies_if(
 
 @contextmanager
 def ids_in_creation_order() -> Iterator[None]:
-    """Let ids of one millisecond rise with their creation: two replays of an example order their
-    rows alike.
+    """Make ids of one millisecond increase with their creation, so that two replays of an example
+    order their rows alike.
     """
     numbers = itertools.count(1)
 

@@ -1,13 +1,13 @@
-"""The settings of a project that keeps its tasks in a second database; ROUTER in the environment
+"""The settings of a project with its tasks in a second database. The environment variable ROUTER
 names its router.
 """
 
 import json
 import os
 
+from tests.backends import broker_settings, database_settings
 from tests.settings import *  # noqa: F403
 from tests.settings import FOLDER, RUN, VENDOR
-from tests.vendors import broker_settings, database_settings
 
 DATABASES = {
     "default": database_settings(VENDOR, f"test_durable_{RUN}_site", FOLDER),

@@ -1,4 +1,4 @@
-"""How a test waits for another thread or process: for a condition, never for a time."""
+"""Wait for another thread or process: for a condition, never for a time."""
 
 from collections.abc import Callable
 from threading import Event
@@ -11,10 +11,10 @@ PAUSE = 0.02
 
 
 def until(condition: Callable[[], T], *, within: float, message: str = "") -> T:
-    """Ask `condition` again and again until its answer is true, and return that answer.
+    """Call `condition` repeatedly until it returns a true value, and return that value.
 
-    `within` is in seconds. Raises AssertionError with `message` and the last answer when the time
-    is over; an exception of the condition itself is passed on at once.
+    `within` is in seconds. Raises AssertionError with `message` and the last value after that time.
+    An exception of the condition is raised at once.
     """
     deadline = monotonic() + within
     nothing_to_wait_for = Event()

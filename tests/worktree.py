@@ -1,4 +1,4 @@
-"""Which files of the working tree have changed, according to git."""
+"""The changed files of the working tree, according to git."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ MAIN = "main"
 
 
 class CannotCompare(Exception):
-    """Git has no answer, as outside of a repository or before the second commit; the message is
-    what it printed.
+    """Git cannot compare, for example outside of a repository or before the second commit. The
+    message is its output.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The files that differ from a commit, deleted and untracked ones too."""
+    """The files that differ from a commit, including deleted and untracked ones."""
 
     since: str
     paths: tuple[str, ...]
 
 
 def changes(root: Path = ROOT) -> Changes:
-    """Return what differs from the branch point, committed or not. Raises CannotCompare.
+    """Return the differences from the branch point, including uncommitted ones. Raises
+    CannotCompare.
 
-    That is the merge base with ``main`` or ``origin/main``, whichever is nearer. On ``main`` it is
-    ``origin/main``, and without such a branch the commit before the last.
+    The branch point is the merge base with ``main`` or ``origin/main``, whichever is nearer. On
+    ``main`` it is ``origin/main``, and without such a branch the commit before the last.
     """
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD").strip()
     since = _branch_point(root, branch) or "HEAD~1"
@@ -40,8 +41,8 @@ def changes(root: Path = ROOT) -> Changes:
 
 
 def _branch_point(root: Path, branch: str) -> str | None:
-    """Return the newest commit that HEAD and the main branch share; None if there is no main branch
-    beside ours.
+    """Return the newest commit that HEAD and the main branch share, or None if there is no other
+    main branch.
     """
     bases = dict[str, int]()
     for other in (f"origin/{MAIN}", MAIN):

@@ -1,1 +1,3 @@
-"""Rules of the code as tests. Each reads syntax trees and is shown a violation that it must find."""
+"""Rules of the code as tests. Each parses syntax trees and is tested with a violation that it must
+find.
+"""

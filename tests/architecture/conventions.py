@@ -42,7 +42,7 @@ CALLED_BY_FRAMEWORKS = frozenset(
 
 
 def inner_imports(source: str) -> list[str]:
-    """Find imports inside functions, which hide a circle or a missing floor."""
+    """Find imports inside functions, which hide an import cycle or a missing layer."""
     return sorted(
         {
             f"{node.lineno}: import inside {function.name}"
@@ -88,7 +88,7 @@ def prints(source: str) -> list[str]:
 
 
 def draws_from_state(source: str) -> list[str]:
-    """Find a property test in which anything but earlier draws decides what is drawn."""
+    """Find a property test whose drawn values depend on anything but earlier draws."""
     found = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -119,7 +119,9 @@ def missing_docstrings(source: str) -> list[str]:
     found = [] if ast.get_docstring(tree) or not tree.body else ["1: the module has no docstring"]
     classes = (node for node in _public(tree) if isinstance(node, ast.ClassDef))
     return found + [
-        f"{node.lineno}: {node.name} has no docstring" for node in classes if not _told(node)
+        f"{node.lineno}: {node.name} has no docstring"
+        for node in classes
+        if not _has_docstring(node)
     ]
 
 
@@ -130,12 +132,12 @@ def missing_docstrings_of_functions(source: str) -> list[str]:
     return [
         f"{node.lineno}: {node.name} has no docstring"
         for node in _public(ast.parse(source))
-        if not _told(node)
+        if not _has_docstring(node)
     ]
 
 
 def silent_skips(source: str) -> list[str]:
-    """Find skips, and tests expected to fail, that give no reason."""
+    """Find skips, and tests expected to fail, without a reason."""
     return [
         f"{node.lineno}: {ast.unparse(node)[:60]} gives no reason"
         for node in ast.walk(ast.parse(source))
@@ -154,7 +156,7 @@ def _public(parent: ast.Module | ast.ClassDef) -> Iterator[Definition]:
                 yield from _public(node)
 
 
-def _told(node: Definition) -> bool:
+def _has_docstring(node: Definition) -> bool:
     if ast.get_docstring(node) is not None:
         return True
     hook = (

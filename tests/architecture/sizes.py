@@ -22,7 +22,7 @@ def long_files(source: str) -> list[str]:
 def long_functions(source: str) -> list[str]:
     """Find functions whose body, without its docstring, is over the limit.
 
-    Signatures do not count: the formatter gives each parameter a line of its own.
+    Signatures do not count: the formatter writes each parameter on a line of its own.
     """
     return [
         f"{function.lineno}: {function.name} has {lines} lines, over {FUNCTION_LINES}"
@@ -37,7 +37,7 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def forbidden_names(path: str) -> list[str]:
-    """Find the parts of a path that say nothing about what is inside."""
+    """Find the parts of a path that do not describe its contents."""
     parts = (PurePosixPath(part).stem for part in PurePosixPath(path).parts)
     return [f"{path}: a module named {part}" for part in parts if part in FORBIDDEN]
 

@@ -1,4 +1,4 @@
-"""Which files the rules read."""
+"""The files that the rules read."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ Checker = Callable[[str], list[str]]
 
 
 def python_files(*folders: str, without: frozenset[str] = frozenset()) -> list[Path]:
-    """Give the Python files under the folders, without migrations (Django writes them) and the
+    """Return the Python files under the folders, without migrations (Django writes them) and the
     named paths.
     """
     files = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
@@ -25,12 +25,12 @@ def python_files(*folders: str, without: frozenset[str] = frozenset()) -> list[P
 
 
 def name_of(file: Path) -> str:
-    """Give a file's path in the repository."""
+    """Return a file's path in the repository."""
     return file.relative_to(ROOT).as_posix()
 
 
 def findings(checker: Checker, files: list[Path]) -> list[str]:
-    """Give what a checker has to say, one line a finding, each with its file."""
+    """Return the findings of a checker, one line each, with the file."""
     return [
         f"{name_of(file)}:{found}"
         for file in files
@@ -39,26 +39,26 @@ def findings(checker: Checker, files: list[Path]) -> list[str]:
 
 
 def expect_none(found: list[str]) -> None:
-    """Fail with every finding on a line of its own."""
+    """Fail with every finding on a separate line."""
     assert not found, "\n" + "\n".join(found)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Give every function of a tree, nested ones too."""
+    """Yield every function of a tree, including nested ones."""
     yield from (
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
 
 
 def docstrings(tree: ast.AST) -> set[int]:
-    """Give the identities of the constants that are docstrings."""
+    """Return the identities of the constants that are docstrings."""
     places = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     bodies = (node.body for node in ast.walk(tree) if isinstance(node, places))
     return {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
 
 
 def root_name(node: ast.AST) -> str:
-    """Give the name a chain of calls and attributes starts from: `Task` for
+    """Return the name from which a chain of calls and attributes starts: `Task` for
     `Task.objects.filter(...).update`.
     """
     while not isinstance(node, ast.Name):

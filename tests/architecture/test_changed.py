@@ -1,5 +1,5 @@
-"""`--changed` runs what tests the changed files: the table knows every folder, and what it does not
-know runs most.
+"""`--changed` runs the tests of the changed files: the table contains every folder, and other files
+run the default selection.
 """
 
 import subprocess
@@ -28,12 +28,12 @@ def _servers(runs: list[Run], suite: str) -> list[tuple[str | None, str | None]]
     return [(run.database, run.broker) for run in runs if run.suite == suite]
 
 
-def test_nothing_changed_runs_nothing() -> None:
+def test_no_change_runs_nothing() -> None:
     assert affected([]) == []
 
 
-def test_checks_and_house_rules_run_after_every_change() -> None:
-    suites = [choice.run.suite for choice in affected(["tests/lanes.py"])]
+def test_checks_and_architecture_tests_run_after_every_change() -> None:
+    suites = [choice.run.suite for choice in affected(["tests/command_pool.py"])]
     assert suites == ["checks"] * 4 + ["architecture"]
 
 
@@ -61,7 +61,7 @@ def test_a_file_runs_the_suites_that_test_it(path: str, suites: set[str]) -> Non
     assert {run.suite for run in _beside_checks(path)} == suites
 
 
-def test_sql_is_tested_on_each_database_and_a_broker_s_code_on_each_broker() -> None:
+def test_sql_is_tested_on_each_database_and_broker_code_on_each_broker() -> None:
     assert [database for database, _ in _servers(_beside_checks(CLAIM), "database")] == [
         "postgresql",
         "mariadb",
@@ -74,7 +74,7 @@ def test_sql_is_tested_on_each_database_and_a_broker_s_code_on_each_broker() -> 
 @pytest.mark.parametrize(
     "path", ["pyproject.toml", "constraints/oldest.txt", "tests/factories.py", "no/such/file.py"]
 )
-def test_what_no_row_names_runs_the_default_selection(path: str) -> None:
+def test_a_file_outside_of_the_table_runs_the_default_selection(path: str) -> None:
     assert {choice.run for choice in affected([path])} == set(default_runs())
 
 
@@ -88,18 +88,18 @@ def test_a_test_module_runs_alone_on_each_pair_of_its_suite() -> None:
     assert 0 < next(run for run in runs if run.database == "postgresql").seconds < whole.seconds
 
 
-def test_a_deleted_test_module_runs_nothing_of_its_own() -> None:
+def test_a_deleted_test_module_runs_nothing() -> None:
     assert _beside_checks("tests/processes/test_that_is_gone.py") == []
 
 
-def test_a_part_is_not_run_again_beside_the_whole() -> None:
+def test_a_part_is_not_run_in_addition_to_the_whole() -> None:
     runs = _beside_checks(CLAIM, "tests/database/tasks/test_claims.py", SCHEDULER)
     assert [run.folders for run in runs if run.suite == "database"] == [
         ("tests/database", "tests/concurrency")
     ] * 3
 
 
-def test_parts_of_a_run_are_run_together_and_no_part_of_a_part() -> None:
+def test_parts_of_a_run_are_run_together_without_parts_of_parts() -> None:
     runs = _beside_checks(
         SCHEDULER, "tests/database/scheduler/test_leases.py", "tests/concurrency/test_keys.py"
     )
@@ -116,7 +116,7 @@ def test_a_part_without_a_test_for_its_database_does_not_fail(tmp_path: Path, pa
     assert result.failed == (not part)
 
 
-def test_each_choice_names_the_files_because_of_which_it_runs() -> None:
+def test_each_choice_names_its_files() -> None:
     (unit,) = (choice for choice in affected([RULES, CLAIM]) if choice.run.suite == "unit")
     assert unit.line == f"pytest tests/unit: because of {RULES}"
     assert Choice(unit.run, ("a", "b", "c", "d", "e")).line.endswith(
@@ -146,7 +146,7 @@ def test_every_package_and_every_test_folder_has_a_row() -> None:
     assert DEFAULT not in dict(TABLE)
 
 
-# What git says has changed ------------------------------------------------------------------------
+# Changed files in git -----------------------------------------------------------------------------
 
 
 def _git(folder: Path, *arguments: str) -> None:
@@ -164,14 +164,14 @@ def _commit(folder: Path, name: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Give a repository with two commits on its main branch."""
+    """Create a repository with two commits on its main branch."""
     _git(tmp_path, "init", "-b", "main")
     _commit(tmp_path, "first.py")
     _commit(tmp_path, "second.py")
     return tmp_path
 
 
-def test_on_a_branch_its_commits_and_what_is_not_committed_count(repository: Path) -> None:
+def test_on_a_branch_its_commits_and_uncommitted_changes_count(repository: Path) -> None:
     _git(repository, "checkout", "-b", "topic")
     _commit(repository, "third.py")
     (repository / "first.py").unlink()

@@ -1,4 +1,6 @@
-"""The import contracts hold, and would not if a module leaned the wrong way or had no floor."""
+"""The import contracts hold, and would fail for an import from a higher layer or a module without a
+layer.
+"""
 
 import shutil
 import subprocess
@@ -34,7 +36,7 @@ def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Give a copy of the package and its contracts, to be broken."""
+    """Return a copy of the package and its contracts, to be broken."""
     shutil.copytree(
         ROOT / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -47,8 +49,8 @@ def test_the_import_contracts_hold() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_a_module_without_a_floor_breaks_a_contract(copy: Path) -> None:
-    (copy / PACKAGE / "attic.py").write_text('"""Nobody planned this room."""\n')
+def test_a_module_without_a_layer_breaks_a_contract(copy: Path) -> None:
+    (copy / PACKAGE / "attic.py").write_text('"""No layer contains this module."""\n')
     answer = _lint(copy)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert "attic" in answer.stdout

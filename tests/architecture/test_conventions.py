@@ -1,5 +1,5 @@
-"""Imports stand at the top, no error is swallowed, nothing prints or sleeps, everything public says
-what it is.
+"""Imports are at the top, no error is swallowed, nothing prints or sleeps, everything public has a
+docstring.
 """
 
 import pytest
@@ -36,7 +36,7 @@ PUBLIC = (
 SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
 
 
-def test_imports_stand_at_the_top() -> None:
+def test_imports_are_at_the_top() -> None:
     expect_none(
         findings(conventions.inner_imports, python_files(PACKAGE, without=frozenset({APPS})))
     )
@@ -52,7 +52,7 @@ def test_nothing_prints_but_commands() -> None:
     quiet = [
         file
         for file in python_files(PACKAGE, "tests", without=SPEAKERS)
-        if not _speaks(name_of(file))
+        if not _prints(name_of(file))
     ]
     expect_none(findings(conventions.prints, quiet))
 
@@ -83,10 +83,10 @@ def test_no_test_is_skipped_without_a_reason() -> None:
 @pytest.mark.parametrize(
     ("checker", "breach"),
     [
-        (conventions.inner_imports, "def told():\n    import json"),
+        (conventions.inner_imports, "def inner():\n    import json"),
         (
             conventions.inner_imports,
-            "class Room:\n    def told(self):\n        from json import loads",
+            "class Outer:\n    def inner(self):\n        from json import loads",
         ),
         (
             conventions.imports_outside_ready,
@@ -118,7 +118,7 @@ def test_no_test_is_skipped_without_a_reason() -> None:
         (conventions.silent_skips, "pytest.skip()"),
     ],
 )
-def test_a_breach_is_found(checker: Checker, breach: str) -> None:
+def test_a_violation_is_found(checker: Checker, breach: str) -> None:
     assert checker(breach)
 
 
@@ -143,9 +143,9 @@ def test_a_breach_is_found(checker: Checker, breach: str) -> None:
         (conventions.silent_skips, "pytest.skip('the broker has no priorities')"),
     ],
 )
-def test_what_is_right_passes(checker: Checker, source: str) -> None:
+def test_correct_code_passes(checker: Checker, source: str) -> None:
     assert not checker(source)
 
 
-def _speaks(name: str) -> bool:
+def _prints(name: str) -> bool:
     return name.startswith(MANAGEMENT)

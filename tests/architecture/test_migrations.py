@@ -1,4 +1,4 @@
-"""The migrations are in step with the models."""
+"""The migrations match the models."""
 
 from django.apps import apps
 from django.db import models
@@ -19,11 +19,11 @@ def _missing(wanted: ProjectState) -> list[str]:
     ]
 
 
-def test_the_migrations_are_in_step_with_the_models() -> None:
+def test_the_migrations_match_the_models() -> None:
     expect_none(_missing(ProjectState.from_apps(apps)))
 
 
-def test_the_migrations_have_one_end() -> None:
+def test_the_migrations_have_one_leaf() -> None:
     assert MigrationLoader(None).detect_conflicts() == {}
 
 

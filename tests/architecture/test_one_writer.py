@@ -1,6 +1,4 @@
-"""Only engine/transitions and engine/db/sql write a Task's status, and SQL stands in its
-own files.
-"""
+"""Only engine/transitions and engine/db/sql write a Task's status, and SQL is in its own files."""
 
 import pytest
 
@@ -21,18 +19,18 @@ def test_only_the_transitions_write_status() -> None:
     expect_none(findings(status_writers, others))
 
 
-def test_no_row_is_saved_without_a_guard() -> None:
-    guard = f"{PACKAGE}/models/guarded.py"  # it inserts the row that the engine asked for
+def test_no_object_is_saved_without_a_guard() -> None:
+    guard = f"{PACKAGE}/models/guarded.py"  # it inserts the row that the engine requested
     expect_none(findings(savers, python_files(PACKAGE, without=frozenset({guard}))))
 
 
-def test_no_sql_stands_in_a_python_string() -> None:
+def test_no_sql_is_in_a_python_string() -> None:
     migrations = sorted((ROOT / PACKAGE / "migrations").glob("*.py"))
     expect_none(findings(sql_in_python, [*python_files(PACKAGE), *migrations]))
     expect_none(findings(executed_literals, python_files(PACKAGE)))
 
 
-def test_sql_files_are_named_by_verb_and_vendor() -> None:
+def test_sql_files_are_named_by_operation_and_vendor() -> None:
     expect_none(
         [
             found
@@ -57,12 +55,12 @@ def test_a_second_writer_of_status_is_found(breach: str) -> None:
     assert status_writers(breach)
 
 
-def test_another_models_status_is_its_own_affair() -> None:
+def test_the_status_of_another_model_is_not_found() -> None:
     assert not status_writers("RecurringTask.objects.filter(pk=1).update(status='PAUSED')")
     assert not status_writers("Task.objects.filter(status='PENDING').count()")
 
 
-def test_a_saved_row_is_found_and_an_inherited_save_is_not() -> None:
+def test_a_saved_object_is_found_and_an_inherited_save_is_not() -> None:
     assert savers("task.save(update_fields=['status'])")
     assert savers("await row.asave()")
     assert not savers("super().save(*args)")
@@ -86,7 +84,7 @@ def test_an_executed_literal_is_found() -> None:
     assert executed_literals("cursor.execute(f'{verb} tasks')")
 
 
-def test_prose_and_statements_of_the_session_are_not_sql() -> None:
+def test_prose_and_session_statements_are_not_sql() -> None:
     assert not sql_in_python('"""The UPDATE t SET form of SELECT a FROM b."""')
     assert not executed_literals("cursor.execute('SET statement_timeout = 1000')")
     assert not executed_literals("cursor.execute(statement('claim', vendor), values)")

@@ -1,6 +1,4 @@
-"""The progress lines of a test run: what is over, what begins, and about how long the
-rest takes.
-"""
+"""The progress lines of a test run: finished runs, starting runs, and the estimated remaining time."""
 
 import pytest
 
@@ -12,7 +10,7 @@ BROWSER = Run("pytest tests/browser on sqlite", "browser", (), ("tests/browser",
 
 
 @pytest.mark.parametrize(
-    ("under_way", "waiting", "lanes", "left"),
+    ("under_way", "waiting", "parallel", "left"),
     [
         ([], [], 2, 0),
         ([100], [], 2, 100),
@@ -22,20 +20,20 @@ BROWSER = Run("pytest tests/browser on sqlite", "browser", (), ("tests/browser",
         ([], [300, 200, 100], 2, 300),
     ],
 )
-def test_the_time_that_is_left_is_that_of_the_longest_lane(
-    under_way: list[float], waiting: list[float], lanes: int, left: float
+def test_the_remaining_time_is_that_of_the_longest_sequence(
+    under_way: list[float], waiting: list[float], parallel: int, left: float
 ) -> None:
-    assert seconds_left(under_way, waiting, lanes) == left
+    assert seconds_left(under_way, waiting, parallel) == left
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(5, "5 s"), (59, "59 s"), (60, "1 min"), (170, "3 min")]
 )
-def test_durations_are_given_in_minutes(seconds: float, said: str) -> None:
+def test_durations_are_printed_in_minutes(seconds: float, said: str) -> None:
     assert about(seconds) == said
 
 
-def test_a_run_is_announced_with_its_duration_and_what_is_over() -> None:
+def test_a_run_is_announced_with_its_duration_and_the_number_of_finished_runs() -> None:
     progress = Progress([BROWSER, CHECK], 1)
     total = about(BROWSER.seconds + CHECK.seconds)
     line = progress.begins(BROWSER)

@@ -12,8 +12,7 @@ NOT_YET = {
         " django_durable_tasks.engine.workflows.runs"
     )
 }
-"""Counting the endings of a workflow without a scheduler needs `testing.drain()`, which
-is to come.
+"""Counting the endings of a workflow without a scheduler needs `testing.drain()`, which is planned.
 """
 
 

@@ -1,6 +1,4 @@
-"""`python -m tests` keeps what was asked for, and does not call a thing passed that failed or did
-not run.
-"""
+"""`python -m tests` obeys its options, and does not report as passed what failed or did not run."""
 
 import os
 import signal
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import _repeat_failures, _results, accept_interrupts
-from tests.lanes import Lanes
+from tests.command_pool import CommandPool
 from tests.report import Result, closing, node_id, servers_that_did_not_run
 from tests.runs import Run, in_turn, planned
 from tests.servers import Server
@@ -55,7 +53,7 @@ REPORT = """<testsuites><testsuite>
         ("processes,checks", [CHECK, FILES]),
     ],
 )
-def test_only_keeps_the_runs_on_what_is_named(names: str, kept: list[Run]) -> None:
+def test_only_keeps_the_runs_of_the_given_names(names: str, kept: list[Run]) -> None:
     assert [
         run for run in (CHECK, DATABASE, PAIR, FILES) if run.chosen(frozenset(names.split(",")))
     ] == kept
@@ -66,7 +64,7 @@ def test_files_need_no_server() -> None:
     assert FILES.servers == []
 
 
-def test_failures_errors_and_skips_are_told_with_their_reasons(tmp_path: Path) -> None:
+def test_failures_errors_and_skips_are_reported_with_their_reasons(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
     result = Result(PAIR, failed=True)
     result.read(tmp_path / "report.xml")
@@ -76,7 +74,7 @@ def test_failures_errors_and_skips_are_told_with_their_reasons(tmp_path: Path) -
     assert any(line.startswith("postgresql") and "FAILED 2 of 3" in line for line in lines)
 
 
-def test_skips_of_one_reason_are_one_line_with_their_number() -> None:
+def test_skips_with_the_same_reason_are_one_line_with_their_number() -> None:
     result = Result(
         PAIR,
         skips=[
@@ -97,7 +95,7 @@ def test_a_run_that_died_without_a_report_counts_as_one_failure(tmp_path: Path) 
     assert list(closing([result], {}))[-1] == "0 passed, 1 failed, 0 skipped"
 
 
-def test_a_missing_server_is_named_with_the_runs_it_cost() -> None:
+def test_a_missing_server_is_named_with_the_runs_that_need_it() -> None:
     missing = Result(PAIR, missing=["redis"])
     lines = list(
         closing([missing], {"redis": Server("redis", None, "redis-server is not installed")})
@@ -135,7 +133,7 @@ GOES = "tests.architecture.test_runner.test_another"
         (Result(PAIR, passes=1, skips=[(GOES, "no Chromium here")]), [STAYS, GOES], [], True),
     ],
 )
-def test_what_passes_once_more_is_unstable_and_what_does_not_stays_failed(
+def test_a_test_that_passes_on_repetition_is_unstable_and_others_stay_failed(
     second: Result, failures: list[str], unstable: list[str], failed: bool
 ) -> None:
     first = Result(PAIR, failed=True, passes=5, failures=[STAYS, GOES])
@@ -149,7 +147,7 @@ def test_what_passes_once_more_is_unstable_and_what_does_not_stays_failed(
     assert lines[-1].startswith(f"{5 + len(unstable)} passed, {len(failures)} failed")
 
 
-def test_a_case_of_the_report_is_found_again_as_a_node_of_pytest() -> None:
+def test_a_case_of_the_report_is_converted_to_a_pytest_node_id() -> None:
     assert node_id(STAYS) == "tests/architecture/test_runner.py::test_a_check[x.y]"
     assert (
         node_id("tests.architecture.test_runner.TestClass.test_it")
@@ -168,7 +166,7 @@ def test_failed_tests_run_once_more_if_they_are_few(tmp_path: Path) -> None:
         assert results[0].failed
         results[0].failures = [
             f"{test.with_suffix('')}.test_fails_the_first_time"
-        ]  # it lies outside the project
+        ]  # it is outside of the project
         _repeat_failures(results, {}, tmp_path, most)
         assert len(results[0].unstable) == unstable
         assert results[0].failed == (not unstable)
@@ -186,16 +184,14 @@ def test_a_server_counts_as_used_only_when_a_test_ran_on_it() -> None:
     assert servers_that_did_not_run([idle, busy], ["postgresql", "redis"]) == ["redis"]
 
 
-def test_waiting_gives_the_answer_or_says_what_did_not_come() -> None:
+def test_until_returns_the_answer_or_raises_with_the_condition() -> None:
     answers = iter(["", "", "here"])
     assert until(lambda: next(answers), within=5) == "here"
     with pytest.raises(AssertionError, match="the leader to step down"):
         until(lambda: False, within=0.01, message="the leader to step down")
 
 
-def test_long_runs_begin_first_by_turns_with_those_that_wait_and_those_that_need_quiet_stand_apart() -> (
-    None
-):
+def test_long_runs_begin_first_alternating_with_waiting_ones_and_quiet_ones_are_separate() -> None:
     computing = sorted(
         (run for run in planned() if run.broker is None and not run.last),
         key=_seconds,
@@ -229,7 +225,7 @@ threading.Event().wait()
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits to be reaped does not."""
+    """Return whether a process runs. One that ended and is not reaped does not count."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -239,8 +235,8 @@ def _lives(pid: int) -> bool:
         return sys.platform != "linux"
 
 
-def test_runs_are_under_way_together_and_what_each_says_is_kept_apart(tmp_path: Path) -> None:
-    """Each waits for the other: one after the other neither would end."""
+def test_runs_are_executed_concurrently_and_their_output_is_kept_separate(tmp_path: Path) -> None:
+    """Each waits for the other: sequentially neither would end."""
     meets = """
 import pathlib, sys
 sys.path.insert(0, ".")
@@ -249,29 +245,29 @@ print("this is {me}")
 pathlib.Path("{folder}/{me}").touch()
 until(pathlib.Path("{folder}/{other}").exists, within=60)
 """
-    lanes, pairs = Lanes(), [("one", "two"), ("two", "one")]
+    pool, pairs = CommandPool(), [("one", "two"), ("two", "one")]
 
     def work(pair: tuple[str, str]) -> int | None:
         me, other = pair
         script = _script(meets.format(me=me, other=other, folder=tmp_path))
-        return lanes.code(script, os.environ, 60, tmp_path / f"{me}.log")
+        return pool.code(script, os.environ, 60, tmp_path / f"{me}.log")
 
-    assert list(lanes.each(2, work, pairs)) == [0, 0]
+    assert list(pool.each(2, work, pairs)) == [0, 0]
     assert [(tmp_path / f"{me}.log").read_text().split() for me, _ in pairs] == [
         ["this", "is", me] for me, _ in pairs
     ]
 
 
-def test_a_run_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_a_run_that_takes_too_long_is_ended_with_its_child_processes(tmp_path: Path) -> None:
     note = tmp_path / "child"
-    lanes = Lanes()
-    assert lanes.code(_script(HOLDS.format(note=note)), os.environ, 3, tmp_path / "log") is None
-    if note.exists():  # else it had no time to start one
+    pool = CommandPool()
+    assert pool.code(_script(HOLDS.format(note=note)), os.environ, 3, tmp_path / "log") is None
+    if note.exists():  # otherwise it had no time to start one
         until(partial(_is_gone, note), within=10)
 
 
-@pytest.mark.parametrize("where", ["in a lane", "beside the lanes"])
-def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(
+@pytest.mark.parametrize("where", ["in a thread", "in the main thread"])
+def test_an_error_of_the_runner_ends_all_runs_and_begins_no_more(
     tmp_path: Path, where: str
 ) -> None:
     notes = [tmp_path / f"note-{place}" for place in range(4)]
@@ -279,30 +275,30 @@ def test_what_breaks_the_runner_off_ends_all_that_runs_and_begins_nothing_more(
     def work(place: int) -> int | None:
         if place == 2:
             until(lambda: all(note.exists() for note in notes[:2]), within=60)
-            if where == "in a lane":
+            if where == "in a thread":
                 raise KeyboardInterrupt
             return None
-        return lanes.code(
+        return pool.code(
             _script(HOLDS.format(note=notes[place])), os.environ, 600, tmp_path / f"{place}.log"
         )
 
-    with pytest.raises(KeyboardInterrupt), Lanes() as lanes:
-        _interrupted(lanes.each(3, work, [0, 1, 2, 3]))
+    with pytest.raises(KeyboardInterrupt), CommandPool() as pool:
+        _interrupted(pool.each(3, work, [0, 1, 2, 3]))
     for note in filter(Path.exists, notes):
         until(partial(_is_gone, note), within=10)
     with pytest.raises(InterruptedError):
-        lanes.code(_script(""), os.environ, 600, None)
+        pool.code(_script(""), os.environ, 600, None)
 
 
-def test_runs_accept_interrupts_though_a_shell_in_the_background_ignores_them() -> None:
+def test_runs_accept_interrupts_although_a_background_shell_ignores_them() -> None:
     script = _script(
         "import signal; raise SystemExit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert Lanes().code(script, os.environ, 60, None) == 1
+        assert CommandPool().code(script, os.environ, 60, None) == 1
         accept_interrupts()
-        assert Lanes().code(script, os.environ, 60, None) == 0
+        assert CommandPool().code(script, os.environ, 60, None) == 0
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -1,18 +1,18 @@
-"""The default selection: which part of the matrix it is, and how the report names the rest."""
+"""The default selection: its part of the matrix, and how the report names the rest."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.__main__ import DEFAULT_LANES, LANES, _lanes, _options, _selected
+from tests.__main__ import DEFAULT_PARALLEL, PARALLEL, _options, _parallel, _selected
 from tests.architecture.sources import ROOT
+from tests.backends import BROKERS, DATABASES
 from tests.durations import SECONDS
 from tests.portable import MODULES, is_portable
 from tests.report import Result, closing
 from tests.runs import PAIRS, PGBOUNCER, SERVERS, SMOKE, Run, planned
 from tests.selection import COMPLETE_BROKER, COMPLETE_PAIR, default_runs, left_out_by
-from tests.vendors import BROKERS, DATABASES
 
 
 def _pairs(runs: list[Run], suite: str) -> set[tuple[str | None, str | None]]:
@@ -23,7 +23,7 @@ def _pairs(runs: list[Run], suite: str) -> set[tuple[str | None, str | None]]:
     }
 
 
-def test_every_suite_of_the_matrix_runs_by_default_but_for_those_that_are_named() -> None:
+def test_every_suite_runs_by_default_except_the_named_ones() -> None:
     chosen = {run.suite for run in default_runs()}
     assert {run.suite for run in planned()} - chosen == {
         "chaos",
@@ -67,7 +67,7 @@ def test_one_broker_and_one_pair_run_completely_and_the_others_with_the_mark_smo
     )
 
 
-def test_what_the_default_selection_leaves_out_is_the_rest_of_the_matrix() -> None:
+def test_the_default_selection_and_the_left_out_runs_make_up_the_matrix() -> None:
     kept, rest = default_runs(), left_out_by(default_runs())
     assert set(planned()) == set(rest) | {run for run in kept if run.suite != SMOKE}
     assert not set(kept) & set(rest)
@@ -83,30 +83,30 @@ def test_what_the_default_selection_leaves_out_is_the_rest_of_the_matrix() -> No
         (["--all", "--only", "checks"], [run for run in planned() if run.suite == "checks"]),
     ],
 )
-def test_options_choose_the_runs(arguments: list[str], expected: list[Run]) -> None:
+def test_options_select_the_runs(arguments: list[str], expected: list[Run]) -> None:
     assert _selected(_options(arguments)) == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lanes"),
+    ("arguments", "parallel"),
     [
-        ([], DEFAULT_LANES),
-        (["--all"], LANES),
-        (["--lanes", "1"], 1),
-        (["--all", "--lanes", "3"], 3),
+        ([], DEFAULT_PARALLEL),
+        (["--all"], PARALLEL),
+        (["--parallel", "1"], 1),
+        (["--all", "--parallel", "3"], 3),
         (["--kill-trials"], 1),
     ],
 )
-def test_the_default_selection_gets_a_lane_more_unless_the_number_is_given(
-    arguments: list[str], lanes: int
+def test_the_default_selection_gets_one_more_parallel_run_unless_the_number_is_given(
+    arguments: list[str], parallel: int
 ) -> None:
-    assert _lanes(_options(arguments)) == lanes
+    assert _parallel(_options(arguments)) == parallel
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--lanes", "0"]]
+    "arguments", [["--all", "--changed"], ["--changed", "--kill-trials"], ["--parallel", "0"]]
 )
-def test_options_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
+def test_contradicting_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         _options(arguments)
 
@@ -125,7 +125,7 @@ def test_the_report_names_what_the_selection_left_out_with_its_command() -> None
     assert lines.count('    make test ARGS="--only newest"') == 1
 
 
-def test_the_table_tells_a_smoke_set_from_a_complete_suite() -> None:
+def test_the_table_distinguishes_a_smoke_set_from_a_complete_suite() -> None:
     few = Result(
         next(run for run in default_runs() if run.database == "mariadb" and run.suite == SMOKE),
         passes=3,
@@ -148,7 +148,7 @@ def test_every_run_has_an_expected_duration() -> None:
     assert all(run.seconds > 0 for run in [*planned(), *default_runs()])
 
 
-# Which tests run on one database alone ------------------------------------------------------------
+# Tests that run on one database only --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,28 +162,28 @@ def test_every_run_has_an_expected_duration() -> None:
         ("tests/concurrency/test_new.py", {"django_db"}, set[str](), False),
     ],
 )
-def test_a_new_test_runs_on_each_database_unless_its_module_is_named_as_portable(
+def test_a_new_test_runs_on_each_database_unless_its_module_is_listed_as_portable(
     path: str, marks: set[str], fixtures: set[str], portable: bool
 ) -> None:
     assert is_portable(path, marks, fixtures) == portable
 
 
 @pytest.mark.parametrize("pattern", MODULES)
-def test_portable_modules_exist_and_do_not_ask_which_database_they_run_on(pattern: str) -> None:
+def test_portable_modules_exist_and_do_not_use_the_vendor(pattern: str) -> None:
     modules = [file for file in ROOT.glob(pattern) if file.name.startswith("test_")]
     assert modules
-    assert [file.name for file in modules if _asks_for_the_vendor(file.read_text())] == []
+    assert [file.name for file in modules if _uses_the_vendor(file.read_text())] == []
 
 
-def _asks_for_the_vendor(source: str) -> bool:
+def _uses_the_vendor(source: str) -> bool:
     return "connection.vendor" in source or "connection.features" in source
 
 
-def test_a_question_for_the_vendor_is_found() -> None:
-    assert _asks_for_the_vendor('if connection.vendor == "sqlite":')
+def test_a_use_of_the_vendor_is_found() -> None:
+    assert _uses_the_vendor('if connection.vendor == "sqlite":')
 
 
-def test_no_test_carries_the_mark_portable_by_itself() -> None:
+def test_no_test_has_the_mark_portable_itself() -> None:
     mark = "mark." + "portable"
     assert [
         str(file) for file in Path(ROOT / "tests").rglob("*.py") if mark in file.read_text()

@@ -1,4 +1,4 @@
-"""Files, functions and names keep their limits."""
+"""Files, functions and names obey their limits."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_no_function_is_longer_than_forty_lines() -> None:
     expect_none(findings(long_functions, python_files(*EVERYWHERE)))
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_meaningless_name() -> None:
     expect_none(
         [found for file in python_files(*EVERYWHERE) for found in forbidden_names(name_of(file))]
     )

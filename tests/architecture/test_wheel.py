@@ -1,4 +1,4 @@
-"""The wheel holds the whole package, and nothing beside it."""
+"""The wheel contains the whole package and nothing else."""
 
 import shutil
 import subprocess
@@ -23,8 +23,8 @@ def _foreign(contents: set[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel without the network, from a copy, so that nothing is left in the
-    work tree.
+    """Build the wheel without the network, from a copy, so that nothing is left in the working
+    tree.
     """
     source = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / PACKAGE, source / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(source.glob("*.whl"))
 
 
-def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
     files = [
         file
         for file in (ROOT / PACKAGE).rglob("*")
@@ -62,10 +62,10 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     expect_none(_absent(contents, [f"{PACKAGE}/py.typed"]))
 
 
-def test_the_wheel_holds_nothing_beside_the_package(wheel: Path) -> None:
+def test_the_wheel_contains_nothing_else(wheel: Path) -> None:
     expect_none(_foreign(set(zipfile.ZipFile(wheel).namelist())))
 
 
-def test_an_absent_and_a_foreign_file_are_found() -> None:
+def test_a_missing_and_a_foreign_file_are_found() -> None:
     assert _absent({f"{PACKAGE}/apps.py"}, [f"{PACKAGE}/engine/db/sql/claim.postgresql.sql"])
     assert _foreign({"tests/settings.py"})

@@ -1,6 +1,4 @@
-"""The project names no place of the machine it was written on, and its README says the two
-commands.
-"""
+"""No file contains a path of a developer's machine, and the README shows the two commands."""
 
 import re
 import subprocess
@@ -33,7 +31,9 @@ COMMANDS = ("make demo", "make test")
 
 
 def _ours() -> list[Path]:
-    """Give the files git knows, also those not yet committed; an unpacked archive is read whole."""
+    """Return the files in git, including uncommitted ones. Of an unpacked archive all Python files
+    are read.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     answer = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
@@ -46,8 +46,8 @@ def _ours() -> list[Path]:
 
 
 def _words(text: str, here: Path) -> list[str]:
-    """Find paths into somebody's home or into `here`, and names of tools; a short `here` would be
-    found anywhere.
+    """Find paths into a home directory or into `here`, and names of tools. A short `here` would
+    match anywhere.
     """
     places = [re.escape(str(place)) for place in (here, here.parent) if len(place.parts) > 1]
     pattern = re.compile(
@@ -56,12 +56,12 @@ def _words(text: str, here: Path) -> list[str]:
     return [match.group() for finder in (pattern, TOOLS) for match in finder.finditer(text)]
 
 
-def _unsaid(readme: str) -> list[str]:
+def _missing_commands(readme: str) -> list[str]:
     first_screen = "\n".join(readme.splitlines()[:40])
     return [command for command in COMMANDS if command not in first_screen]
 
 
-def test_no_file_names_a_place_of_this_machine() -> None:
+def test_no_file_contains_a_path_of_this_machine() -> None:
     expect_none(
         [
             f"{file.relative_to(ROOT)}: {word}"
@@ -71,14 +71,14 @@ def test_no_file_names_a_place_of_this_machine() -> None:
     )
 
 
-def test_the_readme_says_the_two_commands_in_its_first_screen() -> None:
-    expect_none(_unsaid((ROOT / "README.md").read_text(encoding="utf-8")))
+def test_the_readme_shows_the_two_commands_in_its_first_screen() -> None:
+    expect_none(_missing_commands((ROOT / "README.md").read_text(encoding="utf-8")))
 
 
-def test_a_place_a_tool_and_a_silent_readme_are_found() -> None:
+def test_a_path_a_tool_and_a_readme_without_commands_are_found() -> None:
     here = Path("/srv/builds/main")
     assert _words("see " + "/root" + "/notes", here)
     assert _words("see " + "/srv/builds" + "/other", here)
     assert _words("written by a sub" + "agent", here)
     assert not _words("https://example.org/home/work/ and docs/root/", here)
-    assert _unsaid("# A project\n\n    make test\n") == ["make demo"]
+    assert _missing_commands("# A project\n\n    make test\n") == ["make demo"]

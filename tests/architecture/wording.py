@@ -93,7 +93,7 @@ def banned_in_page(source: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Give every page that a user reads, and the templates of the admin."""
+    """Return every page that users read, and the templates of the admin."""
     docs = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
     named = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
     others = [ROOT / "example_project/README.md", ROOT / "benchmarks/README.md"]
@@ -102,7 +102,7 @@ def pages() -> list[Path]:
 
 
 def modules() -> list[Path]:
-    """Give the modules whose string literals users read."""
+    """Return the modules whose string literals users read."""
     return python_files(PACKAGE)
 
 
@@ -149,7 +149,7 @@ def _sentence(text: str, position: int) -> str:
 
 
 def findings_in(files: list[Path]) -> list[str]:
-    """Give every finding in these files, each with its file and line."""
+    """Return every finding in these files, each with its file and line."""
     return [
         f"{name_of(file)}:{found}"
         for file in files

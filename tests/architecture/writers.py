@@ -1,4 +1,4 @@
-"""Checkers of who writes a Task's status, and of where SQL stands."""
+"""Checkers of writes to a Task's status, and of the location of SQL."""
 
 import ast
 import re
@@ -28,8 +28,8 @@ CREATORS = {"create", "acreate", "bulk_create", "abulk_create", "get_or_create",
 
 
 def status_writers(source: str) -> list[str]:
-    """Find writes of a Task's status; a chain that starts from another model's name is that model's
-    own affair.
+    """Find writes of a Task's status. A chain that starts from another model's name is not a
+    finding.
     """
     writing = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, writing)]
@@ -37,7 +37,7 @@ def status_writers(source: str) -> list[str]:
 
 
 def savers(source: str) -> list[str]:
-    """Find `.save()`, which writes every column without a guard; only `super().save()` passes."""
+    """Find `.save()`, which writes every column without a guard. Only `super().save()` is allowed."""
     return [
         f"{node.lineno}: .{node.func.attr}() writes without a guard"
         for node in ast.walk(ast.parse(source))
@@ -61,7 +61,7 @@ def sql_in_python(source: str) -> list[str]:
 
 
 def executed_literals(source: str) -> list[str]:
-    """Find cursors that execute a literal other than a statement of the session."""
+    """Find cursors that execute a literal other than a session statement."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return [f"{call.lineno}: a literal is executed" for call in calls if _executes_literal(call)]
 
@@ -98,7 +98,7 @@ def _write_of_status(node: ast.stmt | ast.expr) -> Iterator[str]:
         if verb in {"bulk_update", "abulk_update"} and "'status'" in ast.unparse(node):
             yield "status is updated in bulk"
         if verb in CREATORS and root_name(node.func) == "Task":
-            yield f"a Task is born by {verb}"
+            yield f"a Task is created by {verb}"
 
 
 def _of_another(node: ast.Attribute) -> bool:

@@ -1,5 +1,5 @@
-"""Canvases that Celery runs with plain tasks and we with their durable twins: a name, and how each
-is made.
+"""Canvases that Celery runs with plain tasks and the package with their durable equivalents: name
+and construction.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from celery import chain, chord, group
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes the signatures of one canvas, of the plain tasks or of the durable ones."""
+    """Creates the signatures of one canvas, of plain or of durable tasks."""
 
     step: Any
     mapped: Any
     book: str
 
     def __call__(self, label: str, *args: Any, **kwargs: Any) -> Any:
-        """Return a signature that takes what is handed to it."""
+        """Return a signature that takes the result of its predecessor."""
         return self.step.s(*args, label=label, book=self.book, **kwargs)
 
     def alone(self, label: str, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ PASSING: dict[str, Callable[[Maker], Any]] = {
         json.dumps(chain(t("a"), group(t("b"), t("c")), t("d").on_error(t("e"))))
     ),
 }
-"""What succeeds."""
+"""Canvases that succeed."""
 
 FAILING: dict[str, Callable[[Maker], Any]] = {
     "a chain stops": lambda t: chain(t("a"), t.failing("b"), t("c"), t("d")),
@@ -296,7 +296,7 @@ FAILING: dict[str, Callable[[Maker], Any]] = {
         [t.failing("a")], group(t("b").on_error(t("f")), t("c")), link_error=[t("e")]
     ),
 }
-"""What fails somewhere."""
+"""Canvases with a failure."""
 
 FORGOTTEN: dict[str, Callable[[Maker], Any]] = {
     "the body of a header that fails in a header": lambda t: chord(
@@ -309,4 +309,4 @@ FORGOTTEN: dict[str, Callable[[Maker], Any]] = {
         [t.failing("a")], chain(t("b").on_error(t("e")), t("c"))
     ),
 }
-"""What fails, and Celery 5.7 never calls the errback ``e`` of the body."""
+"""Canvases with a failure whose errback ``e`` of the body is never called by Celery 5.7."""

@@ -1,34 +1,34 @@
-"""Fixtures: a shared database, and fleets that are always reaped; and what of this folder runs with
-Redis only.
+"""Fixtures: a shared database, and clusters that are always ended. Some files of this folder run
+with Redis only.
 """
 
 import os
 
 import pytest
 
-from tests.processes.fixtures import db, fleet, rows, shared_database
+from tests.processes.fixtures import cluster, db, rows, shared_database
 
-__all__ = ["db", "fleet", "rows", "shared_database"]
+__all__ = ["cluster", "db", "rows", "shared_database"]
 
 WITH_REDIS = (
-    "test_canvas",
-    "test_celery_habits",
+    "test_canvases",
+    "test_celery_usage",
     "test_due_index",
     "test_redis_away",
-    "test_redis_filling",
+    "test_redis_loader",
     "test_redis_garbage",
     "test_redis_verify",
-    "test_wakeup_payloads",
-    "test_wakeups",
-    "test_woken_schedulers",
+    "test_notification_payloads",
+    "test_notifications",
+    "test_notified_schedulers",
 )
-"""Files that need Redis: chords of Celery as their result backend, the due index and wake-ups for
+"""Files that need Redis: Celery's chords as their result backend, the due index and notifications
 themselves.
 """
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs with Redis when the broker is another one."""
+    """Deselect tests that need Redis if the broker is another one."""
     elsewhere = [
         item for item in items if item.path.stem in WITH_REDIS and item.path.parent.name == "broker"
     ]

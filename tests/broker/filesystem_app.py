@@ -17,7 +17,7 @@ app.conf.update(
 
 @app.task(name="note")
 def note(number: int) -> None:
-    """Write the number on a line of its own."""
+    """Append the number as a line."""
     file = os.open(os.environ["FILESYSTEM_NOTEBOOK"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.write(file, f"{number}\n".encode())
     os.close(file)
@@ -25,6 +25,6 @@ def note(number: int) -> None:
 
 @app.task(name="hold")
 def hold(number: int, released: str) -> None:
-    """Keep a child busy until the file `released` exists, then note the number."""
+    """Occupy a child process until the file `released` exists, then append the number."""
     until(Path(released).exists, within=60)
     note(number)

@@ -1,4 +1,4 @@
-"""What the tests of the filesystem transport do with a folder."""
+"""Functions of the tests of the filesystem transport."""
 
 # mypy: disable-error-code="no-untyped-call"
 

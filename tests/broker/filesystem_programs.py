@@ -1,4 +1,4 @@
-"""What the processes of the filesystem transport's tests run: `python -m … VERB URL …`."""
+"""Programs for the processes of the filesystem transport's tests: `python -m … COMMAND URL …`."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -23,7 +23,7 @@ def produce(url: str, queue: str, first: str, count: str) -> None:
 
 
 def consume(url: str, queue: str, notebook: str) -> None:
-    """Write each number on a line of its own until told to stop by SIGTERM."""
+    """Write each number as a line until SIGTERM."""
     told_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.append(number))
     file = os.open(notebook, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -55,5 +55,9 @@ def _plain(name: str) -> Queue:
 
 if __name__ == "__main__":
     register()
-    verbs: dict[str, Callable[..., None]] = {"produce": produce, "consume": consume, "bind": bind}
-    verbs[sys.argv[1]](*sys.argv[2:])
+    operations: dict[str, Callable[..., None]] = {
+        "produce": produce,
+        "consume": consume,
+        "bind": bind,
+    }
+    operations[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Schedulers that wait for notifications, as a test sees them."""
+"""Schedulers that wait for notifications, for tests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier import listener, notify_on_commit
 from django_durable_tasks.notifier.listener import Listeners
-from tests.processes.fleet import SHORT
+from tests.processes.cluster import SHORT
 from tests.waiting import until
 
 BY_POSTGRESQL, BY_BOTH = "listening (PostgreSQL)", "listening (Redis, PostgreSQL)"
@@ -23,9 +23,9 @@ BY_POSTGRESQL, BY_BOTH = "listening (PostgreSQL)", "listening (Redis, PostgreSQL
 CALM = {**SHORT, "FAST_PATH": False}
 
 
-class Sleeper:
-    """What a scheduler does with wake-ups: it records them, and how many waiting rows it could see
-    then.
+class Recorder:
+    """Records the wake-ups of a scheduler, with the number of waiting tasks that were visible at
+    each.
     """
 
     def __init__(self) -> None:
@@ -40,42 +40,42 @@ class Sleeper:
             self.saw.append(Task.objects.pending().count())
         self.woken.append(at)
 
-    def heard(self, at: datetime) -> bool:
+    def received(self, at: datetime) -> bool:
         """Return whether a wake-up was for this instant, to the millisecond."""
         return any(abs(woken - at) <= timedelta(milliseconds=1) for woken in self.woken)
 
 
 @pytest.fixture
-def sleeping(
+def recorder(
     rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Sleeper]]:
-    """Give what makes a sleeper that listens under these settings."""
+) -> Iterator[Callable[..., Recorder]]:
+    """Return a function that starts a recorder which listens with these settings."""
     monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
     monkeypatch.setattr(redis_client, "PAUSE", 0.3)
     monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
-    started: list[Sleeper] = []
+    started: list[Recorder] = []
 
-    def start(state: str = BY_POSTGRESQL, **keys: Any) -> Sleeper:
+    def start(state: str = BY_POSTGRESQL, **keys: Any) -> Recorder:
         settings.DURABLE_TASKS = {**CALM, **keys}
-        sleeper = Sleeper()
+        sleeper = Recorder()
         started.append(sleeper)
         sleeper.wakeups.start()
         until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
         return sleeper
 
     redis_client.close_idle()
-    telling_fresh(monkeypatch)
+    notifying_unlimited(monkeypatch)
     yield start
     for sleeper in started:
         sleeper.wakeups.stop(10)
     redis_client.close_idle()
 
 
-def telling_fresh(patch: pytest.MonkeyPatch) -> None:
-    """Let this process tell without waiting for what an earlier test told."""
+def notifying_unlimited(patch: pytest.MonkeyPatch) -> None:
+    """Make this process send notifications without the rate limit of earlier tests."""
     patch.setattr(ports, "due", notify_on_commit.OnCommitNotifier())
 
 
 def soon(seconds: float = 0.3) -> datetime:
-    """Give an instant that is soon."""
+    """Return an instant in the near future."""
     return timezone.now() + timedelta(seconds=seconds)

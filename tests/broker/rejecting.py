@@ -1,4 +1,4 @@
-"""Queues that a broker rejects although it answers, in each way that each broker knows."""
+"""Queues that a broker rejects although it is available, in each way of each broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery import Celery
 from django.conf import settings
 from kombu import Exchange, Queue
 
-from tests.vendors import broker_settings
+from tests.backends import broker_settings
 
 Way = Callable[[str], tuple[Queue, Callable[[Celery], None]]]
 
@@ -28,7 +28,7 @@ def another_kind(name: str) -> tuple[Queue, Callable[[Celery], None]]:
 
 
 def full(name: str) -> tuple[Queue, Callable[[Celery], None]]:
-    """It holds one message and refuses more: basic.nack."""
+    """Its maximum length is one message: basic.nack."""
 
     def filled(app: Celery) -> None:
         with app.connection_for_write() as connection:
@@ -55,7 +55,7 @@ def unknown_exchange_type(name: str) -> tuple[Queue, Callable[[Celery], None]]:
 
 
 def another_type(name: str) -> tuple[Queue, Callable[[Celery], None]]:
-    """Its key in Redis is no list."""
+    """Its key in Redis is not a list."""
 
     def spoil(app: Celery) -> None:
         with redis.Redis.from_url(broker_settings("redis", Path())[0]) as client:
@@ -70,7 +70,7 @@ def _keys(name: str) -> list[str]:
 
 
 def repair(name: str, broker: str, app: Celery) -> None:
-    """Remove what stands in the way of this queue, of another kind or another type."""
+    """Remove the obstacle of this queue."""
     if broker == "redis":
         with redis.Redis.from_url(broker_settings("redis", Path())[0]) as client:
             client.delete(*_keys(name))
@@ -80,7 +80,7 @@ def repair(name: str, broker: str, app: Celery) -> None:
 
 
 def a_file(name: str) -> tuple[Queue, Callable[[Celery], None]]:
-    """A file stands where its folder should be."""
+    """A file exists in place of its folder."""
 
     def spoil(app: Celery) -> None:
         folder = Path(broker_settings("filesystem", settings.FOLDER)[1]["data_folder"]) / "queues"

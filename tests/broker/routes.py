@@ -1,4 +1,4 @@
-"""Applications of Celery with queues and routes of their own, for one test, and what waits in their
+"""Celery applications with their own queues and routes, for one test, and the messages in their
 queues.
 """
 
@@ -44,16 +44,14 @@ def application(broker_url: str | None = None, **configuration: Any) -> Iterator
 
 
 def forget() -> None:
-    """Forget connections, the breaker and queues that were rejected."""
+    """Discard connections, the breaker and the list of rejected queues."""
     broker_connection.close_idle()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
 
 
 def _remove(app: Celery) -> None:
-    """Delete the queues at the broker itself: the application may stand behind a proxy
-    that is cut.
-    """
+    """Delete the queues at the broker directly: the application may use a proxy that is cut."""
     for queue in app.amqp.queues.values():
         with (
             Connection(
@@ -83,7 +81,7 @@ def declare(app: Celery) -> None:
 
 
 def messages(queue: str, number: int = 1, **values: Any) -> list[TaskMessage]:
-    """Return messages for tasks of this queue that no row knows."""
+    """Return messages for tasks of this queue that do not exist in the database."""
     return [
         TaskMessage(
             **{
@@ -101,7 +99,7 @@ def messages(queue: str, number: int = 1, **values: Any) -> list[TaskMessage]:
 
 
 def increase(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return the queues in which more waits than before, with how much more."""
+    """Return the queues whose number of messages increased, with the difference."""
     return {
         queue: number - before[queue] for queue, number in after.items() if number != before[queue]
     }

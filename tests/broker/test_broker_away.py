@@ -1,5 +1,5 @@
-"""A broker that is away or frozen holds nobody up, loses nothing, is reported once, and is used
-again by itself.
+"""An unavailable or frozen broker blocks no caller, loses nothing, is logged once, and is used
+again automatically.
 """
 
 import threading
@@ -19,12 +19,12 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.ports import TaskMessage
-from tests.processes.fleet import SHORT, fleet_in
+from tests.backends import address, broker_settings
+from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended, in_status, logged, release, row, statuses
 from tests.project import bodies
 from tests.servers import variable_of
-from tests.vendors import address, broker_settings
 from tests.waiting import until
 
 AWAY, BACK = "The broker does not respond", "The connection to the broker is restored"
@@ -32,26 +32,26 @@ QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
 
 
 class Switch(Protocol):
-    """What can be done to a broker."""
+    """Cuts and restores the connection to a broker."""
 
     def cut(self) -> None: ...
     def restore(self) -> None: ...
 
 
 class Folder:
-    """The folder of the filesystem transport, with a file in its place while it is cut."""
+    """The folder of the filesystem transport, which is replaced by a file while it is cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.aside = folder, folder.with_name("messages-aside")
 
     def cut(self) -> None:
-        """Put it aside."""
+        """Move it away."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.rename(self.aside)
         self.folder.touch()
 
     def restore(self) -> None:
-        """Put it back."""
+        """Move it back."""
         if self.aside.exists():
             self.folder.unlink()
             self.aside.rename(self.folder)
@@ -59,7 +59,7 @@ class Folder:
 
 @contextmanager
 def _between(broker: str) -> Iterator[tuple[Switch, dict[str, str]]]:
-    """Give the switch of the broker, and the environment of a process that stands behind it."""
+    """Return the switch of the broker, and the environment of a process that connects through it."""
     if broker == "filesystem":
         folder = Folder(Path(broker_settings(broker, django_settings.FOLDER)[1]["data_folder"]))
         try:
@@ -75,7 +75,7 @@ def _between(broker: str) -> Iterator[tuple[Switch, dict[str, str]]]:
 def _this_process_behind(
     environment: dict[str, str], broker: str, patch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Let this process publish through the proxy, with a breaker of its own."""
+    """Make this process publish through the proxy, with a separate breaker."""
     with patch.context() as patched:
         for name, value in environment.items():
             patched.setenv(name, value)
@@ -87,54 +87,54 @@ def _this_process_behind(
 
 
 def _bounded(act: Any) -> Any:
-    """Call in a thread and wait for its return; raises AssertionError when it does not return."""
-    told: list[Any] = []
+    """Call in a thread and wait for its return. Raises AssertionError if it does not return."""
+    results: list[Any] = []
 
-    def told_by_thread() -> None:
+    def run_in_thread() -> None:
         try:
-            told.append(act())
+            results.append(act())
         except BrokerUnavailable as error:
-            told.append(error)
+            results.append(error)
         finally:
             connections.close_all()
 
-    threading.Thread(target=told_by_thread, daemon=True).start()
-    return until(lambda: told, within=25, message="the call returns")[0]
+    threading.Thread(target=run_in_thread, daemon=True).start()
+    return until(lambda: results, within=25, message="the call returns")[0]
 
 
-def _ring() -> TaskMessage:
+def _message() -> TaskMessage:
     task: Task = bodies.add.using(run_at=None).schedule(1, 2)
     return TaskMessage(task.pk, task.epoch, 9, task.name, QUEUE, 0)
 
 
 @pytest.mark.smoke
-def test_a_scheduler_reports_a_lost_broker_once_and_recovers_by_itself(
+def test_a_scheduler_logs_a_lost_broker_once_and_recovers_automatically(
     rows: None, tmp_path: Path, broker: str, settings: Any
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False}
     with (
         _between(broker) as (switch, environment),
-        fleet_in(tmp_path, SHORT, **environment) as fleet,
+        cluster_in(tmp_path, SHORT, **environment) as cluster,
     ):
-        worker, scheduler = fleet.worker(slots=1), fleet.scheduler()
-        fleet.ready()
+        worker, scheduler = cluster.worker(slots=1), cluster.scheduler()
+        cluster.ready()
         ended(bodies.add.schedule(1, 2))
         switch.cut()
         tasks = [bodies.add.schedule(number, 1) for number in range(5)]
-        until(lambda: AWAY in scheduler.said(), within=20)
+        until(lambda: AWAY in scheduler.output(), within=20)
         until(lambda: statuses()["PENDING"] + statuses()["QUEUED"] == 5, within=20)
         assert not Task.objects.filter(
             status="SUCCESS", pk__in=[task.pk for task in tasks]
         ).exists()
         switch.restore()
         assert [ended(task, within=60).result for task in tasks] == [1, 2, 3, 4, 5]
-        until(lambda: BACK in scheduler.said(), within=20)
-        assert scheduler.said().count(AWAY) == scheduler.said().count(BACK) == 1
+        until(lambda: BACK in scheduler.output(), within=20)
+        assert scheduler.output().count(AWAY) == scheduler.output().count(BACK) == 1
         assert all(logged(task) == ["SUCCESS"] for task in tasks)
         assert worker.alive()
 
 
-def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
+def test_a_lost_broker_does_not_block_a_caller_and_its_task_is_stored(
     rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -146,7 +146,7 @@ def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
         made = _bounded(lambda: [bodies.add.delay(number, 1).id for number in range(5)])
         found = [row(task_id).status for task_id in made]
         assert set(found) <= {"QUEUED", "PENDING"}
-        assert found[-1] == "PENDING", "while the breaker is open rows are born PENDING"
+        assert found[-1] == "PENDING", "while the breaker is open tasks are created PENDING"
         assert caplog.text.count(AWAY) == 1
         switch.restore()
         until(_published, within=20, message="publishing continues")
@@ -155,7 +155,7 @@ def test_a_caller_is_not_held_up_by_a_lost_broker_and_its_row_stays(
 
 def _published() -> bool:
     try:
-        publisher.publish([_ring()])
+        publisher.publish([_message()])
     except BrokerUnavailable:
         return False
     return True
@@ -165,7 +165,9 @@ def _published() -> bool:
 def test_a_frozen_broker_is_given_up_in_time(
     rows: None, broker: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Nobody answers, nobody hangs up: only our own limits end the wait."""
+    """The server neither answers nor closes the connection; only the client's timeouts end the
+    wait.
+    """
     with (
         _between(broker) as (switch, environment),
         _this_process_behind(environment, broker, monkeypatch),
@@ -173,10 +175,10 @@ def test_a_frozen_broker_is_given_up_in_time(
         if not isinstance(switch, Proxy):
             pytest.skip("a folder does not freeze: its disk would")
         if number > 1:
-            publisher.publish([_ring() for _ in range(number)])
+            publisher.publish([_message() for _ in range(number)])
         switch.freeze()
-        told = _bounded(lambda: publisher.publish([_ring() for _ in range(number)]))
-        assert isinstance(told, BrokerUnavailable)
+        results = _bounded(lambda: publisher.publish([_message() for _ in range(number)]))
+        assert isinstance(results, BrokerUnavailable)
         assert not broker_outage.breaker.closed()
 
 
@@ -190,11 +192,11 @@ def test_lost_messages_are_republished_if_only_the_worker_noticed_the_outage(
         pytest.skip("a worker keeps no connection to a folder, and a folder keeps its messages")
     with (
         _between(broker) as (switch, environment),
-        fleet_in(tmp_path, SHORT, **environment) as fleet,
+        cluster_in(tmp_path, SHORT, **environment) as cluster,
     ):
-        fleet.worker(slots=1)
-        fleet.scheduler()
-        fleet.ready()
+        cluster.worker(slots=1)
+        cluster.scheduler()
+        cluster.ready()
         lost = [_without_message() for _ in range(3)]
         until(lambda: Node.objects.filter(beats__gte=3).count() == 2, within=60)
         assert statuses() == {"QUEUED": 3}
@@ -215,10 +217,10 @@ def test_a_worker_whose_broker_was_cut_serves_again(
 ) -> None:
     with (
         _between(broker) as (switch, environment),
-        fleet_in(tmp_path, SHORT, **environment) as fleet,
+        cluster_in(tmp_path, SHORT, **environment) as cluster,
     ):
-        worker, _ = fleet.worker(slots=1), fleet.scheduler()
-        fleet.ready()
+        worker, _ = cluster.worker(slots=1), cluster.scheduler()
+        cluster.ready()
         task = bodies.hold.schedule(str(tmp_path / "held"))
         in_status(task, "RUNNING")
         switch.cut()

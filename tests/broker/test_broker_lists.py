@@ -1,5 +1,5 @@
-"""Of a list of brokers the one that answers is published to, as workers consume from it, there and
-back.
+"""With a list of brokers, publishing uses the available one, as Celery's workers do, and fails over
+and back.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
+from tests.backends import address, broker_settings
 from tests.broker.routes import application, messages, waiting
-from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended
 from tests.project import bodies
 from tests.servers import variable_of
 from tests.starting import start_redis, start_sentinel
-from tests.vendors import address, broker_settings
 from tests.waiting import until
 
 
 @pytest.fixture
 def brokers(broker: str) -> Iterator[list[Proxy]]:
-    """Give three ways to one server."""
+    """Return three addresses of one server."""
     if broker == "filesystem":
         pytest.skip("a folder has no other folder to fail over to")
     with (
@@ -50,7 +50,7 @@ def _url(proxy: Proxy, broker: str) -> str:
 
 @pytest.fixture
 def queue() -> str:
-    """Name a queue of this test alone."""
+    """Return the name of a queue for this test only."""
     return f"durable-{uuid.uuid4().hex[:8]}"
 
 
@@ -63,7 +63,7 @@ def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue
         one.cut()
         assert (
             publisher.publish(messages(queue, 2)) == []
-        )  # its connection is lost: the second try goes elsewhere
+        )  # its connection is lost: the second attempt uses the other address
         assert broker_outage.breaker.closed()
         two.cut()
         assert publisher.publish(messages(queue, 2)) == []
@@ -75,7 +75,7 @@ def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue
         until(lambda: waiting(app)[queue] == 7, within=10)
 
 
-def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
+def test_a_first_broker_that_is_unavailable_from_the_start_is_skipped_once(
     brokers: list[Proxy], broker: str, queue: str
 ) -> None:
     one, two, _ = brokers
@@ -84,14 +84,14 @@ def test_a_first_broker_that_is_away_from_the_start_is_passed_over_once(
     with application(";".join(addresses), task_queues=[Queue(queue)]):
         assert publisher.publish(messages(queue)) == []
         one.restore()
-        one.freeze()  # who still asks it would wait
+        one.freeze()  # a process that still tried it would wait
         broker_connection.close_idle()
         assert broker_connection._LastBroker.address == addresses[1]
         assert publisher.publish(messages(queue)) == []
         assert broker_outage.breaker.closed()
 
 
-def test_brokers_that_are_all_away_open_the_breaker_and_are_used_again(
+def test_brokers_that_are_all_unavailable_open_the_breaker_and_are_used_again(
     brokers: list[Proxy], broker: str, queue: str
 ) -> None:
     for proxy in brokers:
@@ -108,7 +108,7 @@ def test_brokers_that_are_all_away_open_the_breaker_and_are_used_again(
         assert broker_outage.breaker.closed()
 
 
-def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, queue: str) -> None:
+def test_an_unavailable_sentinel_is_skipped(tmp_path: Path, broker: str, queue: str) -> None:
     if broker != "redis":
         pytest.skip("Sentinels are Redis's")
     with ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_a_sentinel_that_is_away_is_passed_over(tmp_path: Path, broker: str, que
                 assert client.llen(f"{queue}\x06\x169") == 4
 
 
-def test_workers_and_schedulers_go_on_at_the_second_broker(
+def test_workers_and_schedulers_continue_with_the_second_broker(
     rows: None, tmp_path: Path, brokers: list[Proxy], broker: str
 ) -> None:
     one, two, _ = brokers
@@ -138,10 +138,10 @@ def test_workers_and_schedulers_go_on_at_the_second_broker(
         "CELERY_BROKER_READ_URL": both,
     }
     one.cut()
-    with fleet_in(tmp_path, SHORT, **environment) as fleet:
-        fleet.worker(slots=1)
-        fleet.scheduler()
-        fleet.ready()
+    with cluster_in(tmp_path, SHORT, **environment) as cluster:
+        cluster.worker(slots=1)
+        cluster.scheduler()
+        cluster.ready()
         task = bodies.add.using(run_at=None).schedule(1, 2)
         assert ended(task).result == 3
         one.restore()

@@ -1,4 +1,4 @@
-"""Both forms of the due index answer alike: in memory, and in Redis where several nodes
+"""Both implementations of the due index behave alike: in memory, and in Redis, where several nodes
 share it.
 """
 
@@ -17,7 +17,7 @@ from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import Due, DueIndex
-from tests.vendors import address
+from tests.backends import address
 
 NOW = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
 REDIS = urlsplit(address("redis"))._replace(path="/12").geturl()
@@ -26,34 +26,36 @@ REDIS = urlsplit(address("redis"))._replace(path="/12").geturl()
 def due(
     at: float = 0.0, number: int = 1, *, queue: str = "mail", priority: int = 0, shard: int = 3
 ) -> Due:
-    """Give an entry that is due so many seconds after NOW."""
+    """Return an entry that is due `at` seconds after NOW."""
     return Due(NOW + timedelta(seconds=at), queue, uuid.UUID(int=number), priority, shard)
 
 
 @pytest.fixture(params=["memory", "redis"])
 def forms(request: pytest.FixtureRequest) -> Iterator[Callable[[], DueIndex]]:
-    """Give what opens an empty index; of Redis each call opens another door to the same one."""
+    """Return a function that opens an empty index. For Redis each call opens another client of the
+    same one.
+    """
     if request.param == "memory":
         yield MemoryDueIndex
         return
-    door = RedisConnection(REDIS)
-    door.client.delete(*RedisDueIndex(door)._keys)
-    yield lambda: RedisDueIndex(door)
-    door.client.delete(*RedisDueIndex(door)._keys)
-    door.close()
+    redis_connection = RedisConnection(REDIS)
+    redis_connection.client.delete(*RedisDueIndex(redis_connection)._keys)
+    yield lambda: RedisDueIndex(redis_connection)
+    redis_connection.client.delete(*RedisDueIndex(redis_connection)._keys)
+    redis_connection.close()
 
 
 @pytest.fixture
 def index(forms: Callable[[], DueIndex]) -> DueIndex:
-    """Give an empty index."""
+    """Return an empty index."""
     return forms()
 
 
-def test_an_empty_index_has_nothing(index: DueIndex) -> None:
+def test_an_empty_index_returns_nothing(index: DueIndex) -> None:
     assert (len(index), index.next_at(), index.pop_due(NOW, 10)) == (0, None, [])
 
 
-def test_what_is_due_comes_once_earliest_first_and_whole(index: DueIndex) -> None:
+def test_due_entries_are_returned_once_completely_and_earliest_first(index: DueIndex) -> None:
     rows = [due(-n, n, queue=f"queue {n}", priority=n, shard=60 + n) for n in (1, 3, 2)]
     index.add(rows)
     index.add([due(5, 9)])
@@ -63,8 +65,8 @@ def test_what_is_due_comes_once_earliest_first_and_whole(index: DueIndex) -> Non
     assert (len(index), index.next_at()) == (1, NOW + timedelta(seconds=5))
 
 
-def test_nothing_comes_before_its_instant(index: DueIndex) -> None:
-    """Not even by a part of a millisecond: the claim would refuse the row, and only the poll would
+def test_no_entry_is_returned_before_its_instant(index: DueIndex) -> None:
+    """Not even by a part of a millisecond: the claim would refuse the task, and only a poll would
     find it again.
     """
     index.add([due(0.0005, 1), due(0.001, 2)])
@@ -72,14 +74,14 @@ def test_nothing_comes_before_its_instant(index: DueIndex) -> None:
     assert [row.task_id.int for row in index.pop_due(NOW + timedelta(milliseconds=1), 10)] == [1, 2]
 
 
-def test_adding_again_is_adding_once(index: DueIndex) -> None:
+def test_adding_twice_adds_once(index: DueIndex) -> None:
     index.add([due(), due()])
     index.add([due()])
     assert len(index) == 1
     assert index.pop_due(NOW, 10) == [due()]
 
 
-def test_a_moved_row_replaces_its_older_entry(index: DueIndex) -> None:
+def test_a_rescheduled_task_replaces_its_older_entry(index: DueIndex) -> None:
     index.add([due(-5, 1, queue="old", priority=1)])
     index.add([due(5, 1, queue="new", priority=9)])
     assert (len(index), index.pop_due(NOW, 10)) == (1, [])
@@ -88,7 +90,7 @@ def test_a_moved_row_replaces_its_older_entry(index: DueIndex) -> None:
     assert index.pop_due(NOW + timedelta(hours=1), 10) == []
 
 
-def test_forgotten_rows_do_not_come(index: DueIndex) -> None:
+def test_removed_entries_are_not_returned(index: DueIndex) -> None:
     index.add([due(-n, n) for n in (1, 2, 3)])
     index.discard([uuid.UUID(int=2), uuid.UUID(int=77)])
     index.discard([])
@@ -96,18 +98,20 @@ def test_forgotten_rows_do_not_come(index: DueIndex) -> None:
     assert len(index) == 0
 
 
-def test_a_popped_row_can_be_added_again(index: DueIndex) -> None:
+def test_a_popped_entry_can_be_added_again(index: DueIndex) -> None:
     for _ in range(2):
         index.add([due()])
         assert index.pop_due(NOW, 10) == [due()]
 
 
-def test_at_most_the_limit_comes(index: DueIndex) -> None:
+def test_at_most_limit_entries_are_returned(index: DueIndex) -> None:
     index.add([due(-n, n) for n in range(1, 8)])
     assert [len(index.pop_due(NOW, limit)) for limit in (0, 3, 3, 3)] == [0, 3, 3, 1]
 
 
-def test_only_the_shards_asked_for_come_and_the_rest_stays(index: DueIndex) -> None:
+def test_only_entries_of_the_requested_shards_are_returned_and_the_rest_stays(
+    index: DueIndex,
+) -> None:
     index.add([due(-n, n, shard=n % 12) for n in range(1, 300)])
     assert {row.shard for row in index.pop_due(NOW, 500, frozenset({1, 11}))} == {1, 11}
     assert index.pop_due(NOW, 500, frozenset()) == []
@@ -116,19 +120,21 @@ def test_only_the_shards_asked_for_come_and_the_rest_stays(index: DueIndex) -> N
 
 
 @pytest.mark.parametrize("queue", ["a|b", "|", "reports:eu,1,", "Größe \N{SNOWMAN}", "x" * 200])
-def test_any_name_of_a_queue_is_kept(index: DueIndex, queue: str) -> None:
+def test_any_name_of_a_queue_is_preserved(index: DueIndex, queue: str) -> None:
     index.add([due(queue=queue)])
     assert index.pop_due(NOW, 1, frozenset({3})) == [due(queue=queue)]
 
 
-def test_thousands_are_taken_in_and_given_out(index: DueIndex) -> None:
+def test_thousands_of_entries_are_added_and_returned(index: DueIndex) -> None:
     index.add(due(-n / 1000, n) for n in range(1, 6_001))
     assert len(index) == 6_000
     assert [row.task_id.int for row in index.pop_due(NOW, 6_000)] == list(range(6_000, 0, -1))
     index.discard(uuid.UUID(int=n) for n in range(2_000))
 
 
-def test_who_pops_at_once_gets_no_row_twice(forms: Callable[[], DueIndex], index: DueIndex) -> None:
+def test_concurrent_pops_return_no_entry_twice(
+    forms: Callable[[], DueIndex], index: DueIndex
+) -> None:
     index.add([due(-1, n, shard=n % 4) for n in range(1, 1_001)])
     shared = index if isinstance(index, MemoryDueIndex) else None
     popped: list[Due] = []
@@ -139,7 +145,7 @@ def test_who_pops_at_once_gets_no_row_twice(forms: Callable[[], DueIndex], index
         try:
             while rows := mine.pop_due(NOW, 7, shards):
                 popped.extend(rows)
-        except Exception as error:  # noqa: BLE001 - told to the test
+        except Exception as error:  # noqa: BLE001 - raised by the test
             failed.append(error)
 
     threads = [
@@ -168,17 +174,17 @@ _MOVES = st.lists(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(moves=_MOVES)
-def test_any_history_leaves_what_a_plain_table_would(
+def test_any_history_equals_that_of_a_plain_table(
     forms: Callable[[], DueIndex], moves: list[tuple[str, int, int, int]]
 ) -> None:
     index, table = forms(), dict[uuid.UUID, Due]()
     index.discard(uuid.UUID(int=n) for n in range(1, 6))
-    for verb, number, at, shard in moves:
-        if verb == "add":
+    for operation, number, at, shard in moves:
+        if operation == "add":
             row = due(at, number, shard=shard, queue=f"of {shard}")
             table[row.task_id] = row
             index.add([row])
-        elif verb == "discard":
+        elif operation == "discard":
             table.pop(uuid.UUID(int=number), None)
             index.discard([uuid.UUID(int=number)])
         else:
@@ -196,7 +202,7 @@ def test_any_history_leaves_what_a_plain_table_would(
         assert index.next_at() == min((row.at for row in table.values()), default=None)
 
 
-def test_the_instants_of_redis_are_full_milliseconds_upwards() -> None:
+def test_the_instants_of_redis_are_rounded_up_to_milliseconds() -> None:
     assert redis_index.instant_ms(NOW) == redis_index.instant_ms(NOW - timedelta(microseconds=1))
     assert redis_index.instant_ms(NOW) + 1 == redis_index.instant_ms(
         NOW + timedelta(microseconds=1)

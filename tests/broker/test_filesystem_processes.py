@@ -1,4 +1,4 @@
-"""The folder as a broker between processes, some of which are killed, and under a real Celery
+"""The filesystem transport between processes, some of which are killed, and with a real Celery
 worker.
 """
 
@@ -46,9 +46,7 @@ def notebook(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a Python module as a process that knows nothing of Django; whatever still runs is
-    killed at the end.
-    """
+    """Start a Python module as a process without Django. Remaining processes are killed at the end."""
     with ExitStack() as ends:
 
         def start_one(module: str, *arguments: object, **environment: str) -> Process:
@@ -71,7 +69,9 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def run(start: Start, url: str) -> Callable[..., Process]:
-    return lambda verb, *arguments: start("tests.broker.filesystem_programs", verb, url, *arguments)
+    return lambda operation, *arguments: start(
+        "tests.broker.filesystem_programs", operation, url, *arguments
+    )
 
 
 def stop(*processes: Process) -> None:
@@ -100,7 +100,7 @@ def test_twenty_thousand_messages_of_two_producers_reach_two_consumers_once_each
     assert sorted(noted(notebooks[0]) + noted(notebooks[1])) == list(range(20_000))
 
 
-def test_a_killed_consumer_loses_at_most_the_message_in_its_hand(
+def test_a_killed_consumer_loses_at_most_its_current_message(
     run: Start, url: str, notebook: Path
 ) -> None:
     kills, published = 8, 12_000
@@ -127,7 +127,9 @@ def _has_grown_or_is_drained(notebook: Path, wanted: int, connection: Connection
     return len(noted(notebook)) >= wanted or size(connection, "numbers") == 0
 
 
-def test_a_killed_producer_leaves_no_half_message(run: Start, folder: Path, notebook: Path) -> None:
+def test_a_killed_producer_leaves_no_partial_message(
+    run: Start, folder: Path, notebook: Path
+) -> None:
     kills = 8
     consumer = run("consume", "numbers", notebook)
 
@@ -170,7 +172,7 @@ def test_bindings_declared_by_four_processes_at_once_are_all_kept(run: Start, ur
 
 @pytest.fixture
 def app(url: str, notebook: Path, start: Start) -> Iterator[Celery]:
-    """Give an application whose prefork worker is up."""
+    """Return an application whose prefork worker is running."""
     worker = start(
         *(
             "celery",
@@ -235,7 +237,7 @@ def _running(app: Celery) -> int:
     )
 
 
-def test_a_worker_outlives_a_folder_that_is_out_of_reach_for_a_while(
+def test_a_worker_survives_a_folder_that_is_unavailable_for_a_while(
     app: Celery, folder: Path, notebook: Path
 ) -> None:
     app.send_task("note", [1])
@@ -253,17 +255,17 @@ def test_a_worker_outlives_a_folder_that_is_out_of_reach_for_a_while(
     assert app.control.ping(timeout=5, limit=1)
 
 
-def test_a_prefork_worker_tells_its_events(app: Celery) -> None:
-    told: list[str] = []
+def test_a_prefork_worker_sends_its_events(app: Celery) -> None:
+    events: list[str] = []
     with app.connection() as connection:
         receiver = app.events.Receiver(
-            connection, handlers={"*": lambda event: told.append(event["type"])}
+            connection, handlers={"*": lambda event: events.append(event["type"])}
         )
         with receiver.consumer_context() as (listening_on, _channel, _consumers):
             app.send_task("note", [1])
-            until(lambda: drained(listening_on) and "task-succeeded" in told, within=30)
+            until(lambda: drained(listening_on) and "task-succeeded" in events, within=30)
 
-    assert {"task-received", "task-started", "task-succeeded"} <= set(told)
+    assert {"task-received", "task-started", "task-succeeded"} <= set(events)
 
 
 def test_an_unreadable_file_does_not_stop_a_prefork_worker(

@@ -1,5 +1,5 @@
-"""The folder as a broker: nothing lost, nothing doubled, nothing mixed up, and no file that stops a
-consumer.
+"""The filesystem transport: no message is lost, duplicated or delivered to another queue, and no
+file stops a consumer.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -68,7 +68,7 @@ NAMES = [
 ]
 
 
-def test_queues_whose_names_resemble_each_other_never_mix(connection: Connection) -> None:
+def test_queues_with_similar_names_are_separate(connection: Connection) -> None:
     for name in NAMES:
         publish(connection, name, f"for {name}")
 
@@ -107,7 +107,7 @@ def test_a_passive_declaration_of_an_unknown_queue_is_refused(connection: Connec
         connection.default_channel.queue_declare("nobody", passive=True)
 
 
-def test_a_folder_that_was_wiped_is_made_again(connection: Connection, folder: Path) -> None:
+def test_a_deleted_folder_is_created_again(connection: Connection, folder: Path) -> None:
     publish(connection, "a", 1)
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -120,14 +120,14 @@ def test_a_folder_that_was_wiped_is_made_again(connection: Connection, folder: P
 # Order
 
 
-def test_the_highest_priority_goes_first_and_equals_go_by_arrival(connection: Connection) -> None:
+def test_the_highest_priority_goes_first_and_equals_by_arrival(connection: Connection) -> None:
     for body, priority in enumerate([0, 5, 9, 0, 9, 3, 5]):
         publish(connection, "a", body, priority=priority)
 
     assert take_all(connection, "a") == [2, 4, 1, 6, 5, 0, 3]
 
 
-def test_an_urgent_message_does_not_wait_behind_a_listing_made_before_it(
+def test_an_urgent_message_does_not_wait_behind_an_older_listing(
     connection: Connection,
 ) -> None:
     publish(connection, "a", *["calm"] * 500)
@@ -139,7 +139,7 @@ def test_an_urgent_message_does_not_wait_behind_a_listing_made_before_it(
     assert size(connection, "a") > 0
 
 
-def test_a_message_handed_back_keeps_its_priority(connection: Connection) -> None:
+def test_a_requeued_message_keeps_its_priority(connection: Connection) -> None:
     publish(connection, "a", "calm")
     publish(connection, "a", "urgent", priority=9)
 
@@ -149,7 +149,7 @@ def test_a_message_handed_back_keeps_its_priority(connection: Connection) -> Non
         assert take_all(other, "a") == ["urgent", "calm"]
 
 
-def test_what_was_not_acknowledged_comes_back_when_the_connection_is_closed(
+def test_unacknowledged_messages_are_requeued_when_the_connection_is_closed(
     url: str, connection: Connection
 ) -> None:
     publish(connection, "a", 1)
@@ -160,10 +160,10 @@ def test_what_was_not_acknowledged_comes_back_when_the_connection_is_closed(
     assert take_all(connection, "a") == [1]
 
 
-# Files that are no messages
+# Files that are not messages
 
 
-def test_files_that_are_no_messages_are_moved_aside_and_logged_once(
+def test_files_that_are_not_messages_are_moved_aside_and_logged_once(
     connection: Connection, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(connection, "a", "good")
@@ -182,7 +182,7 @@ def test_files_that_are_no_messages_are_moved_aside_and_logged_once(
     assert len(caplog.records) == len(aside)
 
 
-def test_files_that_vanish_after_they_were_listed_are_passed_over(
+def test_files_that_vanish_after_they_were_listed_are_skipped(
     connection: Connection, folder: Path
 ) -> None:
     publish(connection, "a", *range(10))
@@ -197,9 +197,9 @@ def test_files_that_vanish_after_they_were_listed_are_passed_over(
 # Prefetch
 
 
-def test_a_full_prefetch_holds_up_no_other_channel(connection: Connection) -> None:
+def test_a_full_prefetch_does_not_block_another_channel(connection: Connection) -> None:
     held: list[Any] = []
-    heard: list[Any] = []
+    received: list[Any] = []
     publish(connection, "work", 1, 2)
     with (
         listening(
@@ -209,12 +209,15 @@ def test_a_full_prefetch_holds_up_no_other_channel(connection: Connection) -> No
             prefetch_count=1,
         ),
         listening(
-            connection.channel(), "control", lambda body, message: heard.append(body), no_ack=True
+            connection.channel(),
+            "control",
+            lambda body, message: received.append(body),
+            no_ack=True,
         ),
     ):
         until(lambda: drained(connection) and held, within=5)
         publish(connection, "control", "ping")
-        until(lambda: drained(connection) and heard, within=5)
+        until(lambda: drained(connection) and received, within=5)
         assert len(held) == 1
 
         held[0].ack()
@@ -233,7 +236,9 @@ def listening(
 # Exchanges
 
 
-def test_a_topic_reaches_the_queues_whose_pattern_matches(connection: Connection, url: str) -> None:
+def test_a_topic_is_delivered_to_the_queues_whose_pattern_matches(
+    connection: Connection, url: str
+) -> None:
     topics = Exchange("topics", type="topic")
     with Connection(url) as other:
         bound(other, topics, "task.#")
@@ -246,7 +251,7 @@ def test_a_topic_reaches_the_queues_whose_pattern_matches(connection: Connection
     assert take_all(connection, "*.failed") == ["task.failed", "worker.failed"]
 
 
-def test_two_folders_in_one_process_have_bindings_of_their_own(
+def test_two_folders_in_one_process_have_separate_bindings(
     connection: Connection, tmp_path: Path
 ) -> None:
     news = Exchange("news", type="fanout")
@@ -258,7 +263,7 @@ def test_two_folders_in_one_process_have_bindings_of_their_own(
         assert (take_all(connection, "reader"), take_all(other, "reader")) == ([], ["there"])
 
 
-def test_a_deleted_queue_takes_no_more_copies(
+def test_a_deleted_queue_receives_no_more_copies(
     connection: Connection, folder: Path, url: str
 ) -> None:
     news = Exchange("news", type="fanout")
@@ -269,7 +274,7 @@ def test_a_deleted_queue_takes_no_more_copies(
     assert not queue_folder(folder, "reader").exists()
 
 
-def test_a_binding_that_a_power_cut_emptied_is_written_again_by_its_declarer(
+def test_a_binding_emptied_by_a_power_failure_is_written_again_by_its_declarer(
     connection: Connection, folder: Path, url: str
 ) -> None:
     news = Exchange("news", type="fanout")
@@ -286,7 +291,7 @@ def test_a_binding_that_a_power_cut_emptied_is_written_again_by_its_declarer(
     assert take_all(connection, "reader") == ["hello"]
 
 
-def test_a_queue_that_dies_with_its_consumer_is_dropped_after_a_long_silence(
+def test_a_queue_whose_consumer_died_is_dropped_after_a_long_silence(
     connection: Connection, folder: Path, url: str
 ) -> None:
     news = Exchange("news", type="fanout")
@@ -302,7 +307,7 @@ def test_a_queue_that_dies_with_its_consumer_is_dropped_after_a_long_silence(
     assert (size(connection, "alive"), size(connection, "lasting")) == (1, 1)
 
 
-def test_a_queue_that_was_dropped_while_its_consumer_was_frozen_comes_back(
+def test_a_queue_dropped_while_its_consumer_was_frozen_is_created_again(
     connection: Connection, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "SHOW_LIFE_EVERY", 0.0)
@@ -314,15 +319,15 @@ def test_a_queue_that_was_dropped_while_its_consumer_was_frozen_comes_back(
         assert not queue_folder(folder, "frozen").exists()
 
         assert take(connection, "frozen") is None
-        Producer(other, exchange=news).publish("heard")
+        Producer(other, exchange=news).publish("current")
 
-    assert take_all(connection, "frozen") == ["heard"]
+    assert take_all(connection, "frozen") == ["current"]
 
 
 # Configuration
 
 
-def test_the_folder_may_stand_in_the_options(folder: Path) -> None:
+def test_the_folder_may_be_given_in_the_options(folder: Path) -> None:
     with Connection(
         "durable-filesystem://", transport_options={"data_folder": str(folder)}
     ) as connection:
@@ -340,14 +345,14 @@ def test_the_folder_may_stand_in_the_options(folder: Path) -> None:
         ("durable-filesystem://relative/path", {}, "three slashes"),
     ],
 )
-def test_without_an_absolute_folder_the_connection_says_what_to_configure(
+def test_without_an_absolute_folder_the_error_names_the_setting(
     address: str, options: dict[str, str], hint: str
 ) -> None:
     with pytest.raises(ImproperlyConfigured, match=hint):
         Connection(address, transport_options=options).connect()
 
 
-def test_a_folder_that_cannot_be_made_is_a_connection_error_for_kombu(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_connection_error_for_kombu(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     unusable = Connection(f"durable-filesystem://{tmp_path}/file/broker")
 

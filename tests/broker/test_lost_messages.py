@@ -1,4 +1,4 @@
-"""A message that is lost or spoilt costs no task: the row rings again."""
+"""A lost or corrupted message costs no task: the task is republished."""
 
 import uuid
 from typing import Any
@@ -11,7 +11,7 @@ from kombu import Producer
 from django_durable_tasks.celery.publishing.message_id import HEADER, headers_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
-from tests.processes.fleet import Fleet
+from tests.processes.cluster import Cluster
 from tests.processes.rows import ended, logged, purge, row
 from tests.project import bodies
 
@@ -19,13 +19,13 @@ QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
 
 
 @pytest.mark.smoke
-def test_a_message_that_the_broker_lost_is_rung_again(fleet: Fleet) -> None:
+def test_a_message_lost_by_the_broker_is_republished(cluster: Cluster) -> None:
     task = bodies.add.schedule(1, 2)
     assert (row(task).status, row(task).publish_count) == ("QUEUED", 1)
     assert purge(QUEUE) == 1
-    fleet.worker()
-    fleet.scheduler()
-    fleet.ready()
+    cluster.worker()
+    cluster.scheduler()
+    cluster.ready()
     found = ended(task)
     assert (found.status, found.attempts, logged(task)) == ("SUCCESS", 1, ["SUCCESS"])
     assert found.executions.get().celery_id == f"{task.pk}.1.2"
@@ -52,7 +52,7 @@ def _broken(
         Producer(connection).publish(body, routing_key=QUEUE, headers=full, **options)
 
 
-def test_rubbish_in_the_place_of_a_ring_costs_a_message_and_no_task(fleet: Fleet) -> None:
+def test_a_corrupted_message_costs_no_task(cluster: Cluster) -> None:
     task = bodies.add.schedule(1, 2)
     assert row(task).status == "QUEUED"
     purge(QUEUE)
@@ -60,9 +60,9 @@ def test_rubbish_in_the_place_of_a_ring_costs_a_message_and_no_task(fleet: Fleet
         _broken(task, body)
     _broken(task, b"[[], {}, {}]", content_type="application/x-rubbish", content_encoding="binary")
     _broken(task, b"[[], {}, {}]", without="task")
-    _broken(task, b"[[], {}, {}]", headers={HEADER: "no.such.ring"})
-    worker, _ = fleet.worker(), fleet.scheduler()
-    fleet.ready()
+    _broken(task, b"[[], {}, {}]", headers={HEADER: "no.such.task"})
+    worker, _ = cluster.worker(), cluster.scheduler()
+    cluster.ready()
     found = ended(task)
     assert (found.status, found.result, found.attempts, logged(task)) == (
         "SUCCESS",

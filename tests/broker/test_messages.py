@@ -1,6 +1,4 @@
-"""What a worker makes of messages: good ones, doubled and stale ones, and orders by
-remote control.
-"""
+"""Messages at a worker: valid, duplicate and stale ones, and remote control commands."""
 
 import uuid
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from django_durable_tasks import durable_task
 from django_durable_tasks.celery.publishing import publisher
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.ports import TaskMessage
-from tests.processes.fleet import Fleet, Program, fleet_in
+from tests.processes.cluster import Cluster, Program, cluster_in
 from tests.processes.rows import ended, in_status, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
@@ -24,25 +22,25 @@ QUEUE: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
 
 @durable_task(name="tests.broker.only_here")
 def only_here() -> None:
-    """Be known to the process that calls, not to the worker."""
+    """A task that the calling process has and the worker has not."""
 
 
 @pytest.fixture(scope="module")
-def shared(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One worker with one child, and one scheduler."""
-    with fleet_in(tmp_path_factory.mktemp("messages")) as fleet:
-        fleet.worker(slots=1)
-        fleet.scheduler()
-        yield fleet.ready()
+    with cluster_in(tmp_path_factory.mktemp("messages")) as cluster:
+        cluster.worker(slots=1)
+        cluster.scheduler()
+        yield cluster.ready()
 
 
 @pytest.fixture
-def worker(shared: Fleet, rows: None) -> Program:
-    """Give the shared worker."""
+def worker(shared: Cluster, rows: None) -> Program:
+    """Return the shared worker."""
     return shared.programs[0]
 
 
-def _ring(task: Task, epoch: int | None = None, number: int = 1) -> TaskMessage:
+def _message(task: Task, epoch: int | None = None, number: int = 1) -> TaskMessage:
     return TaskMessage(task.pk, task.epoch if epoch is None else epoch, number, task.name, QUEUE, 0)
 
 
@@ -53,11 +51,11 @@ def _celery_id(task: Task) -> str:
 
 def _drops(worker: Program, task_id: object, why: str) -> bool:
     return any(
-        str(task_id) in line and line.endswith(f": {why}") for line in worker.said().splitlines()
+        str(task_id) in line and line.endswith(f": {why}") for line in worker.output().splitlines()
     )
 
 
-def test_a_ring_for_a_deleted_row_is_dropped(worker: Program) -> None:
+def test_a_message_of_a_deleted_task_is_dropped(worker: Program) -> None:
     gone = TaskMessage(uuid.uuid4(), 1, 1, "tests.project.bodies.add", QUEUE, 0)
     publisher.publish([gone])
     until(lambda: _drops(worker, gone.task_id, "MISSING"), within=20)
@@ -65,26 +63,28 @@ def test_a_ring_for_a_deleted_row_is_dropped(worker: Program) -> None:
 
 
 @pytest.mark.smoke
-def test_doubled_and_stale_rings_start_nothing(worker: Program, tmp_path: Path) -> None:
+def test_duplicate_and_stale_messages_start_nothing(worker: Program, tmp_path: Path) -> None:
     task = bodies.hold.schedule(str(tmp_path))
     in_status(task, "RUNNING")
-    publisher.publish([_ring(task, epoch=1, number=number) for number in (1, 2, 3)])
-    publisher.publish([_ring(task, epoch=99)])
+    publisher.publish([_message(task, epoch=1, number=number) for number in (1, 2, 3)])
+    publisher.publish([_message(task, epoch=99)])
     release(tmp_path)
     ended(task)
-    publisher.publish([_ring(row(task))])
+    publisher.publish([_message(row(task))])
     until(
-        lambda: worker.said().count(f"Ignored message {task.pk}") >= 5,
+        lambda: worker.output().count(f"Ignored message {task.pk}") >= 5,
         within=20,
         message="five are ignored",
     )
     assert (row(task).attempts, logged(task)) == (1, ["SUCCESS"])
 
 
-def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: Program) -> None:
+def test_a_task_without_code_waits_is_logged_and_uses_no_retry(worker: Program) -> None:
     task = only_here.schedule()
     until(
-        lambda: worker.said().count(f"'tests.broker.only_here'; task {task.pk} was returned") >= 2,
+        lambda: (
+            worker.output().count(f"'tests.broker.only_here'; task {task.pk} was returned") >= 2
+        ),
         within=30,
     )
     found = row(task)
@@ -92,7 +92,7 @@ def test_a_task_whose_code_is_gone_waits_is_reported_and_burns_nothing(worker: P
     assert (found.attempts, found.failures, found.crashes, logged(task)) == (0, 0, 0, [])
 
 
-def test_a_message_revoked_before_its_start_cancels_the_row(
+def test_a_message_revoked_before_its_start_cancels_the_task(
     worker: Program, tmp_path: Path
 ) -> None:
     first = bodies.hold.schedule(str(tmp_path))
@@ -100,7 +100,7 @@ def test_a_message_revoked_before_its_start_cancels_the_row(
     second = bodies.add.schedule(1, 2)
     celery_id = _celery_id(second)
     current_app.control.revoke(celery_id)
-    until(lambda: f"Tasks flagged as revoked: {celery_id}" in worker.said(), within=20)
+    until(lambda: f"Tasks flagged as revoked: {celery_id}" in worker.output(), within=20)
     release(tmp_path)
     found = ended(second)
     assert (found.status, found.reason, found.attempts, logged(second)) == (
@@ -125,7 +125,7 @@ def test_a_run_that_is_revoked_and_terminated_is_cancelled_by_its_parent(
     assert ended(bodies.add.schedule(1, 2)).result == 3
 
 
-def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Path) -> None:
+def test_inspect_shows_the_worker_and_its_tasks(worker: Program, tmp_path: Path) -> None:
     task = bodies.hold.schedule(str(tmp_path))
     in_status(task, "RUNNING")
     inspect = current_app.control.inspect(destination=[worker.name], timeout=5)
@@ -140,11 +140,11 @@ def test_inspect_sees_the_worker_and_what_it_runs(worker: Program, tmp_path: Pat
 
 
 @pytest.mark.smoke
-def test_a_message_that_arrives_in_another_queue_starts_nothing_and_is_counted(
+def test_a_message_in_another_queue_starts_nothing_and_is_counted(
     worker: Program,
 ) -> None:
     aside = row(bodies.sideways.schedule())
-    publisher.publish([_ring(aside, number=number) for number in (1, 2)])
+    publisher.publish([_message(aside, number=number) for number in (1, 2)])
     counted = QueueControl.objects.filter(
         name=aside.queue, misrouted=2, misrouted_from=QUEUE, paused_at__isnull=True
     )
@@ -154,7 +154,7 @@ def test_a_message_that_arrives_in_another_queue_starts_nothing_and_is_counted(
     counted.delete()
 
 
-def test_a_worker_serves_only_the_queues_it_was_given(shared: Fleet, worker: Program) -> None:
+def test_a_worker_serves_only_its_configured_queues(shared: Cluster, worker: Program) -> None:
     aside = bodies.sideways.schedule()
     assert row(aside).queue == "durable-side"
     ended(bodies.add.schedule(1, 2))

@@ -1,5 +1,5 @@
-"""A call from a process that knows nothing of durable tasks: ``celery call``, or the code before a
-conversion.
+"""Calls by processes without durable tasks: ``celery call``, or code before a migration to durable
+tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from celery import chain, current_app
 
 from django_durable_tasks.celery.result import DurableResult
-from tests.processes.fleet import SHORT, Fleet, fleet_in
+from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import logged
 from tests.project import bodies
 from tests.project.tasks import add, echo
@@ -43,29 +43,29 @@ def _celery_call(*arguments: str) -> str:
 
 
 @knows_the_broker
-def test_a_task_called_by_celerys_command_is_a_row_that_runs(tmp_path: Path) -> None:
-    with fleet_in(tmp_path, {**SHORT, "ACCEPT_PLAIN_MESSAGES": True}) as fleet:
-        fleet.worker(slots=1)
-        fleet.scheduler()
-        fleet.ready()
+def test_a_call_by_celerys_command_creates_a_task_that_runs(tmp_path: Path) -> None:
+    with cluster_in(tmp_path, {**SHORT, "ACCEPT_PLAIN_MESSAGES": True}) as cluster:
+        cluster.worker(slots=1)
+        cluster.scheduler()
+        cluster.ready()
         task_id = _celery_call("tests.project.bodies.add", "--args", "[1, 2]")
         assert DurableResult(task_id).get(timeout=40) == 3
         assert logged(DurableResult(task_id).task) == ["SUCCESS"]
 
 
 @knows_the_broker
-def test_without_the_setting_the_worker_says_what_to_do(fleet: Fleet) -> None:
-    worker = fleet.worker(slots=1)
-    fleet.ready()
+def test_without_the_setting_the_worker_logs_instructions(cluster: Cluster) -> None:
+    worker = cluster.worker(slots=1)
+    cluster.ready()
     task_id = _celery_call("tests.project.bodies.add", "--args", "[1, 2]")
-    until(lambda: f"Refused message {task_id}" in worker.said(), within=40)
-    assert "DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES']" in worker.said()
+    until(lambda: f"Refused message {task_id}" in worker.output(), within=40)
+    assert "DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES']" in worker.output()
 
 
-def test_a_chain_of_plain_tasks_hands_its_result_to_a_durable_last_step(fleet: Fleet) -> None:
-    fleet.worker(slots=1)
-    fleet.scheduler()
-    fleet.ready()
+def test_a_chain_of_plain_tasks_passes_its_result_to_a_durable_last_step(cluster: Cluster) -> None:
+    cluster.worker(slots=1)
+    cluster.scheduler()
+    cluster.ready()
     result = chain(bodies.plain.s(), echo.s("last")).delay()
     assert result.get(timeout=40)["values"] == ["plain", "last"]
     named = current_app.send_task(add.name, (1, 2))

@@ -1,5 +1,5 @@
-"""Rings become messages, singly and in batches; what a message cannot carry is refused at
-the call.
+"""Publishing of messages, singly and in batches. Features that a message cannot carry are refused
+at the call.
 """
 
 import uuid
@@ -14,7 +14,7 @@ from django_durable_tasks.celery.publishing.message_id import HEADER, celery_id_
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
-from tests.processes.fleet import Fleet
+from tests.processes.cluster import Cluster
 from tests.processes.rows import ended, in_status, row, statuses, waiting_messages
 from tests.project import bodies
 from tests.waiting import until
@@ -25,32 +25,32 @@ NAME = "tests.project.bodies.add"
 
 @pytest.fixture
 def queue(rows: None) -> str:
-    """Name the queue of this run; it is empty."""
+    """Return the name of the queue of this run, which is empty."""
     name: str = django_settings.CELERY_TASK_DEFAULT_QUEUE
     assert waiting_messages(name) == 0
     return name
 
 
-def _rings(queue: str, number: int) -> list[TaskMessage]:
+def _messages(queue: str, number: int) -> list[TaskMessage]:
     return [
         TaskMessage(uuid.uuid4(), 1, 1, NAME, queue, priority % 10, timeout=30)
         for priority in range(number)
     ]
 
 
-def _taken(queue: str) -> Any:
+def _received(queue: str) -> Any:
     with current_app.connection_for_read() as connection:
         bound = current_app.amqp.queues[queue](connection.default_channel)
         return until(lambda: bound.get(no_ack=True), within=10)
 
 
 @pytest.mark.smoke
-def test_a_published_message_carries_tokens_and_no_arguments(queue: str) -> None:
+def test_a_published_message_contains_tokens_and_no_arguments(queue: str) -> None:
     message = TaskMessage(
         uuid.uuid4(), 7, 2, NAME, queue, 0, timeout=30, soft_timeout=20, idempotency_key="key"
     )
     publisher.publish([message])
-    taken = _taken(queue)
+    taken = _received(queue)
     assert taken.headers["id"] == taken.headers[HEADER] == celery_id_of(message)
     assert celery_id_of(message) == f"{message.task_id}.7.2"
     assert (taken.headers["task"], taken.headers["timelimit"]) == (NAME, [30, 20])
@@ -58,27 +58,27 @@ def test_a_published_message_carries_tokens_and_no_arguments(queue: str) -> None
 
 
 @pytest.mark.smoke
-def test_a_batch_is_as_many_messages(queue: str) -> None:
-    publisher.publish(_rings(queue, 50))
+def test_a_batch_is_one_message_per_task(queue: str) -> None:
+    publisher.publish(_messages(queue, 50))
     until(lambda: waiting_messages(queue) == 50, within=10)
 
 
 def test_a_batch_on_rabbitmq_is_confirmed_when_publish_returns(queue: str, broker: str) -> None:
     for number in (40, 2, 60):
-        publisher.publish(_rings(queue, number))
+        publisher.publish(_messages(queue, number))
     if broker == "rabbitmq":
         assert waiting_messages(queue) == 102
     until(lambda: waiting_messages(queue) == 102, within=10)
 
 
-def test_the_most_urgent_of_many_waiting_messages_is_served_first(
-    fleet: Fleet, settings: Any
+def test_the_most_urgent_of_many_waiting_messages_is_delivered_first(
+    cluster: Cluster, settings: Any
 ) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "FAST_PATH": False}
     tasks = [bodies.add.using(priority=priority).schedule(1, 2) for priority in (0, 6, 3, 9, 0)]
-    fleet.scheduler().ready()
+    cluster.scheduler().ready()
     until(lambda: statuses()["QUEUED"] == 5, within=20)
-    fleet.worker(pool="solo").ready()
+    cluster.worker(pool="solo").ready()
     for task in tasks:
         ended(task)
     served = list(Task.objects.order_by("started_at").values_list("priority", flat=True))
@@ -86,7 +86,7 @@ def test_the_most_urgent_of_many_waiting_messages_is_served_first(
 
 
 @pytest.mark.parametrize("option", ["link", "link_error", "chord"])
-def test_a_callback_that_would_travel_on_the_message_is_refused(option: str) -> None:
+def test_a_callback_that_would_be_sent_with_the_message_is_refused(option: str) -> None:
     with pytest.raises(InvalidOption, match="from_canvas"):
         bodies.add.apply_async((1, 2), **{option: bodies.plain.s()})
     assert not Task.objects.exists()
@@ -104,10 +104,10 @@ def test_a_durable_task_in_a_canvas_is_refused_before_anything_is_written(canvas
     assert not Task.objects.exists()
 
 
-def test_a_signature_makes_a_row(fleet: Fleet) -> None:
+def test_a_signature_creates_a_task(cluster: Cluster) -> None:
     result = bodies.add.s(1, 2).delay()
     assert row(result).args == [1, 2]
-    fleet.worker()
-    fleet.scheduler()
-    fleet.ready()
+    cluster.worker()
+    cluster.scheduler()
+    cluster.ready()
     assert in_status(result, "SUCCESS").result == result.get(timeout=1) == 3

@@ -1,5 +1,5 @@
-"""A Redis that is frozen, full, emptied or gone holds nobody up; the node says so, polls, and comes
-back by itself.
+"""A frozen, full, emptied or stopped Redis blocks nothing. The node reports it, polls, and uses
+Redis again later.
 """
 
 import logging
@@ -31,7 +31,7 @@ def due(number: int) -> Due:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give a Redis of this file's own, which may be mistreated."""
+    """Start a Redis for this file only."""
     with ExitStack() as stack:
         try:
             address = start_redis(tmp_path_factory.mktemp("own"), stack)
@@ -41,12 +41,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def door(url: str) -> Iterator[RedisConnection]:
-    """Give a door whose pause is short, to an empty Redis."""
-    door = RedisConnection(url, pause=0.2)
-    door.client.flushall()
-    yield door
-    door.close()
+def redis_connection(url: str) -> Iterator[RedisConnection]:
+    """Return a client with a short pause after errors, with an empty Redis."""
+    redis_connection = RedisConnection(url, pause=0.2)
+    redis_connection.client.flushall()
+    yield redis_connection
+    redis_connection.close()
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def filled(index: RedisDueIndex) -> RedisDueIndex:
 
 
 def serves(index: RedisDueIndex) -> Callable[[], bool]:
-    """Give the condition that an entry added now is given back."""
+    """Return a condition: a newly added entry is returned."""
 
     def condition() -> bool:
         index.add([due(99)])
@@ -82,11 +82,11 @@ def serves(index: RedisDueIndex) -> Callable[[], bool]:
     return condition
 
 
-def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
-    url: str, door: RedisConnection, caplog: pytest.LogCaptureFixture
+def test_a_frozen_redis_costs_one_short_wait_and_is_logged_once(
+    url: str, redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door._breaker._pause = lambda: 30.0
-    index, done = filled(RedisDueIndex(door)), threading.Event()
+    redis_connection._breaker._pause = lambda: 30.0
+    index, done = filled(RedisDueIndex(redis_connection)), threading.Event()
 
     def requests() -> None:
         for number in range(400):
@@ -101,17 +101,17 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_told_once(
         until(
             done.is_set,
             within=20,
-            message="1,600 requests of half a second each end, but for the first",
+            message="1,600 requests of half a second each end, except the first",
         )
         assert "polling every 1 s: Redis does not serve (TimeoutError)" in index.state
     assert caplog.text.count(AWAY) == 1
     assert url not in caplog.text
 
 
-def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
-    url: str, door: RedisConnection, caplog: pytest.LogCaptureFixture
+def test_an_index_whose_redis_was_frozen_works_again_and_requests_a_fill(
+    url: str, redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = filled(RedisDueIndex(door))
+    index = filled(RedisDueIndex(redis_connection))
     with frozen(url):
         index.add([due(1)])
         index.add([due(2)])
@@ -124,10 +124,14 @@ def test_an_index_whose_redis_was_frozen_serves_again_and_asks_to_be_filled(
     filled(index)
 
 
-def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: RedisConnection) -> None:
-    """The others never saw Redis away, and would rely on a set in which a row is missing."""
-    writer, reader_door = filled(RedisDueIndex(door)), RedisConnection(url)
-    reader = RedisDueIndex(reader_door)
+def test_a_node_that_lost_a_change_removes_the_mark_for_all(
+    url: str, redis_connection: RedisConnection
+) -> None:
+    """The other nodes never noticed an outage and would rely on an index in which a task is
+    missing.
+    """
+    writer, reader_connection = filled(RedisDueIndex(redis_connection)), RedisConnection(url)
+    reader = RedisDueIndex(reader_connection)
     with frozen(url):
         writer.add([due(1)])
     reader.pop_due(NOW - timedelta(seconds=1), 1)
@@ -135,64 +139,64 @@ def test_who_lost_a_change_takes_the_mark_from_all(url: str, door: RedisConnecti
     until(serves(writer), within=20)
     reader.pop_due(NOW - timedelta(seconds=1), 1)
     assert reader.filled_until is None
-    reader_door.close()
+    reader_connection.close()
 
 
-def test_an_emptied_redis_is_not_relied_on(door: RedisConnection) -> None:
-    index = filled(RedisDueIndex(door))
+def test_an_emptied_redis_is_not_relied_on(redis_connection: RedisConnection) -> None:
+    index = filled(RedisDueIndex(redis_connection))
     index.add([due(1)])
-    door.client.flushall()
+    redis_connection.client.flushall()
     assert index.pop_due(NOW + timedelta(seconds=1), 10) == []
     assert index.state == "polling every 1 s: the set in Redis is not filled"
     until(serves(index), within=20)
-    door.client.script_flush()
+    redis_connection.client.script_flush()
     until(serves(index), within=20)
 
 
-def test_a_full_redis_is_told_and_used_again_when_it_has_room(
-    door: RedisConnection, caplog: pytest.LogCaptureFixture
+def test_a_full_redis_is_logged_and_used_again_when_it_has_space(
+    redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = filled(RedisDueIndex(door))
-    door.client.config_set("maxmemory-policy", "noeviction")
-    door.client.config_set("maxmemory", "1mb")
+    index = filled(RedisDueIndex(redis_connection))
+    redis_connection.client.config_set("maxmemory-policy", "noeviction")
+    redis_connection.client.config_set("maxmemory", "1mb")
     try:
         index.add(due(number) for number in range(20_000))
         assert "OutOfMemoryError" in index.state
     finally:
-        door.client.config_set("maxmemory", "0")
+        redis_connection.client.config_set("maxmemory", "0")
     until(serves(index), within=20)
     assert caplog.text.count(AWAY) == caplog.text.count(BACK) == 1
 
 
-def test_a_redis_that_was_never_there_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    door = RedisConnection("redis://127.0.0.1:1/0")
-    index = RedisDueIndex(door)
+def test_a_missing_redis_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    redis_connection = RedisConnection("redis://127.0.0.1:1/0")
+    index = RedisDueIndex(redis_connection)
     index.add([due(1)])
     assert not index.filled(NOW)
     assert (len(index), index.next_at(), index.pop_due(NOW, 5)) == (0, None, [])
     assert caplog.text.count(AWAY) == 1
     assert caplog.records[0].levelno == logging.ERROR
     index.close()
-    door.close()
+    redis_connection.close()
 
 
-def test_the_set_ends_by_itself_when_nobody_writes_any_more(door: RedisConnection) -> None:
-    index = filled(RedisDueIndex(door))
+def test_the_index_expires_when_no_node_writes_to_it(redis_connection: RedisConnection) -> None:
+    index = filled(RedisDueIndex(redis_connection))
     index.add([due(1)])
-    assert all(door.client.pttl(key) > 0 for key in door.client.keys("*"))
-    assert len(door.client.keys("*")) == 3
+    assert all(redis_connection.client.pttl(key) > 0 for key in redis_connection.client.keys("*"))
+    assert len(redis_connection.client.keys("*")) == 3
 
 
-def test_a_child_that_was_forked_while_a_thread_asked_can_ask(url: str) -> None:
+def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
     redis_client.use_url(url)
     try:
-        door = redis_client.connection()
-        assert door is not None
-        door.client.flushall()
-        with door._breaker._lock:
+        redis_connection = redis_client.connection()
+        assert redis_connection is not None
+        redis_connection.client.flushall()
+        with redis_connection._breaker._lock:
             child = os.fork()
             if child == 0:
-                os._exit(0 if serves(RedisDueIndex(door))() else 1)
+                os._exit(0 if serves(RedisDueIndex(redis_connection))() else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
         redis_client.use_url(None)

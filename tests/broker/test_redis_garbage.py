@@ -1,5 +1,5 @@
-"""Whatever stands in the keys of the due index, schedulers go on: it is removed and reported, and
-tasks are found.
+"""Whatever the keys of the due index contain, schedulers continue: it is removed and reported, and
+tasks are dispatched.
 """
 
 import uuid
@@ -19,14 +19,14 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import wake_channel
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.broker.test_due_index import REDIS, due
-from tests.broker.test_redis_filling import door, rows_due
+from tests.broker.test_redis_loader import redis_connection, rows_due
 from tests.database.commands.durable_command import durable
-from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.rows import ended
 from tests.project import bodies
 from tests.waiting import until
 
-__all__ = ["door"]
+__all__ = ["redis_connection"]
 ODD_MEMBERS = [
     b"q_default|0|3|not-a-uuid",
     b"",
@@ -57,18 +57,18 @@ ODD_MARKS = [
 
 
 def _entry(index: RedisDueIndex) -> None:
-    """Find one entry that is added beside whatever is there."""
+    """Find one entry that was added beside the invalid ones."""
     index.add([due(1, 7)])
     assert due(1, 7) in index.pop_due(due(2).at, 10_000)
 
 
 @pytest.mark.parametrize("score", [0, "-inf", 10**17, -(10**17), 1.5])
 @pytest.mark.parametrize("member", ODD_MEMBERS)
-def test_a_member_that_cannot_be_read_is_removed_and_counted(
-    door: RedisConnection, member: bytes, score: Any, caplog: pytest.LogCaptureFixture
+def test_an_unreadable_member_is_removed_and_counted(
+    redis_connection: RedisConnection, member: bytes, score: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = RedisDueIndex(door)
-    door.client.zadd(keys()[0], {member: score})
+    index = RedisDueIndex(redis_connection)
+    redis_connection.client.zadd(keys()[0], {member: score})
     index.next_at()
     _entry(index)
     if score == 10**17:  # it is never due; `durable verify` removes it
@@ -80,11 +80,11 @@ def test_a_member_that_cannot_be_read_is_removed_and_counted(
 
 
 @pytest.mark.parametrize("mark", ODD_MARKS)
-def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(
-    door: RedisConnection, mark: bytes
+def test_an_unreadable_mark_does_not_count_and_the_index_is_filled_again(
+    redis_connection: RedisConnection, mark: bytes
 ) -> None:
-    index = RedisDueIndex(door)
-    door.client.set(keys()[2], mark)
+    index = RedisDueIndex(redis_connection)
+    redis_connection.client.set(keys()[2], mark)
     index.next_at()
     assert index.filled_until is None
     wanted = rows_due(5)
@@ -95,16 +95,18 @@ def test_a_mark_that_cannot_be_read_is_none_and_the_set_is_filled_again(
     assert index.filled_until is not None
 
 
-def test_a_mark_that_promises_years_is_not_believed(door: RedisConnection) -> None:
-    door.client.set(keys()[2], instant_ms(database_now() + timedelta(days=3_000)))
+def test_a_mark_years_ahead_is_ignored(redis_connection: RedisConnection) -> None:
+    redis_connection.client.set(keys()[2], instant_ms(database_now() + timedelta(days=3_000)))
     rows_due(5)
     assert loader.fill(database_now()) == 1
 
 
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", ["text", "list", "set", "hash", "zset", "stream"])
-def test_a_key_of_another_type_is_replaced(door: RedisConnection, kind: str, number: int) -> None:
-    key, client = keys()[number], door.client
+def test_a_key_of_another_type_is_replaced(
+    redis_connection: RedisConnection, kind: str, number: int
+) -> None:
+    key, client = keys()[number], redis_connection.client
     acts: dict[str, Any] = {
         "text": lambda: client.set(key, "x"),
         "list": lambda: client.rpush(key, "x"),
@@ -114,13 +116,13 @@ def test_a_key_of_another_type_is_replaced(door: RedisConnection, kind: str, num
         "stream": lambda: client.xadd(key, {"x": "y"}),
     }
     acts[kind]()
-    index = RedisDueIndex(door)
+    index = RedisDueIndex(redis_connection)
     index.next_at()
     _entry(index)
     wanted = rows_due(5)
     loader.fill(database_now())
     assert index.pop_due(database_now() + timedelta(seconds=10), 100)[-1].task_id == wanted[0]
-    assert door.open()
+    assert redis_connection.open()
     assert index.filled_until is not None
 
 
@@ -128,7 +130,7 @@ _BYTES = st.one_of(st.binary(max_size=60), st.sampled_from(ODD_MEMBERS + ODD_MAR
 _SCORES = st.one_of(
     st.floats(allow_nan=False), st.integers(-(10**15), 10**15), st.sampled_from(["-inf", "+inf"])
 )
-_DEEDS = st.lists(
+_OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("zadd"), st.integers(0, 2), _BYTES, _SCORES),
         st.tuples(st.just("set"), st.integers(0, 2), _BYTES, st.just(0)),
@@ -141,31 +143,31 @@ _DEEDS = st.lists(
 )
 
 
-def _do(client: Any, verb: str, number: int, value: bytes, more: Any) -> None:
+def _do(client: Any, command: str, number: int, value: bytes, more: Any) -> None:
     key = keys()[number]
-    if verb == "publish":
+    if command == "publish":
         client.publish(wake_channel(scope()), value)
         return
     client.delete(key)
-    if verb == "zadd":
+    if command == "zadd":
         client.zadd(key, {value: more})
-    elif verb == "hset":
+    elif command == "hset":
         client.hset(key, value, more)
     else:
-        getattr(client, verb)(key, value)
+        getattr(client, command)(key, value)
 
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(deeds=_DEEDS)
-def test_a_scheduler_dispatches_whatever_its_keys_hold(
-    door: RedisConnection, deeds: list[tuple[str, int, bytes, Any]]
+@given(operations=_OPERATIONS)
+def test_a_scheduler_dispatches_whatever_its_keys_contain(
+    redis_connection: RedisConnection, operations: list[tuple[str, int, bytes, Any]]
 ) -> None:
     scheduler = Scheduler("one")
     row = bodies.add.schedule(1, 2)
-    for verb, number, value, more in deeds:
-        _do(door.client, verb, number, value, more)
+    for command, number, value, more in operations:
+        _do(redis_connection.client, command, number, value, more)
         scheduler.round()
     until(
         lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30
@@ -175,41 +177,43 @@ def test_a_scheduler_dispatches_whatever_its_keys_hold(
     durable("verify", "--only", "due-index", "--repair", "--yes")
 
 
-def test_verify_removes_members_that_are_never_due(door: RedisConnection) -> None:
+def test_verify_removes_members_that_are_never_due(redis_connection: RedisConnection) -> None:
     for number, member in enumerate(ODD_MEMBERS):
-        door.client.zadd(keys()[0], {member: ("+inf", 10**17, 4.5e12 + 0.5)[number % 3]})
+        redis_connection.client.zadd(
+            keys()[0], {member: ("+inf", 10**17, 4.5e12 + 0.5)[number % 3]}
+        )
     assert "not-a-uuid" in durable("verify", "--only", "due-entries").out
     durable("verify", "--only", "due-entries", "--repair", "--yes")
-    # Three have an id that may be that of a task of another installation with a database of this
+    # Three have an id that may belong to a task of another installation with a database of this
     # name.
-    assert len(RedisDueIndex(door)) == 3
+    assert len(RedisDueIndex(redis_connection)) == 3
 
 
 @pytest.mark.timeout(300)
-def test_run_scheduler_survives_garbage_under_a_load(
+def test_run_scheduler_survives_garbage_under_load(
     rows: None, settings: Any, tmp_path: Path
 ) -> None:
-    """A process with its threads: members, marks, types and messages of the channel, while tasks go
-    on to run.
+    """A process with its threads: invalid members, marks, types and channel messages, while tasks
+    continue to run.
     """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     redis_client.close_idle()
-    door = redis_client.connection()
-    assert door is not None
-    with fleet_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as fleet:
-        fleet.worker(slots=2)
-        scheduler = fleet.scheduler()
-        fleet.ready()
+    redis_connection = redis_client.connection()
+    assert redis_connection is not None
+    with cluster_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as cluster:
+        cluster.worker(slots=2)
+        scheduler = cluster.scheduler()
+        cluster.ready()
         for member in ODD_MEMBERS:
-            door.client.zadd(keys()[0], {member: 0})
-            door.client.publish(wake_channel(scope()), member)
+            redis_connection.client.zadd(keys()[0], {member: 0})
+            redis_connection.client.publish(wake_channel(scope()), member)
         tasks = [bodies.add.schedule(1, 2)]
         for mark in ODD_MARKS:
-            door.client.set(keys()[2], mark)
+            redis_connection.client.set(keys()[2], mark)
             tasks.append(bodies.add.schedule(1, 2))
         for key in keys():
-            door.client.delete(key)
-            door.client.rpush(key, "x")
+            redis_connection.client.delete(key)
+            redis_connection.client.rpush(key, "x")
             tasks.append(bodies.add.schedule(1, 2))
         assert all(ended(task).result == 3 for task in tasks)
         assert scheduler.alive()

@@ -1,5 +1,5 @@
-"""``durable verify`` compares the due index in Redis with the rows, mends both ways, and says when
-it cannot look.
+"""``durable verify`` compares the due index in Redis with the database, repairs both directions,
+and reports if it cannot check.
 """
 
 import uuid
@@ -20,33 +20,33 @@ from django_durable_tasks.engine.verify.check import read_context
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 from tests.broker.test_redis_away import frozen, url
-from tests.broker.test_redis_filling import door, rows_due, taken
+from tests.broker.test_redis_loader import redis_connection, rows_due, taken
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node
-from tests.processes.fleet import SHORT
+from tests.processes.cluster import SHORT
 
-__all__ = ["door", "url"]
+__all__ = ["redis_connection", "url"]
 CHECKS = ["due-entries", "due-missing"]
 
 
-def _look() -> list[tuple[str, Any]]:
+def _find() -> list[tuple[str, Any]]:
     answers = runner.verify(runner.chosen(["due-index"]))
     assert not [answer.error for answer in answers if answer.error]
     return [(finding.check, finding.key) for answer in answers for finding in answer.findings]
 
 
-def _mend() -> list[tuple[str, str]]:
-    deeds = runner.repair(runner.verify(runner.chosen(["due-index"])))
-    return [(deed.finding.check, deed.done or deed.left) for deed in deeds]
+def _repair() -> list[tuple[str, str]]:
+    operations = runner.repair(runner.verify(runner.chosen(["due-index"])))
+    return [(repaired.finding.check, repaired.done or repaired.left) for repaired in operations]
 
 
 def _settle() -> None:
-    """Let all rows have stood as they are for a while."""
+    """Make all rows old enough to be checked."""
     Task.objects.unguarded().update(updated_at=database_now() - timedelta(seconds=100))
 
 
 def _filled(*seconds: float) -> list[uuid.UUID]:
-    """Make rows, let the leader fill the set, and let everything settle."""
+    """Create tasks, fill the index, and make all rows old enough to be checked."""
     ids = rows_due(*seconds)
     loader.fill(database_now())
     _settle()
@@ -59,10 +59,10 @@ def _due(task_id: uuid.UUID) -> Due:
     return Due(row.due_at, row.queue, row.pk, row.priority, row.shard_key)
 
 
-def test_a_set_that_the_leader_filled_has_no_finding(door: RedisConnection) -> None:
+def test_an_index_filled_by_the_leader_has_no_finding(redis_connection: RedisConnection) -> None:
     _filled(2, 30, 100, 400)
-    assert _look() == []
-    assert _mend() == []
+    assert _find() == []
+    assert _repair() == []
 
 
 @pytest.mark.parametrize(
@@ -82,78 +82,82 @@ def test_a_set_that_the_leader_filled_has_no_finding(door: RedisConnection) -> N
         ),
     ],
 )
-def test_entries_that_say_nothing_are_found_and_removed(
-    door: RedisConnection, damage: Any, right: str
+def test_invalid_entries_are_found_and_removed(
+    redis_connection: RedisConnection, damage: Any, right: str
 ) -> None:
     good, bad = _filled(50, 60)
     member = member_of(_due(bad))
     damage(bad)
-    assert _look() == [("due-entries", member)]
+    assert _find() == [("due-entries", member)]
     answer = durable("verify", "--only", "due-index")
     assert (answer.code, right in answer.out, "LATE due entry" in answer.out) == (1, True, True)
-    assert _mend() == [("due-entries", "removed")]
-    assert _look() == []
-    assert RedisEntries(door).members([good, bad]) == {good: member_of(_due(good))}
-    assert taken(door) == [good]
+    assert _repair() == [("due-entries", "removed")]
+    assert _find() == []
+    assert RedisEntries(redis_connection).members([good, bad]) == {good: member_of(_due(good))}
+    assert taken(redis_connection) == [good]
 
 
-def test_an_entry_of_no_task_at_all_is_removed(door: RedisConnection) -> None:
+def test_an_entry_without_a_task_is_removed(redis_connection: RedisConnection) -> None:
     _filled(50)
-    door.client.zadd(RedisDueIndex(door)._keys[0], {"nonsense": 5})
-    assert _look() == [("due-entries", "nonsense")]
-    assert _mend() == [("due-entries", "removed")]
-    assert _look() == []
+    redis_connection.client.zadd(RedisDueIndex(redis_connection)._keys[0], {"nonsense": 5})
+    assert _find() == [("due-entries", "nonsense")]
+    assert _repair() == [("due-entries", "removed")]
+    assert _find() == []
 
 
-def test_a_waiting_row_that_the_set_should_hold_is_found_and_added(door: RedisConnection) -> None:
+def test_a_missing_entry_of_a_waiting_task_is_found_and_added(
+    redis_connection: RedisConnection,
+) -> None:
     first, lost = _filled(50, 60)
-    RedisDueIndex(door).discard([lost])
-    assert _look() == [("due-missing", lost)]
-    assert _mend() == [("due-missing", "added")]
-    assert _look() == []
-    assert taken(door) == [first, lost]
+    RedisDueIndex(redis_connection).discard([lost])
+    assert _find() == [("due-missing", lost)]
+    assert _repair() == [("due-missing", "added")]
+    assert _find() == []
+    assert taken(redis_connection) == [first, lost]
 
 
-def test_an_entry_of_another_instant_is_removed_and_the_right_one_added(
-    door: RedisConnection,
+def test_an_entry_with_another_instant_is_replaced_by_the_right_one(
+    redis_connection: RedisConnection,
 ) -> None:
     [moved] = _filled(60)
     before = member_of(_due(moved))
     Task.objects.unguarded().filter(pk=moved).update(due_at=database_now() + timedelta(seconds=90))
-    assert _look() == [("due-entries", before), ("due-missing", moved)]
-    assert _mend() == [("due-entries", "removed"), ("due-missing", "added")]
-    assert _look() == []
-    assert RedisEntries(door).instants([moved]) == {moved: instant_ms(_due(moved).at)}
+    assert _find() == [("due-entries", before), ("due-missing", moved)]
+    assert _repair() == [("due-entries", "removed"), ("due-missing", "added")]
+    assert _find() == []
+    assert RedisEntries(redis_connection).instants([moved]) == {moved: instant_ms(_due(moved).at)}
 
 
-def test_a_member_that_the_set_forgot_is_added_again(door: RedisConnection) -> None:
+def test_a_lost_member_is_added_again(redis_connection: RedisConnection) -> None:
     [lost] = _filled(60)
-    door.client.zrem(RedisDueIndex(door)._keys[0], member_of(_due(lost)))
-    assert _mend() == [("due-missing", "added")]
-    assert taken(door) == [lost]
+    redis_connection.client.zrem(RedisDueIndex(redis_connection)._keys[0], member_of(_due(lost)))
+    assert _repair() == [("due-missing", "added")]
+    assert taken(redis_connection) == [lost]
 
 
-def test_what_moved_of_late_is_due_in_a_moment_or_is_not_claimed_is_no_finding(
-    door: RedisConnection,
+def test_recently_changed_or_almost_due_tasks_and_unfilled_ranges_have_no_findings(
+    redis_connection: RedisConnection,
 ) -> None:
     soon, moved, gone, later = _filled(3, 60, 70, 310)
-    RedisDueIndex(door).discard([soon, moved, later])
+    RedisDueIndex(redis_connection).discard([soon, moved, later])
     Task.objects.unguarded().filter(pk=moved).update(updated_at=database_now())
     Task.objects.unguarded().filter(pk=gone).update(
         status="SUCCESS", due_at=None, updated_at=database_now()
     )
-    assert _look() == []
+    assert _find() == []
 
 
-def test_a_set_that_claims_nothing_is_not_asked_for_rows(door: RedisConnection) -> None:
+def test_an_index_without_mark_is_not_compared_with_the_database(
+    redis_connection: RedisConnection,
+) -> None:
     _filled(60)
-    door.client.delete(*RedisDueIndex(door)._keys)
-    assert _look() == []
+    redis_connection.client.delete(*RedisDueIndex(redis_connection)._keys)
+    assert _find() == []
 
 
-def test_a_change_between_look_and_repair_stands(door: RedisConnection) -> None:
+def test_a_change_between_read_and_repair_is_kept(redis_connection: RedisConnection) -> None:
     stale, lost = _filled(50, 60)
-    entries = RedisEntries(door)
+    entries = RedisEntries(redis_connection)
     due = _due(lost)
     assert entries.drop({member_of(_due(stale)): 5}) == set()
     assert entries.put([due], {}) == set(), "it is known by a member that was not seen"
@@ -162,8 +166,8 @@ def test_a_change_between_look_and_repair_stands(door: RedisConnection) -> None:
     assert entries.number() == 2
 
 
-def test_the_walk_sees_every_entry_by_pages(
-    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
+def test_every_entry_is_read_page_by_page(
+    redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_entries, "_BATCH", 7)
     now = database_now()
@@ -171,47 +175,51 @@ def test_the_walk_sees_every_entry_by_pages(
         Due(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
         for number in range(1, 1_001)
     ]
-    RedisDueIndex(door).add(strangers)
+    RedisDueIndex(redis_connection).add(strangers)
     answers = runner.verify(runner.chosen(["due-entries"]))
     assert {finding.key for finding in answers[0].findings} == {member_of(due) for due in strangers}
 
 
-def test_entries_of_tasks_that_are_not_here_may_be_anothers_and_stay(door: RedisConnection) -> None:
+def test_entries_of_unknown_tasks_may_belong_to_another_installation_and_stay(
+    redis_connection: RedisConnection,
+) -> None:
     [_, theirs] = _filled(50, 60)
     Task.objects.unguarded().filter(pk=theirs).delete()
     answer = durable("verify", "--only", "due-index")
     assert (answer.code, "none, because there is no such task" in answer.out) == (1, True)
-    [deed] = runner.repair(runner.verify(runner.chosen(["due-index"])))
-    assert (deed.done, "another installation" in deed.left) == ("", True)
-    assert theirs in RedisEntries(door).members([theirs])
+    [repaired] = runner.repair(runner.verify(runner.chosen(["due-index"])))
+    assert (repaired.done, "another installation" in repaired.left) == ("", True)
+    assert theirs in RedisEntries(redis_connection).members([theirs])
 
 
-def test_a_row_that_is_held_between_look_and_repair_gets_no_entry(door: RedisConnection) -> None:
+def test_a_row_locked_between_read_and_repair_gets_no_entry(
+    redis_connection: RedisConnection,
+) -> None:
     [held] = _filled(60)
-    RedisDueIndex(door).discard([held])
+    RedisDueIndex(redis_connection).discard([held])
     [missing] = runner.verify(runner.chosen(["due-missing"]))
     assert missing.check.repair is not None
     Task.objects.unguarded().filter(pk=held).update(due_at=datetime(9999, 1, 1, tzinfo=UTC))
     assert missing.check.repair(read_context(), missing.findings) == {}
-    assert RedisEntries(door).members([held]) == {}
+    assert RedisEntries(redis_connection).members([held]) == {}
 
 
-def test_where_nodes_of_another_region_change_the_rows_nobody_judges_the_set(
-    door: RedisConnection,
+def test_the_index_is_not_checked_if_nodes_of_another_region_change_the_rows(
+    redis_connection: RedisConnection,
 ) -> None:
     [lost] = _filled(60)
-    RedisDueIndex(door).discard([lost])
+    RedisDueIndex(redis_connection).discard([lost])
     node = a_node(region="south", stopped=100.0, seen=100.0)
-    assert _look() == []
+    assert _find() == []
     assert durable("verify", "--only", "due-index").out.count(
         "regions 'south' change the same tasks"
     ) == len(CHECKS)
     Node.objects.filter(pk=node.pk).update(last_seen_at=database_now() - timedelta(seconds=1_000))
-    assert _look() == [("due-missing", lost)]
+    assert _find() == [("due-missing", lost)]
 
 
-def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
-    door: RedisConnection, settings: Any, url: str
+def test_while_redis_is_unavailable_these_checks_report_it_and_the_others_run(
+    redis_connection: RedisConnection, settings: Any, url: str
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
     redis_client.close_idle()
@@ -221,32 +229,34 @@ def test_while_redis_is_away_these_checks_say_so_and_the_others_look(
     )
     with frozen(url):
         answer = durable("verify", "--format", "json")
-    told = {row["check"]: row for row in answer.told["checks"]}
-    assert (answer.code, answer.told["complete"]) == (2, False)
-    assert ["Redis does not serve (TimeoutError)" in told[name]["error"] for name in CHECKS] == [
+    results = {row["check"]: row for row in answer.data["checks"]}
+    assert (answer.code, answer.data["complete"]) == (2, False)
+    assert ["Redis does not serve (TimeoutError)" in results[name]["error"] for name in CHECKS] == [
         True,
         True,
     ]
-    assert told["completion-times"]["findings"] == 1
+    assert results["completion-times"]["findings"] == 1
 
 
-def test_without_redis_there_is_nothing_to_check(door: RedisConnection, settings: Any) -> None:
+def test_without_redis_there_is_nothing_to_check(
+    redis_connection: RedisConnection, settings: Any
+) -> None:
     settings.DURABLE_TASKS = dict(SHORT)
     answer = durable("verify", "--only", "due-index")
     assert answer.code == 0
     assert answer.out.count("nothing to check: REDIS_URL is not set") == len(CHECKS)
 
 
-def test_a_row_whose_shard_is_mended_is_known_in_the_set_by_its_right_one(
-    door: RedisConnection, monkeypatch: pytest.MonkeyPatch
+def test_a_task_whose_shard_is_repaired_gets_an_entry_in_the_right_one(
+    redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [row] = _filled(60)
     right = _due(row)
     wrong = right._replace(shard=(right.shard + 1) % 64)
     Task.objects.unguarded().filter(pk=row).update(shard_key=wrong.shard)
-    RedisDueIndex(door).add([wrong])
+    RedisDueIndex(redis_connection).add([wrong])
     monkeypatch.setattr(ports, "due", OnCommitNotifier())
-    [deed] = runner.repair(runner.verify(runner.chosen(["shard-keys"])))
-    assert deed.done == "written"
+    [repaired] = runner.repair(runner.verify(runner.chosen(["shard-keys"])))
+    assert repaired.done == "written"
     assert _due(row) == right
-    assert RedisEntries(door).members([row]) == {row: member_of(right)}
+    assert RedisEntries(redis_connection).members([row]) == {row: member_of(right)}

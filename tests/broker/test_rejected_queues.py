@@ -1,5 +1,5 @@
-"""A queue that the broker rejects waits for itself: others go on, in the same batch too, and no
-breaker opens.
+"""A queue that the broker rejects is postponed alone: others continue, in the same batch too, and
+the breaker stays closed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kombu import Queue
 from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher
 from django_durable_tasks.celery.publishing.message_id import celery_id_of
 from django_durable_tasks.exceptions import BrokerUnavailable
+from tests.backends import address, broker_settings
 from tests.broker.rejecting import WAYS, Way, another_kind
 from tests.broker.routes import application, forget, messages, waiting
 from tests.processes.proxy import proxy_to
-from tests.vendors import address, broker_settings
 from tests.waiting import until
 
 REJECTS, ACCEPTS = "The broker rejects messages for queue", "The broker accepts messages for queue"
@@ -29,14 +29,14 @@ REJECTS, ACCEPTS = "The broker rejects messages for queue", "The broker accepts 
 
 @pytest.fixture
 def names() -> tuple[str, str]:
-    """Name a sound queue and another one."""
+    """Return the names of a valid queue and of another one."""
     run = uuid.uuid4().hex[:8]
     return f"durable-{run}-good", f"durable-{run}-bad"
 
 
 @pytest.fixture(params=WAYS[os.environ["TEST_BROKER"]], ids=lambda way: way.__name__)
 def app(request: pytest.FixtureRequest, names: tuple[str, str]) -> Iterator[Celery]:
-    """Give an application with both."""
+    """Return an application with both."""
     good, bad = names
     way: Way = request.param
     queue, spoil = way(bad)
@@ -51,7 +51,7 @@ def _in(app: Celery, name: str) -> int:
         return int(queue(connection.channel()).queue_declare(passive=False).message_count)
 
 
-def test_a_batch_of_several_queues_gives_back_only_what_was_rejected(
+def test_a_batch_of_several_queues_returns_only_the_rejected_messages(
     app: Celery, names: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = names
@@ -71,7 +71,7 @@ def test_a_batch_of_several_queues_gives_back_only_what_was_rejected(
     assert bad in caplog.text
 
 
-def test_a_queue_whose_delay_is_over_is_tried_again_and_reported_once(
+def test_a_rejected_queue_is_tried_again_after_its_delay_and_logged_once(
     app: Celery, names: tuple[str, str], caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.001}
@@ -83,7 +83,7 @@ def test_a_queue_whose_delay_is_over_is_tried_again_and_reported_once(
     assert broker_outage.backoff.is_rejected(bad)
 
 
-def test_a_single_message_of_a_rejected_queue_that_was_published_before_is_noticed(
+def test_a_rejection_of_a_single_message_is_noticed_although_earlier_ones_were_accepted(
     app: Celery, names: tuple[str, str]
 ) -> None:
     _, bad = names
@@ -93,7 +93,7 @@ def test_a_single_message_of_a_rejected_queue_that_was_published_before_is_notic
     assert broker_outage.breaker.closed()
 
 
-def test_a_queue_that_celery_does_not_know_is_rejected_alone(names: tuple[str, str]) -> None:
+def test_a_queue_unknown_to_celery_is_rejected_alone(names: tuple[str, str]) -> None:
     good, bad = names
     with application(task_queues=[Queue(good)], task_create_missing_queues=False) as app:
         refused = publisher.publish([*messages(good, 2), *messages(bad), *messages(good)])
@@ -102,7 +102,7 @@ def test_a_queue_that_celery_does_not_know_is_rejected_alone(names: tuple[str, s
         assert broker_outage.breaker.closed()
 
 
-def test_a_repaired_queue_is_accepted_again_and_reported_once(
+def test_a_repaired_queue_is_accepted_again_and_logged_once(
     names: tuple[str, str], broker: str, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     if broker != "rabbitmq":
@@ -121,7 +121,7 @@ def test_a_repaired_queue_is_accepted_again_and_reported_once(
 
 
 @pytest.mark.parametrize("part", [b"queue.declare", b"publish"])
-def test_a_queue_of_which_nothing_is_heard_is_rejected_alone(
+def test_a_queue_that_does_not_answer_is_rejected_alone(
     names: tuple[str, str], broker: str, part: bytes
 ) -> None:
     """A quorum queue without a majority answers neither a declaration nor a message; the connection
@@ -144,7 +144,7 @@ def test_a_queue_of_which_nothing_is_heard_is_rejected_alone(
         forget()
 
 
-def test_a_message_that_cannot_be_encoded_holds_up_no_other(names: tuple[str, str]) -> None:
+def test_a_message_that_cannot_be_encoded_does_not_block_others(names: tuple[str, str]) -> None:
     batch = messages(names[0], 3)
 
     def spoil(headers: dict[str, Any], **_: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_message_that_cannot_be_encoded_holds_up_no_other(names: tuple[str, st
         assert broker_outage.backoff.reasons() == {}
 
 
-def test_a_lost_broker_opens_the_breaker_and_blames_no_queue(
+def test_a_lost_broker_opens_the_breaker_and_rejects_no_queue(
     names: tuple[str, str], broker: str
 ) -> None:
     if broker == "filesystem":

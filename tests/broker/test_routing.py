@@ -1,6 +1,4 @@
-"""A message reaches the queue to which Celery itself sends the task, and no other, whatever the
-queues look like.
-"""
+"""A message is sent to the same queue as by Celery itself, for any configuration of queues."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def _quorum(a: str, b: str) -> dict[str, Any]:
 
 @pytest.fixture
 def names() -> tuple[str, str]:
-    """Name two queues of this test alone: Kombu's pools of connections remember what they
+    """Return names of two queues for this test only: Kombu's connection pools remember what they
     declared.
     """
     run = uuid.uuid4().hex[:8]
@@ -93,15 +91,17 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda made: made.__name__.strip("_"))
 @pytest.mark.parametrize("number", [1, 3], ids=["one message", "a batch"])
-def test_a_message_reaches_the_queue_that_celery_sends_the_task_to_and_no_other(
+def test_a_message_is_sent_to_the_queue_that_celery_uses_and_to_no_other(
     configuration: Callable[[str, str], dict[str, Any]], number: int, names: tuple[str, str]
 ) -> None:
     a, b = names
     with application(**configuration(a, b)) as app:
         assert [app.amqp.queues[name].name for name in names] == [a, b]
-        assert app.amqp.queues[app.conf.task_default_queue]  # Celery 5.6 makes it when it publishes
+        assert app.amqp.queues[
+            app.conf.task_default_queue
+        ]  # Celery 5.6 creates it when it publishes
         declare(app)
-        by_celery = Celery.send_task.__wrapped__  # ours makes a row of a durable task's name
+        by_celery = Celery.send_task.__wrapped__  # the package creates a task for a durable name
         sent = _sent(app, lambda: [by_celery(app, NAME, (1, 2)) for _ in range(number)])
         ours = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, None), number)))
         assert ours == sent == {a: number}
@@ -111,13 +111,15 @@ def test_a_message_reaches_the_queue_that_celery_sends_the_task_to_and_no_other(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda made: made.__name__.strip("_"))
-def test_a_call_is_published_to_the_queue_that_celery_sends_the_task_to_and_no_other(
+def test_a_call_is_published_to_the_queue_that_celery_uses_and_to_no_other(
     configuration: Callable[[str, str], dict[str, Any]], names: tuple[str, str]
 ) -> None:
     a, b = names
     with application(**configuration(a, b)) as app:
         assert [app.amqp.queues[name].name for name in names] == [a, b]
-        assert app.amqp.queues[app.conf.task_default_queue]  # Celery 5.6 makes it when it publishes
+        assert app.amqp.queues[
+            app.conf.task_default_queue
+        ]  # Celery 5.6 creates it when it publishes
         declare(app)
         by_celery = Celery.send_task.__wrapped__
         sent = _sent(app, lambda: by_celery(app, NAME, (1, 2)))
@@ -134,7 +136,7 @@ def _sent(app: Celery, act: Callable[[], object]) -> dict[str, int]:
     return increase(before, waiting(app))
 
 
-def test_an_alias_names_the_same_queue(names: tuple[str, str]) -> None:
+def test_an_alias_selects_the_same_queue(names: tuple[str, str]) -> None:
     a, b = names
     with application(task_queues=[Queue(a, alias="short"), Queue(b)]) as app:
         declare(app)

@@ -1,6 +1,4 @@
-"""A real browser without a screen, and the site it looks at, under a strict
-Content-Security-Policy.
-"""
+"""A headless browser and the test site, under a strict Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def site_address(django_db_setup: None) -> Iterator[str]:
 
 
 class Visit:
-    """What a person does in the browser."""
+    """The actions of a user in the browser."""
 
     def __init__(self, chrome: Chrome, site: str, folder: Path) -> None:
         self.chrome, self.site, self.folder = chrome, site, folder
@@ -77,15 +75,15 @@ class Visit:
         self.chrome.get(self.site + address)
 
     def find(self, selector: str) -> Any:
-        """Return the first element of this CSS selector; raises when there is none."""
+        """Return the first element of this CSS selector. Raises if there is none."""
         return self.chrome.find_element(By.CSS_SELECTOR, selector)
 
     def follow(self, text: str) -> None:
-        """Click the link that says this."""
+        """Click the link with this text."""
         self.chrome.find_element(By.PARTIAL_LINK_TEXT, text).click()
 
     def press(self, text: str) -> None:
-        """Press the button, or the link that looks like one, that says this."""
+        """Press the button, or the link styled as one, with this text."""
         self.chrome.find_element(
             By.XPATH,
             "//*[self::button or self::a or self::input[@type='submit']]"
@@ -93,13 +91,13 @@ class Visit:
         ).click()
 
     def write(self, field: str, text: str) -> None:
-        """Write a text into a field of a form, instead of what stands there."""
+        """Replace the text of a form field."""
         element = self.find(f"[name='{field}']")
         element.clear()
         element.send_keys(text)
 
     def log_in(self) -> None:
-        """Log in by the form, as somebody who may do everything."""
+        """Log in with the form, as a superuser."""
         User.objects.create_superuser("ann", password="swordfish")
         self.go("/admin/")
         self.write("username", "ann")
@@ -108,7 +106,7 @@ class Visit:
         self.shows("Site administration")
 
     def text(self) -> str:
-        """Return what the page shows; nothing while it changes to the next."""
+        """Return the text of the page, or an empty string while the next page is loading."""
         shown: str = self.chrome.execute_script(
             "return document.body ? document.body.innerText : ''"
         )
@@ -122,8 +120,8 @@ class Visit:
 
         until(shown, within=30, message=f"the page shows {text!r}")
 
-    def complaints(self) -> list[str]:
-        """Return what the browser complained of since it was last asked."""
+    def console_errors(self) -> list[str]:
+        """Return the messages in the browser's console since the last call."""
         return [str(entry["message"]) for entry in self.chrome.get_log("browser")]  # type: ignore[no-untyped-call]
 
 
@@ -131,11 +129,13 @@ class Visit:
 def visit(
     chromium: Chrome, site_address: str, transactional_db: None, tmp_path: Path
 ) -> Iterator[Visit]:
-    """Give a visit that begins logged out, without complaints, on a site with its first rows."""
+    """Provide a browser session that begins logged out, with an empty console, on a site with its
+    seed rows.
+    """
     first_rows()
     chromium.delete_all_cookies()
     visit = Visit(chromium, site_address, tmp_path)
-    visit.complaints()
+    visit.console_errors()
     yield visit
     chromium.get("about:blank")
     connections.close_all()

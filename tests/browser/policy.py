@@ -1,4 +1,4 @@
-"""The strictest policy that a site can have: nothing inline, nothing from elsewhere."""
+"""The strictest Content-Security-Policy: nothing inline, nothing from other origins."""
 
 from __future__ import annotations
 

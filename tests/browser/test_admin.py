@@ -1,4 +1,4 @@
-"""An operator in a real browser: sees why a task did not run, replays it, edits its arguments,
+"""An operator in a real browser finds out why a task did not run, replays it, edits its arguments,
 pauses its queue.
 """
 
@@ -58,7 +58,7 @@ def test_an_operator_pauses_a_queue_with_a_reason_and_resumes_it(visit: Visit) -
     assert QueueControl.objects.get().paused_at is None
 
 
-def test_an_operator_cancels_the_chosen_tasks_after_reading_what_it_means(visit: Visit) -> None:
+def test_an_operator_cancels_selected_tasks_after_confirmation(visit: Visit) -> None:
     many_tasks(3)
     visit.log_in()
     visit.go(f"{APP}task/")
@@ -114,14 +114,14 @@ def _addresses() -> list[str]:
     ]
 
 
-def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+def test_no_page_violates_the_strictest_policy_and_hostile_text_is_escaped(
     visit: Visit,
 ) -> None:
     addresses = _addresses()
     visit.log_in()
-    visit.complaints()
+    visit.console_errors()
     for address in addresses:
         visit.go(address)
-        assert visit.complaints() == [], address
+        assert visit.console_errors() == [], address
         assert visit.chrome.execute_script("return window.stolen") is None, address
         assert visit.find("#content h1").is_displayed()

@@ -1,5 +1,5 @@
-"""An operator in a real browser: looks at a graph, previews what would change and does it, links
-tasks, opens gates.
+"""An operator in a real browser views a graph, previews and performs operations, adds dependencies,
+opens gates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from django.urls import reverse
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from tests.browser.conftest import Visit
-from tests.database.dependencies.worker_and_leader import begin, fail, of, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import (
+    begin,
+    fail,
+    of,
+    resolve_all,
+    statuses,
+    succeed,
+)
 from tests.factories import a_task
 from tests.project.tasks import echo, noop
 
@@ -21,8 +28,8 @@ EVIL = "<script>window.stolen=1</script><img src=x onerror=window.stolen=1>"
 
 
 def a_nightly_run() -> WorkflowRun:
-    """Start a workflow that is half done: one task failed, one runs, one waits for a person, a part
-    of it waits.
+    """Start a workflow that is half done: one task failed, one runs, one waits for approval, and a
+    sub-workflow waits.
     """
     inner = Workflow("reports")
     inner.add(noop, step="render")
@@ -39,10 +46,10 @@ def a_nightly_run() -> WorkflowRun:
     wf.add(noop, after={rates: "MUST_FAIL"}, step="repair")
     run = wf.start(key="nightly-2026-11-20")
     succeed(of(run, "extract"))
-    tell()
+    resolve_all()
     begin(of(run, "rates"))
     fail(of(run, "bookings"))
-    tell()
+    resolve_all()
     return run
 
 
@@ -50,7 +57,7 @@ def _page(row: Task | WorkflowRun) -> str:
     return reverse(f"admin:django_durable_tasks_{row._meta.model_name}_change", args=[row.pk])
 
 
-def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit) -> None:
+def test_an_operator_views_a_graph_previews_a_cancel_and_performs_it(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(f"{APP}workflowrun/")
@@ -62,18 +69,18 @@ def test_an_operator_looks_at_a_graph_previews_a_cancel_and_does_it(visit: Visit
     visit.press("Cancel the workflow")
     visit.shows("This changes 7 rows")
     assert "stop requested" in visit.text()
-    assert stands(of(run, "load")) == ["BLOCKED"]
+    assert statuses(of(run, "load")) == ["BLOCKED"]
     visit.write("reason", "wrong tariff")
     visit.press("Yes: Cancel the workflow (7)")
     visit.shows("Done. These are the 7 rows that changed.")
-    assert stands(of(run, "load"), of(run, "rates")) == ["CANCELLED", "RUNNING"]
+    assert statuses(of(run, "load"), of(run, "rates")) == ["CANCELLED", "RUNNING"]
     visit.press("Back")
     visit.shows("cancellation was requested")
     visit.follow("load")
     visit.shows("CANCELLED by ann: wrong tariff")
 
 
-def test_a_node_of_the_diagram_leads_to_its_task(visit: Visit) -> None:
+def test_a_node_of_the_diagram_links_to_its_task(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(_page(run))
@@ -82,7 +89,7 @@ def test_a_node_of_the_diagram_leads_to_its_task(visit: Visit) -> None:
     assert "Upstream tasks" in visit.text()
 
 
-def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> None:
+def test_an_operator_who_would_close_a_cycle_sees_its_path(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(_page(of(run, "load")))
@@ -112,7 +119,7 @@ def test_an_operator_who_would_close_a_circle_sees_its_path(visit: Visit) -> Non
     assert TaskDependency.objects.count() == edges
 
 
-def test_an_operator_approves_what_waits_for_a_person(visit: Visit) -> None:
+def test_an_operator_approves_a_waiting_task(visit: Visit) -> None:
     wf = Workflow("payout")
     wf.add(noop, step="pay", approval="the controller signs")
     run = wf.start()
@@ -126,12 +133,12 @@ def test_an_operator_approves_what_waits_for_a_person(visit: Visit) -> None:
     visit.write("reason", "budget is there")
     visit.press("Yes: Approve (1)")
     visit.shows("Done. This is the row that changed.")
-    assert stands(of(run, "pay")) != ["BLOCKED"]
+    assert statuses(of(run, "pay")) != ["BLOCKED"]
     gate = TaskDependency.objects.get()
     assert (gate.outcome, gate.resolved_by, gate.comment) == ("APPROVED", "ann", "budget is there")
 
 
-def test_an_operator_forces_the_chosen_tasks_of_a_run(visit: Visit) -> None:
+def test_an_operator_force_runs_selected_tasks(visit: Visit) -> None:
     run = a_nightly_run()
     load = of(run, "load")
     visit.log_in()
@@ -139,14 +146,14 @@ def test_an_operator_forces_the_chosen_tasks_of_a_run(visit: Visit) -> None:
     visit.find(f"input[name='_selected_action'][value='{load.pk}']").click()
     visit.press("Force-run")
     visit.shows("This changes")
-    assert stands(load) == ["BLOCKED"]
+    assert statuses(load) == ["BLOCKED"]
     visit.write("reason", "rates are known")
     visit.press("Yes: Force-run")
     visit.shows("Done.")
-    assert stands(load) != ["BLOCKED"]
+    assert statuses(load) != ["BLOCKED"]
 
 
-def test_an_operator_retries_what_failed(visit: Visit) -> None:
+def test_an_operator_retries_failed_tasks(visit: Visit) -> None:
     run = a_nightly_run()
     visit.log_in()
     visit.go(_page(run))
@@ -160,10 +167,10 @@ def test_an_operator_retries_what_failed(visit: Visit) -> None:
     visit.find(".durable-tabs form:nth-of-type(1) button").click()
     visit.press("Yes: Replay the workflow")
     visit.shows("Done.")
-    assert stands(of(run, "bookings")) != ["FAILED"]
+    assert statuses(of(run, "bookings")) != ["FAILED"]
 
 
-def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+def test_no_workflow_page_violates_the_strictest_policy_and_hostile_text_is_escaped(
     visit: Visit,
 ) -> None:
     wf = Workflow("hostile")
@@ -173,7 +180,7 @@ def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text
     Task.objects.unguarded().update(name=EVIL, reason=EVIL)
     task, edge = of(run, "last"), TaskDependency.objects.get(gate=None)
     visit.log_in()
-    visit.complaints()
+    visit.console_errors()
     for address in (
         f"{APP}workflowrun/",
         f"{APP}taskdependency/",
@@ -186,6 +193,6 @@ def test_no_page_of_graphs_needs_more_than_the_strictest_policy_and_hostile_text
         f"{APP}taskdependency/{edge.pk}/remove/",
     ):
         visit.go(address)
-        assert visit.complaints() == [], address
+        assert visit.console_errors() == [], address
         assert visit.chrome.execute_script("return window.stolen") is None, address
         assert visit.find("#content h1").is_displayed()

@@ -1,5 +1,5 @@
-"""An operator in a real browser: makes a schedule after a look at its next fires, and asks why it
-did not run.
+"""An operator in a real browser creates a schedule after a preview of its next fires, and asks why
+it did not run.
 """
 
 from datetime import date
@@ -30,7 +30,7 @@ def _choose(visit: Visit, field: str, value: str) -> None:
     visit.find(f"select[name='{field}'] option[value='{value}']").click()
 
 
-def test_an_operator_makes_a_schedule_after_a_look_at_its_next_fires(visit: Visit) -> None:
+def test_an_operator_creates_a_schedule_after_a_preview_of_its_next_fires(visit: Visit) -> None:
     visit.log_in()
     visit.go(LIST)
     visit.press("Add recurring task")
@@ -53,7 +53,7 @@ def test_an_operator_makes_a_schedule_after_a_look_at_its_next_fires(visit: Visi
     assert "every day at 02:30" in visit.text()
 
 
-def test_an_operator_pauses_a_schedule_asks_why_it_did_not_run_and_resumes_it(visit: Visit) -> None:
+def test_an_operator_pauses_a_schedule_reads_the_explanation_and_resumes_it(visit: Visit) -> None:
     row = a_schedule()
     fire(at(3600 + 30))
     visit.log_in()
@@ -75,7 +75,7 @@ def test_an_operator_pauses_a_schedule_asks_why_it_did_not_run_and_resumes_it(vi
     visit.shows("Missed runs of the pause are not caught up.")
 
 
-def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(
+def test_an_operator_skips_the_next_fire_time_from_the_table_and_restores_it(
     visit: Visit,
 ) -> None:
     row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
@@ -94,7 +94,7 @@ def test_an_operator_skips_the_next_fire_time_from_the_table_and_takes_it_back(
     assert not OccurrenceOverride.objects.exists()
 
 
-def test_an_operator_backfills_after_reading_what_it_would_do(visit: Visit) -> None:
+def test_an_operator_backfills_after_a_dry_run(visit: Visit) -> None:
     row = a_schedule(misfire_grace=5)
     fire(at(180 + 30))
     visit.log_in()
@@ -109,7 +109,7 @@ def test_an_operator_backfills_after_reading_what_it_would_do(visit: Visit) -> N
     assert Task.objects.count() == 4
 
 
-def test_an_operator_takes_holidays_in_looks_at_the_year_and_saves_the_calendar(
+def test_an_operator_imports_holidays_previews_the_year_and_saves_the_calendar(
     visit: Visit,
 ) -> None:
     visit.log_in()
@@ -153,11 +153,11 @@ def _addresses() -> list[str]:
         Calendar.objects.get(),
         Task.objects.get(),
     )
-    verbs = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
+    operations = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
     return [
         *(f"{APP}{name}/" for name in ("recurringtask", "occurrencerecord", "calendar")),
         *(f"{APP}{one._meta.model_name}/{one.pk}/change/" for one in (row, line, calendar, task)),
-        *(f"{LIST}{row.pk}/do/{name}/" for name in verbs),
+        *(f"{LIST}{row.pk}/do/{name}/" for name in operations),
         f"{LIST}{row.pk}/edit/",
         f"{LIST}add/",
         f"{LIST}{row.pk}/change/?at=2026-03-02+09:30",
@@ -168,14 +168,14 @@ def _addresses() -> list[str]:
     ]
 
 
-def test_no_page_needs_more_than_the_strictest_policy_and_hostile_text_stays_text(
+def test_no_schedule_page_violates_the_strictest_policy_and_hostile_text_is_escaped(
     visit: Visit,
 ) -> None:
     addresses = _addresses()
     visit.log_in()
-    visit.complaints()
+    visit.console_errors()
     for address in addresses:
         visit.go(address)
-        assert visit.complaints() == [], address
+        assert visit.console_errors() == [], address
         assert visit.chrome.execute_script("return window.stolen") is None, address
         assert visit.find("#content h1").is_displayed()

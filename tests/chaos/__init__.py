@@ -1,3 +1,3 @@
-"""The chaos suite: a load, a fleet, faults from a seed, and what must hold of the history all the
-same.
+"""The chaos suite: load on a cluster, faults selected by a seed, and invariants of the recorded
+history.
 """

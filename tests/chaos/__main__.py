@@ -1,8 +1,9 @@
 """`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis and then
-RabbitMQ, and the verdict.
+RabbitMQ, and the result.
 
-Everything runs on private servers, which are started and stopped. The exit code is 1 when an
-invariant was violated, or when nothing was fenced or dropped: then the fences were never tried.
+Everything runs on private servers, which are started and stopped. The exit code is 1 if an
+invariant was violated, or if no ending was fenced and no message dropped, because then the fences
+were not tested.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ AGAIN = {
     "garbage",
     "everything",
 }
-"""What strikes on the second broker too: the first one has seen what does not concern brokers."""
+"""Faults that are repeated on the second broker: those that concern brokers."""
 MARGIN = 900
 OWN = (
     "TEST_RUN",
@@ -54,22 +55,22 @@ OWN = (
 
 
 def main(arguments: list[str]) -> int:
-    """Play what was asked for, and return the exit code."""
+    """Run the requested faults, and return the exit code."""
     options = _options(arguments)
     catalogue = _catalogue()
     if options.list:
         for name, one in catalogue:
-            _say(f"{one.number:3} {name:22} {', '.join(one.lanes):16} {one.what}")
+            _print(f"{one.number:3} {name:22} {', '.join(one.brokers):16} {one.what}")
         return 0
     wanted = _chosen(options.faults, [name for name, _ in catalogue])
-    lanes = options.broker.split(",")
+    brokers = options.broker.split(",")
     began = time.monotonic()
     played = []
     sys.stderr.write(f"seed {options.seed}\n")
-    for broker in lanes:
-        sought = wanted if options.faults or broker == lanes[0] else wanted & AGAIN
-        names = tuple(name for name, one in catalogue if name in sought and broker in one.lanes)
-        share = SHARES[broker] / sum(SHARES[lane] for lane in lanes)
+    for broker in brokers:
+        sought = wanted if options.faults or broker == brokers[0] else wanted & AGAIN
+        names = tuple(name for name, one in catalogue if name in sought and broker in one.brokers)
+        share = SHARES[broker] / sum(SHARES[one] for one in brokers)
         plan = Plan(
             broker=broker,
             seed=options.seed,
@@ -79,14 +80,14 @@ def main(arguments: list[str]) -> int:
             pace=options.pace,
             seconds=options.seconds * share,
         )
-        played.append(play_lane(plan))
+        played.append(run_in_process(plan))
     answer = {
         "seed": options.seed,
         "seconds": time.monotonic() - began,
         "facts": facts(),
         "lanes": played,
     }
-    _say(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
+    _print(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
     wrong = failures(played, tried=not options.faults)
     for line in wrong:
         sys.stderr.write(f"{line}\n")
@@ -95,19 +96,21 @@ def main(arguments: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def failures(lanes: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
-    """Return what is wrong with these lanes, in words; ``tried``: the fences must have been."""
+def failures(results: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
+    """Return what is wrong with these runs, as sentences. ``tried``: something must have been
+    fenced.
+    """
     found = []
-    for lane in lanes:
-        for name, told in lane["violations"].items():
-            found += [f"{lane['broker']}: {name}: {text}" for text in told["first"]]
+    for result in results:
+        for name, messages in result["violations"].items():
+            found += [f"{result['broker']}: {name}: {text}" for text in messages["first"]]
         found += [
-            f"{lane['broker']}: {lane[name]} {text}"
+            f"{result['broker']}: {result[name]} {text}"
             for name, text in NONE_WANTED.items()
-            if lane[name]
+            if result[name]
         ]
     for name, text in SOME_WANTED.items():
-        if tried and not any(lane[name] for lane in lanes):
+        if tried and not any(result[name] for result in results):
             found.append(f"no {text}: the fences were never tried")
     return found
 
@@ -123,12 +126,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         metavar="NAMES",
         help="only these faults, by comma; --list names them",
     )
-    parser.add_argument("--broker", default="redis,rabbitmq", help="the lanes, by comma")
+    parser.add_argument(
+        "--broker", default="redis,rabbitmq", help="the brokers, separated by commas"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
         default=600,
-        help="at least so long in all; each fault strikes anyhow",
+        help="minimum duration in seconds; each fault occurs in any case",
     )
     parser.add_argument(
         "--rate", type=float, default=45, help="tasks a second that the load asks for"
@@ -163,25 +168,25 @@ def _chosen(names: str, known: list[str]) -> set[str]:
     return chosen or set(known)
 
 
-def play_lane(plan: Plan) -> dict[str, Any]:
-    """Play a lane in a process of its own, in a group of its own."""
+def run_in_process(plan: Plan) -> dict[str, Any]:
+    """Run a plan in a separate process, in a process group of its own."""
     with tempfile.TemporaryDirectory(prefix="durable-chaos-answer-") as folder:
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "tests.chaos.lane", plan.as_text(), str(answer)]
+        command = [sys.executable, "-m", "tests.chaos.run_plan", plan.as_text(), str(answer)]
         kept = {name: value for name, value in os.environ.items() if name not in OWN}
-        with subprocess.Popen(command, cwd=ROOT, env=kept, stdout=sys.stderr) as lane:
+        with subprocess.Popen(command, cwd=ROOT, env=kept, stdout=sys.stderr) as result:
             try:
-                code = lane.wait(plan.seconds + len(plan.faults) * 60 + MARGIN)
+                code = result.wait(plan.seconds + len(plan.faults) * 60 + MARGIN)
             finally:
                 with suppress(ProcessLookupError):
-                    lane.send_signal(signal.SIGINT)
+                    result.send_signal(signal.SIGINT)
         if code:
-            raise SystemExit(f"The lane of {plan.broker} broke off with exit code {code}.")
+            raise SystemExit(f"The run on {plan.broker} broke off with exit code {code}.")
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 

@@ -1,5 +1,5 @@
-"""The failpoints of chaos as a Django application: each process looks, before it publishes, at what
-is asked for.
+"""The failpoints of the chaos suite as a Django application: each process checks for orders before
+it publishes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ VARIABLE = "CHAOS_RINGS"
 
 
 class ChaosConfig(AppConfig):
-    """Take the doorbell's wire in hand, where the environment names the file that says what to do
-    with it.
-    """
+    """Replaces the publisher's send function if the environment names a file with orders."""
 
     name = "tests.chaos"
     label = "chaos"
@@ -33,12 +31,12 @@ class ChaosConfig(AppConfig):
         if os.environ.get("CHAOS_CLOCK"):
             sys.stderr.write(f"chaos clock {datetime.now(UTC).isoformat()}\n")
         if os.environ.get(VARIABLE):
-            wire = Wire(Path(os.environ[VARIABLE]), publisher._publish_once)
-            setattr(publisher, "_publish_once", wire.publish)  # noqa: B010 - mypy knows it as a function
+            sender = FaultySender(Path(os.environ[VARIABLE]), publisher._publish_once)
+            setattr(publisher, "_publish_once", sender.publish)  # noqa: B010 - mypy knows it as a function
 
 
-class Wire:
-    """Sends every ring in `copies` copies, each late by up to `delay` seconds, as long as the file
+class FaultySender:
+    """Sends every message `copies` times, each late by up to `delay` seconds, as long as the file
     says so.
     """
 
@@ -46,8 +44,8 @@ class Wire:
         self._orders, self._send = orders, send
 
     def publish(self, messages: Sequence[Any]) -> list[Any]:
-        """Do as ``publisher._publish_once``, or what is asked for instead; return what the last
-        copy met.
+        """Do as ``publisher._publish_once``, or follow the orders instead. Returns the result of
+        the last copy.
         """
         orders, rejections = self._asked(), list[Any]()
         for _ in range(1 if orders is None else int(orders["copies"])):
@@ -74,4 +72,4 @@ class Wire:
         try:
             self._send([message])
         except OSError:
-            return  # lost on the wire: the task is republished
+            return  # lost on the network: the task is republished

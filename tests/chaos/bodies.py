@@ -1,8 +1,8 @@
-"""Durable tasks that write down when they begin and end, in a file that survives every fault of the
+"""Durable tasks that record when they begin and end, in a file that survives every fault of the
 database.
 
-The hour is that of the monotonic clock, laid on the wall clock that the whole run agreed on: the
-wall clocks of some processes are wrong on purpose.
+Timestamps come from the monotonic clock, relative to a wall clock time that the whole run shares,
+because the wall clocks of some processes are wrong on purpose.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FAST: dict[str, Any] = {"backoff": "FIXED", "backoff_base": 0.2, "max_crashes": 
 
 
 class Unlucky(Exception):
-    """The try is not the one that succeeds."""
+    """The attempt fails on purpose."""
 
 
 def now() -> float:
-    """Return the hour in seconds, whatever this process's wall clock says."""
+    """Return the time in seconds, whatever this process's wall clock shows."""
     return float(os.environ[ORIGIN]) + time.monotonic()
 
 
 def write(line: dict[str, Any]) -> None:
-    """Append one line, whole."""
+    """Append one line atomically."""
     file = os.open(os.environ[LEDGER], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     try:
         os.write(file, f"{json.dumps(line)}\n".encode())
@@ -48,24 +48,24 @@ def _written() -> Iterator[None]:
     live = process_runs.current()
     assert live is not None
     run = live.run
-    told = {
+    entry = {
         "task": str(run.task_id),
         "attempt": run.attempt,
         "run": str(run.run_id),
         "pid": os.getpid(),
     }
-    write({**told, "what": "begin", "at": now()})
+    write({**entry, "what": "begin", "at": now()})
     good = False
     try:
         yield
         good = True
     finally:
-        write({**told, "what": "end", "at": now(), "good": good})
+        write({**entry, "what": "end", "at": now(), "good": good})
 
 
 @durable_task(**FAST)
 def work(seconds: float = 0.0) -> None:
-    """Take so long."""
+    """Run for `seconds`."""
     with _written():
         end = time.monotonic() + seconds
         until(lambda: time.monotonic() >= end, within=seconds + 60)
@@ -73,7 +73,7 @@ def work(seconds: float = 0.0) -> None:
 
 @durable_task(bind=True, max_attempts=4, **FAST)
 def stumble(self: Any, times: int) -> int:
-    """Fail so many times, then succeed."""
+    """Fail `times` times, then succeed."""
     with _written():
         if self.durable.attempt <= times:
             raise Unlucky(f"try {self.durable.attempt}")
@@ -82,14 +82,14 @@ def stumble(self: Any, times: int) -> int:
 
 @durable_task(max_attempts=2, **FAST)
 def give_up() -> None:
-    """Fail always."""
+    """Always fail."""
     with _written():
         raise Unlucky("never")
 
 
 @durable_task(bind=True, atomic=True, **FAST)
 def take_effect(self: Any) -> None:
-    """Write a row that must be there exactly once."""
+    """Write a row that must exist exactly once."""
     with _written(), connection.cursor() as cursor:
         live = process_runs.current()
         assert live is not None
@@ -98,14 +98,14 @@ def take_effect(self: Any) -> None:
 
 @durable_task(**FAST)
 def tick() -> None:
-    """Be fired by a schedule."""
+    """Run for a schedule."""
     with _written():
         pass
 
 
 @durable_task(max_crashes=2, backoff="FIXED", backoff_base=0.2)
 def poison(how: str) -> None:
-    """End the process under the body, every time."""
+    """Always end the process during the body."""
     with _written():
         if how == "SIGSEGV":
             ctypes.string_at(0)

@@ -1,6 +1,4 @@
-"""The figures of a history: counts that should be none, counts that should not, and how long things
-took.
-"""
+"""The figures of a history: counts that must be zero, counts that must not, and durations."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, "baseline")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run: from, to, and how many seconds later everything due had been
-    started.
-    """
+    """A part of the run: start, end, and after how many seconds everything due had been started."""
 
     name: str
     number: int
@@ -37,12 +33,12 @@ class Window:
 def figures(
     history: History,
     windows: Sequence[Window],
-    told: Sequence[Mapping[str, Any]],
+    stories: Sequence[Mapping[str, Any]],
     notes: Mapping[str, int],
     dropped: int,
 ) -> dict[str, Any]:
-    """Return all figures as plain values; ``told`` is what the load wrote, ``dropped`` counts
-    refused rings.
+    """Return all figures as plain values. ``stories`` are the records of the load, ``dropped``
+    counts refused messages.
     """
     return {
         "tasks": len(history.rows),
@@ -63,9 +59,9 @@ def figures(
         "retried": sum(1 for log in history.logs if log.status == "RETRY"),
         "dead_letters": len(history.open_letters),
         "terms": len({term.term for term in history.terms}),
-        "refused_calls": sum(1 for line in told if "refused" in line),
+        "refused_calls": sum(1 for line in stories if "refused" in line),
         "enqueue_ms": _resolve(
-            [line["took"] for line in told if "task" in line and "took" in line], 1000.0
+            [line["took"] for line in stories if "task" in line and "took" in line], 1000.0
         ),
         **_of_fires(history),
         "longest_gap": longest_gap(history, windows),
@@ -90,8 +86,8 @@ def _accepted_twice(history: History) -> int:
 
 
 def _executed_again(history: History) -> set[str]:
-    """Tasks whose body began again although it had not asked for another try: at least once means
-    that.
+    """Return tasks whose body ran again although it had not requested a retry, as at-least-once
+    execution allows.
     """
     asked = {(log.task, log.attempt) for log in history.logs if log.status == "RETRY"}
     begun = Counter(
@@ -103,8 +99,8 @@ def _executed_again(history: History) -> set[str]:
 
 
 def of_past_terms(history: History) -> int:
-    """Count fires that a leader wrote when another one led already: the ledger decides, so they do
-    no harm.
+    """Count fires that a leader wrote when another one was leader already. The ledger makes them
+    harmless.
     """
     began: dict[int, float] = {}
     for term in history.terms:
@@ -139,7 +135,7 @@ def _of_fires(history: History) -> dict[str, Any]:
 
 
 def longest_gap(history: History, windows: Sequence[Window]) -> float:
-    """Return the longest time (seconds) without an accepted start while the load was on."""
+    """Return the longest time (seconds) without an accepted start under load."""
     if not windows:
         return 0.0
     first, last = windows[0].began, windows[-1].over
@@ -158,7 +154,7 @@ def _stretches(windows: Sequence[Window]) -> dict[str, tuple[float, float]]:
 
 
 def rate(history: History, stretch: tuple[float, float]) -> float:
-    """Return how many successes a second were accepted in a stretch."""
+    """Return how many successes per second were accepted in a part of the run."""
     first, last = stretch
     done = sum(
         1 for change in history.changes if change.new == "SUCCESS" and first <= change.at < last

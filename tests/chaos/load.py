@@ -1,8 +1,9 @@
-"""`python -m tests.chaos.load RATE SEED FILE STOP`: asks for tasks of every kind, and notes what
+"""`python -m tests.chaos.load RATE SEED FILE STOP`: creates tasks of every kind, and records what
 was acknowledged.
 
-It is a web process of the project: its transactions are cut, its database goes away, its broker
-freezes. What was missed meanwhile it makes up for. It ends when the file STOP exists.
+It represents a web process of the project: its transactions are cut, its database is unavailable,
+its broker freezes. It catches up on calls that it missed meanwhile. It ends when the file STOP
+exists.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_AT_ONCE = 60
 
 
 class Load:
-    """One process that asks."""
+    """The process that creates tasks."""
 
     def __init__(self, rate: float, seed: str, book: Path, stop: Path) -> None:
         from tests.chaos import bodies
@@ -53,37 +54,37 @@ class Load:
         ]
 
     def plain(self) -> Iterable[Any]:
-        """One call, outside of a transaction."""
+        """Make one call outside of a transaction."""
         return [self.bodies.work.delay().id]
 
     def in_a_transaction(self) -> Iterable[Any]:
-        """Two rows that commit together."""
+        """Create two tasks that commit together."""
         with transaction.atomic():
             return [self.bodies.work.schedule().pk, self.bodies.take_effect.schedule().pk]
 
     def many(self) -> Iterable[Any]:
-        """A batch in one statement."""
+        """Create a batch in one statement."""
         found: Iterable[Any] = self.bodies.work.schedule_many([(0.0,)] * self.random.randint(5, 30))
         return found
 
     def later(self) -> Iterable[Any]:
-        """One that is due in a moment."""
+        """Create a task that is due in a moment."""
         return [self.bodies.work.apply_async((0.0,), countdown=self.random.uniform(0.2, 3)).id]
 
     def stumbling(self) -> Iterable[Any]:
-        """One that fails once or twice."""
+        """Create a task that fails once or twice."""
         return [self.bodies.stumble.delay(self.random.randint(1, 2)).id]
 
     def hopeless(self) -> Iterable[Any]:
-        """One that ends in a dead letter."""
+        """Create a task that ends in a dead letter."""
         return [self.bodies.give_up.delay().id]
 
     def atomic(self) -> Iterable[Any]:
-        """One whose effect must happen once."""
+        """Create a task whose effect must happen once."""
         return [self.bodies.take_effect.delay().id]
 
     def to_be_cancelled(self) -> Iterable[Any]:
-        """One that is cancelled before it is due, at that moment, or too late."""
+        """Create a task that is cancelled before it is due, at that moment, or too late."""
         key = uuid.UUID(int=self.random.getrandbits(128)).hex
         due = timezone.now() + timedelta(seconds=self.random.uniform(0.5, 2))
         task = self.bodies.work.using(key=key, run_at=due).schedule(0.3)
@@ -99,8 +100,8 @@ class Load:
         return []
 
     def diamond(self) -> Iterable[Any]:
-        """One before two before one; now and then one of the two is hopeless, and the last is
-        skipped.
+        """Create a diamond of tasks. Sometimes one of the middle tasks always fails, and the last
+        is skipped.
         """
         from django_durable_tasks import Workflow
 
@@ -115,7 +116,7 @@ class Load:
         return self._started(flow)
 
     def fan(self) -> Iterable[Any]:
-        """Many before one."""
+        """Create many tasks before one."""
         from django_durable_tasks import Workflow
 
         flow = Workflow("fan")
@@ -123,7 +124,7 @@ class Load:
         return self._started(flow)
 
     def long(self) -> Iterable[Any]:
-        """One that takes a while."""
+        """Create a task that runs for a while."""
         return [self.bodies.work.delay(self.random.uniform(0.3, 1.5)).id]
 
     def _started(self, flow: Any) -> Iterable[Any]:
@@ -134,7 +135,7 @@ class Load:
             return list(Task.objects.of_workflow(run).values_list("pk", flat=True))
 
     def run(self) -> None:
-        """Ask until told to stop."""
+        """Create tasks until the file STOP exists."""
         began, pause = time.monotonic(), threading.Event()
         while not self.stop.exists():
             wanted = self.rate * (time.monotonic() - began)
@@ -145,7 +146,7 @@ class Load:
             pause.wait(0.02)
 
     def ask(self) -> None:
-        """Ask once, and write down what came back."""
+        """Make one call and record its result."""
         weights = [weight for weight, *_ in self.kinds]
         _, kind, order = self.random.choices(self.kinds, weights)[0]
         began = time.monotonic()
@@ -162,13 +163,13 @@ class Load:
         self.made += len(tasks)
         self._write([{"task": task, "kind": kind, "took": took / len(tasks)} for task in tasks])
 
-    def _write(self, told: list[dict[str, Any]]) -> None:
-        if told:
-            os.write(self.book, "".join(f"{json.dumps(line)}\n" for line in told).encode())
+    def _write(self, entries: list[dict[str, Any]]) -> None:
+        if entries:
+            os.write(self.book, "".join(f"{json.dumps(line)}\n" for line in entries).encode())
 
 
 def main(rate: str, seed: str, book: str, stop: str) -> int:
-    """Set Django up and ask."""
+    """Set Django up and create tasks."""
     django.setup()
     Load(float(rate), seed, Path(book), Path(stop)).run()
     return 0

@@ -1,4 +1,4 @@
-"""What a run of chaos is told."""
+"""The plan of a chaos run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SETTINGS: dict[str, float] = {
     "BROKER_BACKOFF": 1,
     "RESULT_WRITE_TIMEOUT": 60,
 }
-"""Leases and alarms are shortened, so that minutes hold many of their cycles."""
+"""Leases and timeouts are shortened, so that minutes contain many of their cycles."""
 SCHEDULES, EVERY = 10, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One lane: a load, a fleet and its faults, on PostgreSQL and one broker.
+    """One run: load, cluster and faults, on PostgreSQL and one broker.
 
-    ``rate`` is tasks a second; ``calm`` how long (seconds) nothing is disturbed before the first
-    fault and after the last one; ``pace`` stretches every fault; when each has struck and
-    ``seconds`` are not over, others follow. Without ``private`` servers those of the tests are
-    used, and left as they were: faults of a whole server are left out.
+    ``rate`` is tasks per second. ``calm`` is how long (seconds) nothing is disturbed before the
+    first fault and after the last one. ``pace`` multiplies the duration of every fault. When each
+    has occurred and ``seconds`` have not passed, others follow. Without ``private`` servers those
+    of the tests are used, and faults of a whole server are left out.
     """
 
     broker: str
@@ -43,11 +43,11 @@ class Plan:
     private: bool = True
 
     def as_text(self) -> str:
-        """Spell it as JSON."""
+        """Return it as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Plan:
-        """Read what ``as_text`` spelled."""
-        told = json.loads(text)
-        return cls(**{**told, "faults": tuple(told["faults"])})
+        """Parse the output of ``as_text``."""
+        plan = json.loads(text)
+        return cls(**{**plan, "faults": tuple(plan["faults"])})

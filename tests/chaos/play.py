@@ -1,5 +1,5 @@
-"""Plays a lane: calm, one fault after the other with the time it takes to recover, calm, quiet;
-then it is judged.
+"""Runs a plan: a calm period, one fault after the other with its recovery, a calm period, the end;
+then it is checked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
 from tests.chaos import bodies, watching
-from tests.chaos.faults.catalogue import of_lane
+from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.faults.registry import Fault
 from tests.chaos.figures import Window, figures
 from tests.chaos.plan import EVERY, SCHEDULES
 from tests.chaos.records import Calm, History, Timetable
 from tests.chaos.servers import RabbitMQ
-from tests.chaos.stage import Stage, ask, set_origin
+from tests.chaos.stage import Stage, query, set_origin
 from tests.chaos.verdict import stories_of, violations
 from tests.processes.rows import waiting_messages
 from tests.waiting import until
@@ -37,9 +37,7 @@ MOST_TOLD = 20
 
 
 def play(stage: Stage) -> dict[str, Any]:
-    """Play the lane of this stage; return its figures and what was violated, as JSON can
-    hold it.
-    """
+    """Run the plan of this stage. Returns its figures and violations as plain values."""
     set_origin(stage.folder)
     call_command("migrate", verbosity=0, interactive=False)
     watching.install()
@@ -47,24 +45,27 @@ def play(stage: Stage) -> dict[str, Any]:
         schedules, windows = _acts(stage)
         history = _judged(stage, schedules)
         broken = violations(history)
-        dropped = sum(program.said().count("Ignored message") for program in stage.fleet.programs)
+        dropped = sum(
+            program.output().count("Ignored message") for program in stage.cluster.programs
+        )
         found = figures(history, windows, list(watching.lines(stage.book)), stage.notes, dropped)
         shown = {
-            name: {"number": len(told), "first": told[:MOST_TOLD]} for name, told in broken.items()
+            name: {"number": len(messages), "first": messages[:MOST_TOLD]}
+            for name, messages in broken.items()
         }
-        stories = stories_of(history, [text for told in broken.values() for text in told])
+        stories = stories_of(history, [text for messages in broken.values() for text in messages])
         place = {"broker": stage.plan.broker, "seed": stage.plan.seed, "servers": _servers(stage)}
         return {**place, **found, "violations": shown, "stories": stories}
     finally:
-        stage.fleet.end()
+        stage.cluster.end()
         if not stage.plan.private:
-            _leave_no_queue()
+            _delete_queues()
         close_all()
         connections.close_all()
 
 
 def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
-    say = Telling(stage)
+    say = ProgressLog(stage)
     for start in (
         stage.scheduler,
         stage.scheduler,
@@ -73,7 +74,7 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
         partial(stage.worker, "threads", 8),
     ):
         start()
-    stage.fleet.ready()
+    stage.cluster.ready()
     schedules = [_declared(number) for number in range(SCHEDULES)]
     load = stage.load()
     until(
@@ -81,12 +82,12 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
         within=60,
         message="the load begins",
     )
-    assert load.alive(), load.said()[-3000:]
+    assert load.alive(), load.output()[-3000:]
     stage.notes["baseline"] = _connections()
     windows = [_window(stage, "before", lambda: stage.linger(stage.plan.calm))]
     chosen = [
         one
-        for one in of_lane(stage.plan.broker, private=stage.plan.private)
+        for one in for_broker(stage.plan.broker, private=stage.plan.private)
         if one.name in stage.plan.faults
     ]
     end = time.monotonic() + stage.plan.seconds
@@ -106,20 +107,20 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
 
 
 def _in_turn(stage: Stage, chosen: list[Fault], end: float) -> Iterator[Fault]:
-    """Give each fault once, then any of them until the time is over."""
+    """Yield each fault once, then random ones until the time is over."""
     yield from chosen
     while chosen and time.monotonic() < end:
         yield stage.random.choice(chosen)
 
 
-class Telling:
-    """Says on the error stream how far the lane is."""
+class ProgressLog:
+    """Prints the progress of the run to stderr."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._began = stage, time.monotonic()
 
     def __call__(self, text: str) -> None:
-        tasks = ask(Task.objects.count) or 0
+        tasks = query(Task.objects.count) or 0
         line = (
             f"{time.monotonic() - self._began:6.0f} s  {self._stage.plan.broker:8}  {tasks:6,}"
             f" tasks  {text}\n"
@@ -135,8 +136,8 @@ def _window(stage: Stage, name: str, act: Callable[[], object]) -> Window:
 
 
 def _struck(stage: Stage, one: Fault) -> Window:
-    """Strike, and measure how long it then takes until all that was due has been started and what
-    ran has ended.
+    """Run a fault, and measure how long it takes until all due tasks have been started and the
+    running ones have ended.
     """
     began = bodies.now()
     try:
@@ -152,7 +153,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     late = Task.objects.filter(waiting, run_at__lt=limit)
 
     def recovered() -> bool:
-        return ask(late.exists) is False
+        return query(late.exists) is False
 
     try:
         until(recovered, within=RECOVERY)
@@ -184,14 +185,16 @@ def _paused(row: RecurringTask) -> RecurringTask:
     return found
 
 
-# Quiet --------------------------------------------------------------------------------------------
+# End ----------------------------------------------------------------------------------------------
 
 
 def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
-    """Wait until all has ended, and read the history; what has not ended by then is lost."""
+    """Wait until all tasks have ended, and read the history. Tasks that have not ended by then are
+    lost.
+    """
     open_rows = Task.objects.open()
     try:
-        until(lambda: ask(open_rows.exists) is False, within=QUIET)
+        until(lambda: query(open_rows.exists) is False, within=QUIET)
         until(lambda: not _messages(stage), within=30)
         until(lambda: _connections() <= _baseline(stage), within=60)
     except AssertionError:
@@ -219,8 +222,8 @@ def _calm(stage: Stage) -> Calm:
 
 
 def _baseline(stage: Stage) -> int:
-    """A worker opens its connections with the tasks it runs: so many more than at the beginning are
-    no leak.
+    """Return the number of connections at the beginning plus those that busy workers may open,
+    which are no leak.
     """
     return 2 * stage.notes["baseline"] + 20
 
@@ -239,19 +242,19 @@ def _sessions(condition: str) -> int:
     return int(found)
 
 
-def _leave_no_queue() -> None:
-    with current_app.connection_for_write() as wire:
-        current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](wire.default_channel).delete()
+def _delete_queues() -> None:
+    with current_app.connection_for_write() as opened:
+        current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](opened.default_channel).delete()
 
 
 def _servers(stage: Stage) -> list[str]:
-    """Name the servers of this lane with their versions."""
-    with current_app.connection_for_write() as wire:
-        channel = wire.default_channel
+    """Return the servers of this run with their versions."""
+    with current_app.connection_for_write() as opened:
+        channel = opened.default_channel
         if stage.plan.broker == "redis":
             broker = f"Redis {channel.client.info('server')['redis_version']}"
         else:
-            broker = f"RabbitMQ {wire.connection.server_properties['version']}"
+            broker = f"RabbitMQ {opened.connection.server_properties['version']}"
     database = ".".join(map(str, connection.get_database_version()))
     return [f"{connection.display_name} {database}", broker]
 
@@ -263,5 +266,5 @@ def _messages(stage: Stage) -> int:
 def _unacknowledged(stage: Stage) -> int:
     if not isinstance(stage.broker, RabbitMQ):
         return 0
-    told = stage.broker.tell("list_queues", "--no-table-headers", "messages_unacknowledged")
-    return sum(int(word) for word in told.split() if word.isdigit())
+    output = stage.broker.run_tool("list_queues", "--no-table-headers", "messages_unacknowledged")
+    return sum(int(word) for word in output.split() if word.isdigit())

@@ -1,8 +1,8 @@
-"""What a run of chaos leaves behind, as plain values: the checkers read nothing else, so any
-history can be made up.
+"""The records of a chaos run as plain values. The checkers read nothing else, so tests can
+construct any history.
 
-Ids are texts. ``at`` is seconds: of the wall clock, counted by the monotonic one, for what bodies
-wrote; of the database's clock for what triggers wrote. On one machine the two agree.
+Ids are strings. ``at`` is in seconds: by the wall clock advanced by the monotonic one for records
+of bodies, and by the database's clock for those of triggers. On one machine the two agree.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ACCEPTED = frozenset({"SUCCESS", "FAILED", "RETRY", "LOST", "CANCELLED"})
-"""How a started attempt may have ended; FENCED endings were refused, DUPLICATE ones never started a
-body.
+"""The possible endings of a started attempt. FENCED endings were refused; DUPLICATE ones never
+started a body.
 """
 
 
@@ -26,7 +26,7 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line of the ledger, written by a body: it begins, or it ends (``good``: by a return)."""
+    """A record written by a body: it begins, or it ends (``good``: by a return)."""
 
     task: str
     attempt: int
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the trigger saw: a row was born (no ``old``), moved, or deleted (no ``new``)."""
+    """A record of the trigger: a task was created (no ``old``), changed, or deleted (no ``new``)."""
 
     task: str
     old: str | None
@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a task stands at the end."""
+    """A task at the end."""
 
     task: str
     status: str
@@ -78,7 +78,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The child waits for the parent, in this manner."""
+    """A dependency of the child on the parent, of this type."""
 
     parent: str
     child: str
@@ -87,8 +87,8 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The leader's lease as it was written: who holds which term until when; written at; of which
-    office.
+    """The leader's lease as it was written: the owner, the term, its expiry, when it was written,
+    and its name.
     """
 
     term: int
@@ -100,8 +100,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Fire:
-    """A line of the ledger of fires: this fire time of this schedule was born as this task, by the
-    leader of a term.
+    """A ledger entry: this fire time of this schedule became this task, created by the leader of a
+    term.
     """
 
     schedule: str
@@ -113,9 +113,7 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A schedule as it was declared: from its first fire every so many seconds, and accounted for
-    up to its end.
-    """
+    """A declared schedule: its first fire, its interval in seconds, and its end."""
 
     schedule: str
     first: float
@@ -124,7 +122,7 @@ class Timetable:
     lateness: float = 120.0
 
     def due(self) -> list[float]:
-        """Return the fire times by arithmetic alone."""
+        """Return the fire times by arithmetic only."""
         number = (
             int((self.through - self.first) // self.every) + 1 if self.through >= self.first else 0
         )
@@ -133,7 +131,7 @@ class Timetable:
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """What is left when all is quiet again."""
+    """The state at the end, without load and faults."""
 
     overdue: int = 0
     asleep_in_transactions: int = 0
@@ -145,7 +143,7 @@ class Calm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All of it; every sequence in the order in which it happened."""
+    """All records, each sequence in chronological order."""
 
     enqueued: tuple[Enqueued, ...] = ()
     marks: tuple[Mark, ...] = ()

@@ -1,7 +1,7 @@
-"""The report of a run, between two marks of a page of the docs; the figures are kept as JSON beside
-the page.
+"""The report of a run, between two markers of a documentation page. The figures are stored as JSON
+beside the page.
 
-`python -m tests.chaos.report` writes the page anew from the figures that are kept.
+`python -m tests.chaos.report` writes the page again from the stored figures.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OTHERS = {
 
 
 def facts() -> dict[str, str]:
-    """Say when and on what it was taken."""
+    """Return when and on which machine the run was made."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = ", ".join(
         f"{name} {version(name)}" for name in ("django", "celery", "kombu", "psycopg")
@@ -71,28 +71,28 @@ def _memory() -> str:
 
 def rendered(answer: Mapping[str, Any]) -> str:
     """Return the figures of a run in Markdown."""
-    lanes: Sequence[Mapping[str, Any]] = answer["lanes"]
+    results: Sequence[Mapping[str, Any]] = answer["lanes"]
     where = answer["facts"]
-    servers = dict.fromkeys(version for lane in lanes for version in lane["servers"])
+    servers = dict.fromkeys(version for result in results for version in result["servers"])
     how = (
         f"Taken {where['taken']} on {where['machine']}: load, fleet, servers and checker included. "
         f"Seed `{answer['seed']}`, {answer['seconds']:.0f} seconds. {where['versions']}"
         f"{''.join(f', {version}' for version in servers)}."
     )
-    tables = (_counts(lanes), _times(lanes), _invariants(lanes), _faults(lanes))
+    tables = (_counts(results), _times(results), _invariants(results), _faults(results))
     return "\n\n".join([how, *map("\n".join, tables)])
 
 
 def write(page: Path, answer: Mapping[str, Any]) -> None:
-    """Keep the figures beside a page and put the report between its marks; raises ValueError where
-    it has none.
+    """Store the figures beside a page and write the report between its markers. Raises ValueError
+    if it has no markers.
     """
     _put(page, rendered(answer))
     _kept(page).write_text(json.dumps(answer, indent=1) + "\n")
 
 
 def taken(page: Path) -> dict[str, Any] | None:
-    """Return the figures kept beside a page, None before the first run."""
+    """Return the figures stored beside a page, or None before the first run."""
     if not _kept(page).exists():
         return None
     found: dict[str, Any] = json.loads(_kept(page).read_text())
@@ -100,7 +100,7 @@ def taken(page: Path) -> dict[str, Any] | None:
 
 
 def section(page: Path) -> str:
-    """Return what stands between the marks of a page."""
+    """Return the text between the markers of a page."""
     return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 
@@ -118,74 +118,88 @@ def _kept(page: Path) -> Path:
 
 
 def main() -> int:
-    """Write the page of the docs anew."""
+    """Write the documentation page again."""
     answer = taken(PAGE)
     _put(PAGE, RUN if answer is None else rendered(answer))
     return 0
 
 
-def _counts(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
-    heads = ["figure", *(f"PostgreSQL × {_name(lane)}" for lane in lanes), "wanted"]
+def _counts(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    heads = ["figure", *(f"PostgreSQL × {_name(result)}" for result in results), "wanted"]
     lines = _head(heads)
     for names, wanted in ((OTHERS, ""), (NONE_WANTED, "0"), (SOME_WANTED, "> 0")):
         lines += [
-            _row([text, *(f"{lane[name]:,}" for lane in lanes), wanted])
+            _row([text, *(f"{result[name]:,}" for result in results), wanted])
             for name, text in names.items()
         ]
     return lines
 
 
-def _times(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _times(results: Sequence[Mapping[str, Any]]) -> list[str]:
     rows: list[tuple[str, list[str]]] = [
-        (f"successes a second, {when}", [str(lane["throughput"].get(when, "")) for lane in lanes])
+        (
+            f"successes a second, {when}",
+            [str(result["throughput"].get(when, "")) for result in results],
+        )
         for when in ("before", "during", "after")
     ]
-    rows.append(("longest time without a start (s)", [str(lane["longest_gap"]) for lane in lanes]))
     rows.append(
-        ("longest time without a fire (s)", [str(lane["longest_gap_of_fires"]) for lane in lanes])
+        ("longest time without a start (s)", [str(result["longest_gap"]) for result in results])
     )
-    rows.append(("longest recovery after a fault (s)", [str(_longest(lane)) for lane in lanes]))
+    rows.append(
+        (
+            "longest time without a fire (s)",
+            [str(result["longest_gap_of_fires"]) for result in results],
+        )
+    )
+    rows.append(
+        ("longest recovery after a fault (s)", [str(_longest(result)) for result in results])
+    )
     for name, text in (
         ("fire_lag_ms", "a fire's start is late by (ms)"),
         ("enqueue_ms", "a call takes (ms)"),
     ):
         cells = [
-            " / ".join(str(lane[name].get(share, "")) for share in ("p50", "p99", "max"))
-            for lane in lanes
+            " / ".join(str(result[name].get(share, "")) for share in ("p50", "p99", "max"))
+            for result in results
         ]
         rows.append((f"{text}, p50 / p99 / largest", cells))
-    return _head(["time", *map(_name, lanes)]) + [_row([text, *cells]) for text, cells in rows]
+    return _head(["time", *map(_name, results)]) + [_row([text, *cells]) for text, cells in rows]
 
 
-def _invariants(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = _head(["", "invariant", *(f"violations, {_name(lane)}" for lane in lanes)])
+def _invariants(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = _head(["", "invariant", *(f"violations, {_name(result)}" for result in results)])
     for name in INVARIANTS:
         lines.append(
             _row(
-                [name, meaning(name), *(str(lane["violations"][name]["number"]) for lane in lanes)]
+                [
+                    name,
+                    meaning(name),
+                    *(str(result["violations"][name]["number"]) for result in results),
+                ]
             )
         )
     return lines
 
 
-def _faults(lanes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _faults(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _head(
         ["broker", "fault", "seconds", "recovered after (s)", "successes a second meanwhile"]
     )
-    for lane in lanes:
-        for window in lane["windows"]:
+    for result in results:
+        for window in result["windows"]:
             if window["number"]:
                 cells = [str(window[key]) for key in ("seconds", "recovery", "rate")]
-                lines.append(_row([_name(lane), window["what"], *cells]))
+                lines.append(_row([_name(result), window["what"], *cells]))
     return lines
 
 
-def _longest(lane: Mapping[str, Any]) -> float:
-    return max((window["recovery"] for window in lane["windows"]), default=0.0)
+def _longest(result: Mapping[str, Any]) -> float:
+    return max((window["recovery"] for window in result["windows"]), default=0.0)
 
 
-def _name(lane: Mapping[str, Any]) -> str:
-    return {"redis": "Redis", "rabbitmq": "RabbitMQ"}[lane["broker"]]
+def _name(result: Mapping[str, Any]) -> str:
+    return {"redis": "Redis", "rabbitmq": "RabbitMQ"}[result["broker"]]
 
 
 def _head(cells: Sequence[str]) -> list[str]:

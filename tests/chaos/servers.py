@@ -21,7 +21,7 @@ PATIENCE = 60
 
 
 class Server:
-    """A server of our own: its address, and its first process."""
+    """A private server: its address, and its first process."""
 
     def __init__(
         self, name: str, url: str, pid: int, stack: ExitStack, argv: list[str] | None = None
@@ -40,12 +40,12 @@ class Server:
             os.kill(self.pid, number)
 
     def stop(self, number: signal.Signals) -> None:
-        """End it by this signal, and wait until it is gone."""
+        """Send it this signal, and wait until it has ended."""
         self.send(number)
         until(lambda: not _lives(self.pid), within=PATIENCE, message=f"{self.name} is gone")
 
     def start(self) -> None:
-        """Start it again as it was, and wait until it answers."""
+        """Start it again with the same configuration, and wait until it answers."""
         with (self._folder / "again.log").open("ab") as log:
             process = subprocess.Popen(
                 self._argv,
@@ -61,11 +61,11 @@ class Server:
         until(self.answers, within=PATIENCE, message=f"{self.name} answers again")
 
     def answers(self) -> bool:
-        """Whether it can be used."""
+        """Return whether it can be used."""
         return problem_at(self.name, self.url) is None
 
     def end(self) -> None:
-        """Wake it and let it go, whatever a fault has left."""
+        """Continue it if it is frozen, and end it."""
         self.send(signal.SIGCONT)
         self.stop(signal.SIGKILL if self.name == "redis" else signal.SIGINT)
 
@@ -85,10 +85,10 @@ def postgresql(folder: Path, stack: ExitStack) -> Server:
 
 
 def redis_server(folder: Path, stack: ExitStack) -> Server:
-    """Start Redis; it overwrites its own command line, so that is put together again."""
+    """Start Redis. It overwrites its own command line, which is therefore reconstructed."""
     url = start_redis(folder, stack)
     with redis.Redis.from_url(url) as client:
-        told: Any = client.info("server")
+        info: Any = client.info("server")
     kept = [
         "--save",
         "",
@@ -99,12 +99,12 @@ def redis_server(folder: Path, stack: ExitStack) -> Server:
         "--dir",
         str(folder / "redis"),
     ]
-    argv = [told["executable"], "--port", str(told["tcp_port"]), *kept]
-    return Server("redis", url, int(told["process_id"]), stack, argv)
+    argv = [info["executable"], "--port", str(info["tcp_port"]), *kept]
+    return Server("redis", url, int(info["process_id"]), stack, argv)
 
 
 class RabbitMQ:
-    """A private RabbitMQ and its tool."""
+    """A private RabbitMQ and its command-line tool."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url = start_rabbitmq(folder, stack)
@@ -118,8 +118,8 @@ class RabbitMQ:
         self._environment = {name: value for name, _, value in words}
         self._tool = str(_program("rabbitmq", "rabbitmqctl"))
 
-    def tell(self, *words: str) -> str:
-        """Run its tool."""
+    def run_tool(self, *words: str) -> str:
+        """Run its command-line tool."""
         answer = subprocess.run(
             [self._tool, "--quiet", *words],
             env=self._environment,
@@ -148,7 +148,7 @@ def _is_beam(place: Path) -> bool:
 
 @contextmanager
 def administrator(url: str) -> Iterator[Any]:
-    """Give a session that may do everything, whatever the server was told of all others."""
+    """Return a session with all rights, independent of the settings of other sessions."""
     options = (
         "-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed"
     )

@@ -1,5 +1,5 @@
-"""Django's settings of every process of a chaos run: those of the tests, with the bodies and
-failpoints of chaos.
+"""Django's settings of every process of a chaos run: the test settings with the bodies and
+failpoints of this suite.
 """
 
 import os
@@ -12,12 +12,12 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]
 CELERY_IMPORTS = ["tests.chaos.bodies"]
 
 if second := os.environ.get("CHAOS_SECOND_BROKER"):
-    # The same server by a second address, so that one of the two can be cut.
+    # The same server under a second address, so that one of the two can be cut.
     there = urlsplit(CELERY_BROKER_URL)._replace(netloc=urlsplit(second).netloc)
     CELERY_BROKER_URL = f"{CELERY_BROKER_URL};{there.geturl()}"
 
 if VENDOR == "postgresql":
-    # A process behind a proxy that swallows everything must find out by itself, as in production.
+    # A process behind a proxy that discards everything must detect it by itself, as in production.
     DATABASES["default"]["OPTIONS"] = {
         "connect_timeout": 3,
         "tcp_user_timeout": 5_000,

@@ -1,4 +1,4 @@
-"""The fleet, the servers and the wires between them, as the faults see them."""
+"""The cluster, the servers and the proxies between them, as used by the faults."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 from django.db import Error, connections
 
+from tests.backends import address
 from tests.chaos import bodies
 from tests.chaos.apps import VARIABLE
 from tests.chaos.plan import SETTINGS, Plan
 from tests.chaos.servers import RabbitMQ, Server
-from tests.processes.fleet import Fleet, Program
+from tests.processes.cluster import Cluster, Program
 from tests.processes.proxy import Proxy
 from tests.runs import ROOT
 from tests.servers import variable_of
-from tests.vendors import address
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ SECOND_BROKER = "CHAOS_SECOND_BROKER"
 
 
 class Stage:
-    """Where a lane plays."""
+    """The environment of a run."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class Stage:
         folder: Path,
         postgres: Server | None,
         broker: Server | RabbitMQ | None,
-        wires: dict[str, Proxy],
+        proxies: dict[str, Proxy],
     ) -> None:
-        self.plan, self.folder, self.postgres, self.broker, self.wires = (
+        self.plan, self.folder, self.postgres, self.broker, self.proxies = (
             plan,
             folder,
             postgres,
             broker,
-            wires,
+            proxies,
         )
         self.random = random.Random(f"{plan.seed}/{plan.broker}")
         self.orders, self.book, self.stop = (
-            folder / "rings.json",
+            folder / "orders.json",
             folder / "enqueued.jsonl",
             folder / "stop",
         )
@@ -61,19 +61,19 @@ class Stage:
         self.notes: Counter[str] = Counter()
         self.loader: Program | None = None
         self.roles, self._numbers = dict[str, str](), count(1)
-        self.fleet = Fleet(
+        self.cluster = Cluster(
             folder,
             SETTINGS,
             DJANGO_SETTINGS_MODULE="tests.chaos.settings",
             **{VARIABLE: str(self.orders)},
         )
 
-    # Who plays ------------------------------------------------------------------------------------
+    # Processes ------------------------------------------------------------------------------------
 
     def scheduler(self, **environment: str) -> Program:
-        """Start one more scheduler."""
+        """Start another scheduler."""
         role = f"scheduler-{next(self._numbers)}"
-        program = self.fleet.scheduler(
+        program = self.cluster.scheduler(
             **{**self.wired("scheduler"), "CHAOS_ROLE": role, **environment}
         )
         self.roles[program.name] = role
@@ -81,13 +81,13 @@ class Stage:
         return program
 
     def worker(self, pool: str = "prefork", slots: int = 2, **environment: str) -> Program:
-        """Start one more worker."""
+        """Start another worker."""
         wired = self.wired("worker")
-        self.workers.append(self.fleet.worker(pool=pool, slots=slots, **wired, **environment))
+        self.workers.append(self.cluster.worker(pool=pool, slots=slots, **wired, **environment))
         return self.workers[-1]
 
     def load(self) -> Program:
-        """Start the process that asks for tasks."""
+        """Start the process that creates tasks."""
         seed = f"{self.plan.seed}/load/{next(self._numbers)}"
         program = Program(
             "load",
@@ -99,75 +99,75 @@ class Stage:
             },
             self.folder,
         )
-        self.fleet.programs.append(program)
+        self.cluster.programs.append(program)
         self.loader = program
         return program
 
     def wired(self, role: str) -> dict[str, str]:
-        """Name the addresses at which a process of this role finds its servers."""
+        """Return the environment variables with the server addresses for a process of this role."""
         kinds = {
-            "postgresql": self.wires[f"{role} postgresql"],
-            self.plan.broker: self.wires[f"{role} broker"],
+            "postgresql": self.proxies[f"{role} postgresql"],
+            self.plan.broker: self.proxies[f"{role} broker"],
         }
-        addresses = {variable_of(kind): wire.url for kind, wire in kinds.items()}
+        addresses = {variable_of(kind): proxy.url for kind, proxy in kinds.items()}
         return {
             "CHAOS_ROLE": role,
-            SECOND_BROKER: self.wires[f"{role} second broker"].url,
+            SECOND_BROKER: self.proxies[f"{role} second broker"].url,
             **addresses,
         }
 
     def shifted(self, seconds: float) -> dict[str, str]:
-        """Name what sets the wall clock of a process off."""
+        """Return the environment variables that shift the wall clock of a process."""
         return {"CHAOS_CLOCK": str(seconds), "PYTHONPATH": f"{ROOT / 'tests' / 'chaos' / 'clock'}"}
 
     @property
     def database_url(self) -> str:
-        """Where the database is, without a wire between."""
+        """Return the address of the database, without a proxy."""
         return address("postgresql")
 
     def times(self, number: int) -> int:
-        """Return how often a fault strikes, at the pace of this run."""
+        """Return how often a fault is repeated, at the pace of this run."""
         return max(1, round(number * self.plan.pace))
 
     def databases(self) -> list[Proxy]:
-        """Give the wires to the database."""
-        return [self.wires[f"{role} postgresql"] for role in ROLES]
+        """Return the proxies of the database."""
+        return [self.proxies[f"{role} postgresql"] for role in ROLES]
 
     def brokers(self) -> list[Proxy]:
-        """Give the wires to the broker, by both addresses of the list that each process
-        is given.
+        """Return the proxies of the broker, by both addresses of the list that each process is
+        given.
         """
-        return [*self.first_brokers(), *(self.wires[f"{role} second broker"] for role in ROLES)]
+        return [*self.first_brokers(), *(self.proxies[f"{role} second broker"] for role in ROLES)]
 
     def first_brokers(self) -> list[Proxy]:
-        """Give the wires to the broker by the first address of the list."""
-        return [self.wires[f"{role} broker"] for role in ROLES]
+        """Return the proxies of the broker's first address."""
+        return [self.proxies[f"{role} broker"] for role in ROLES]
 
     def leader(self) -> Program | None:
-        """Return the scheduler that leads; waits for one for a while."""
+        """Return the scheduler that leads. Waits for one for a while."""
         for _ in range(3):
             try:
-                return until(lambda: ask(self.fleet.leading), within=10)
+                return until(lambda: query(self.cluster.leading), within=10)
             except AssertionError:
                 continue
         return None
 
     def kill(self, program: Program) -> None:
-        """End a process by SIGKILL, and strike it off."""
+        """End a process with SIGKILL, and remove it from the list."""
         program.kill()
         self.notes["kills"] += 1
-        self.struck(program)
+        self.forget(program)
 
-    def struck(self, program: Program) -> None:
-        """Strike a process off that is gone."""
+    def forget(self, program: Program) -> None:
+        """Remove an ended process from the list."""
         for group in (self.schedulers, self.workers):
             if program in group:
                 group.remove(program)
         self.gone.append(program)
 
     def mend(self, after: str) -> None:
-        """Replace what ended by itself, as a supervisor would; how often that was needed, after
-        what, is told.
+        """Replace processes that ended unexpectedly, as a supervisor would do. How often that was
+        needed, and after what, is reported.
         """
         if self.loader is not None and not self.loader.alive():
             self.notes["loads that ended by themselves"] += 1
@@ -178,9 +178,9 @@ class Stage:
                 f"{'schedulers' if scheduler else 'workers'} that ended by themselves, {after}"
             ] += 1
             sys.stderr.write(
-                f"{program.name} ended by itself, {after}:\n{program.said()[-1500:]}\n"
+                f"{program.name} ended by itself, {after}:\n{program.output()[-1500:]}\n"
             )
-            self.struck(program)
+            self.forget(program)
             if scheduler:
                 self.scheduler()
             elif "threads" in program.arguments:
@@ -189,44 +189,46 @@ class Stage:
                 self.worker()
 
     def plain_workers(self) -> list[Program]:
-        """Give the workers whose bodies run in children."""
+        """Return the workers whose bodies run in child processes."""
         return [worker for worker in self.workers if "prefork" in worker.arguments]
 
-    # What happens ---------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     def linger(self, seconds: float) -> None:
-        """Let a fault last."""
+        """Wait for the duration of a fault."""
         end = time.monotonic() + seconds * self.plan.pace
         threading.Event().wait(max(0.0, end - time.monotonic()))
 
-    def again_and_again(self, seconds: float, every: float, act: Callable[[], object]) -> None:
-        """Do something every so many seconds, for so long."""
+    def repeatedly(self, seconds: float, every: float, act: Callable[[], object]) -> None:
+        """Call the function every `every` seconds, for `seconds` seconds."""
         end = time.monotonic() + seconds * self.plan.pace
         while time.monotonic() < end:
             act()
             threading.Event().wait(every)
 
     @contextmanager
-    def on_the_wire(self, orders: str) -> Iterator[None]:
-        """Let every publisher do with its rings what these orders say."""
-        spare = self.orders.with_suffix(".new")
-        spare.write_text(orders)
-        spare.replace(self.orders)
+    def with_orders(self, orders: str) -> Iterator[None]:
+        """Make every publisher follow these orders with its messages."""
+        new_file = self.orders.with_suffix(".new")
+        new_file.write_text(orders)
+        new_file.replace(self.orders)
         try:
             yield
         finally:
             self.orders.unlink()
 
     def enqueue(self, kind: str, task: Any, *args: Any, **options: Any) -> str:
-        """Ask for one task on a sound connection, and write it down as acknowledged."""
+        """Create one task on an undisturbed connection, and record it as acknowledged."""
         row = task.using(**options).schedule(*args)
         with self.book.open("a") as book:
             book.write(f'{{"task": "{row.pk}", "kind": "{kind}"}}\n')
         return str(row.pk)
 
 
-def ask(question: Callable[[], T]) -> T | None:
-    """Ask the database; None where a fault has broken the connection, which is made anew then."""
+def query(question: Callable[[], T]) -> T | None:
+    """Query the database. Returns None if a fault has broken the connection, which is then opened
+    again.
+    """
     try:
         return question()
     except Error:
@@ -237,13 +239,13 @@ def ask(question: Callable[[], T]) -> T | None:
 def children(program: Program) -> list[int]:
     """Return the children of a worker's first process."""
     try:
-        told = Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text()
+        pids = Path(f"/proc/{program.process.pid}/task/{program.process.pid}/children").read_text()
     except OSError:
         return []
-    return [int(word) for word in told.split()]
+    return [int(word) for word in pids.split()]
 
 
 def set_origin(folder: Path) -> None:
-    """Agree on the hour with all processes that are started from here on."""
+    """Set the common start time for all processes that are started from now on."""
     os.environ[bodies.ORIGIN] = repr(time.time() - time.monotonic())
     os.environ[bodies.LEDGER] = str(folder / "ledger.jsonl")

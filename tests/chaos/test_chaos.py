@@ -1,12 +1,12 @@
-"""Chaos in short: a few faults of each kind on the servers of this run. What must hold holds; `make
-chaos` is long.
+"""A short chaos run: a few faults of each kind on the servers of this test run. `make chaos` is the
+long form.
 """
 
 import os
 
 import pytest
 
-from tests.chaos.__main__ import failures, play_lane
+from tests.chaos.__main__ import failures, run_in_process
 from tests.chaos.plan import Plan
 
 FAULTS = (
@@ -25,10 +25,8 @@ FAULTS = (
 
 @pytest.mark.postgresql
 @pytest.mark.timeout(400)
-def test_nothing_is_lost_doubled_or_left_over_whatever_is_killed_cut_doubled_and_flushed() -> None:
-    """The seed is fixed, and so are the faults; when exactly they strike is not, and must not
-    matter.
-    """
+def test_nothing_is_lost_duplicated_or_left_over_under_faults() -> None:
+    """The seed and the faults are fixed. Exactly when they occur is not, and must not matter."""
     plan = Plan(
         broker=os.environ["TEST_BROKER"],
         seed="short",
@@ -38,7 +36,7 @@ def test_nothing_is_lost_doubled_or_left_over_whatever_is_killed_cut_doubled_and
         pace=0.3,
         private=False,
     )
-    found = play_lane(plan)
+    found = run_in_process(plan)
     assert failures([found]) == []
     assert found["faults"] == len(FAULTS)
     assert found["commits_cut"] > 0

@@ -1,4 +1,4 @@
-"""All invariants over one history: what is broken, by the name of the invariant."""
+"""All invariants over one history, and their violations by the name of the invariant."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INVARIANTS: dict[str, Callable[[History], Iterator[str]]] = {
 
 
 def violations(history: History) -> dict[str, list[str]]:
-    """Return what each invariant found; an empty list is what one wants."""
+    """Return what each invariant found. An empty list means that it holds."""
     return {name: list(check(history)) for name, check in INVARIANTS.items()}
 
 
@@ -49,12 +49,10 @@ def meaning(name: str) -> str:
     ]
 
 
-def stories_of(history: History, told: list[str], most: int = 5) -> dict[str, list[str]]:
-    """Return all that is known of the first tasks that violations name: for whoever must find out
-    why.
-    """
+def stories_of(history: History, violations: list[str], most: int = 5) -> dict[str, list[str]]:
+    """Return all records of the first tasks that violations name, to find the cause."""
     tasks = list(
-        dict.fromkeys(word for text in told for word in text.split() if word in history.rows)
+        dict.fromkeys(word for text in violations for word in text.split() if word in history.rows)
     )[:most]
     everything: list[Change | Log | Mark] = [*history.changes, *history.logs, *history.marks]
     return {

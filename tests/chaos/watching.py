@@ -1,5 +1,5 @@
-"""The test-only tables and triggers of PostgreSQL that write the history down, and how it is read
-back.
+"""Tables and triggers of PostgreSQL for tests only, which record the history, and functions that
+read it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ FOR EACH ROW EXECUTE FUNCTION chaos_note_term();
 
 
 def install() -> None:
-    """Make the tables and the triggers; the load may begin after that."""
+    """Create the tables and the triggers. The load may begin after that."""
     with connection.cursor() as cursor:
         cursor.execute(_TABLES + _TASKS + _TERMS)
 
@@ -80,7 +80,7 @@ def install() -> None:
 def read(
     ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm, effects: str
 ) -> History:
-    """Read everything back; ``effects`` is the name of the task whose bodies write effects."""
+    """Read everything back. ``effects`` is the name of the task whose bodies write effects."""
     return History(
         enqueued=tuple(
             Enqueued(line["task"], line["kind"]) for line in lines(enqueued) if "task" in line
@@ -106,7 +106,7 @@ def read(
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Give the lines of a file of JSON; the last one may have been cut by a kill."""
+    """Yield the lines of a JSON file. The last one may have been truncated by a kill."""
     for text in file.read_text().splitlines() if file.exists() else ():
         try:
             yield json.loads(text)

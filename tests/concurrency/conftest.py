@@ -1,4 +1,6 @@
-"""Races run on real commits, so every test here is transactional and begins with the first rows."""
+"""Concurrency tests use real commits, so every test here is transactional and starts with the seed
+rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.process_state import new_process_state
 
 @pytest.fixture(autouse=True)
 def clean_engine(transactional_db: None) -> Iterator[None]:
-    """Begin with the rows of the migrations and a fresh view, and leave no connection behind."""
+    """Start with the rows of the migrations and empty caches, and leave no connection behind."""
     new_process_state()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()

@@ -1,4 +1,4 @@
-"""How tests race: acts in threads with connections of their own, let go together."""
+"""Run functions concurrently, in threads with connections of their own that start together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 8
 
 
 def race(acts: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Do all acts at once; return what each returned or raised, in their order."""
+    """Run all functions at once. Returns what each returned or raised, in their order."""
     gate = threading.Barrier(len(acts), timeout=WITHIN)
     answers: list[Any] = [None] * len(acts)
 
@@ -44,8 +44,8 @@ def no_errors(answers: Sequence[Any]) -> list[Any]:
     return list(answers)
 
 
-def elsewhere(act: Callable[[], Any]) -> Any:
-    """Do this on another connection, for which waiting for a lock is an error."""
+def on_another_connection(act: Callable[[], Any]) -> Any:
+    """Run the function on another connection, for which waiting for a lock is an error."""
 
     def impatiently() -> Any:
         limit = (
@@ -62,14 +62,14 @@ def elsewhere(act: Callable[[], Any]) -> Any:
 
 @contextmanager
 def one_lost_reply() -> Iterator[list[int]]:
-    """Let the next COMMIT of this thread's connection stand while its reply is lost; tells how many
-    were lost.
+    """Let the next COMMIT of this thread's connection succeed while its reply is lost. Yields the
+    number of lost replies.
     """
     lost: list[int] = []
     wrapper = connection
     commit = wrapper._commit  # type: ignore[attr-defined]
 
-    def told_nobody() -> None:
+    def without_reply() -> None:
         commit()
         lose()
 
@@ -87,7 +87,7 @@ def one_lost_reply() -> Iterator[list[int]]:
             lose()
         return answer
 
-    wrapper._commit = told_nobody  # type: ignore[attr-defined]
+    wrapper._commit = without_reply  # type: ignore[attr-defined]
     try:
         with wrapper.execute_wrapper(autocommitted):
             yield lost

@@ -1,4 +1,4 @@
-"""A claim under way holds up no insert, and an insert under way no claim: neither gaps nor other
+"""A claim does not block an insert, and an insert does not block a claim: neither gaps nor other
 rows are locked.
 """
 
@@ -21,7 +21,7 @@ from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, e
 from tests.factories import QUEUE, a_run, a_task, many_tasks
 from tests.project import tasks
 
-# SQLite has one writer at a time by design, so there is nothing that could not block.
+# SQLite has one writer at a time by design, so every transaction there blocks others.
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 
 
@@ -32,7 +32,7 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def _impatient() -> None:
-    """Make waiting for a lock an error instead of a delay."""
+    """Make waiting for a lock an error."""
     limit = (
         "SET lock_timeout = 1000"
         if connection.vendor == "postgresql"
@@ -43,8 +43,8 @@ def _impatient() -> None:
 
 
 @contextmanager
-def _held(act: Any) -> Iterator[Any]:
-    """Do the act in a transaction that stays open, here, while others go on."""
+def _open(act: Any) -> Iterator[Any]:
+    """Run the function here in a transaction that stays open while others continue."""
     with transaction.atomic():
         yield act()
 
@@ -71,43 +71,43 @@ def _insert_with_keys() -> Any:
 
 
 @pytest.mark.parametrize("insert", [_insert, _insert_with_keys])
-def test_a_claim_under_way_holds_up_no_insert(insert: Any) -> None:
+def test_an_open_claim_does_not_block_an_insert(insert: Any) -> None:
     for priority in (0, 5, 9):
         many_tasks(5, priority=priority)
-    with _held(_claim) as claimed:
+    with _open(_claim) as claimed:
         assert len(claimed) == 3
         assert _elsewhere(insert)
 
 
 @pytest.mark.parametrize("insert", [_insert, _insert_with_keys])
-def test_an_insert_under_way_holds_up_no_claim_and_is_not_claimed(insert: Any) -> None:
+def test_an_open_insert_does_not_block_a_claim_and_is_not_claimed(insert: Any) -> None:
     rows = many_tasks(5, priority=5)
-    with _held(insert) as born:
+    with _open(insert) as created:
         assert set(_elsewhere(_claim)) <= {row.pk for row in rows}
         assert len(_elsewhere(_claim)) == 2
-    assert _claim() == [born]
+    assert _claim() == [created]
 
 
-def test_a_second_claim_steps_over_what_the_first_holds(vendor: str) -> None:
+def test_a_second_claim_skips_the_rows_that_the_first_has_locked(vendor: str) -> None:
     rows = many_tasks(6)
-    with _held(_claim) as first:
+    with _open(_claim) as first:
         second = _elsewhere(_claim)
-        # MariaDB finds before it locks, so a second claim may find only held rows; it comes again
+        # MariaDB reads before it locks, so a second claim may find only locked rows; it tries again
         # at its next tick.
         assert len(second) == 3 or vendor == "mariadb"
     third = _claim()
     assert sorted([*first, *second, *third]) == [row.pk for row in rows]
 
 
-def test_a_claim_that_finds_only_held_rows_waits_for_nobody() -> None:
+def test_a_claim_that_finds_only_locked_rows_does_not_wait() -> None:
     many_tasks(3)
-    with _held(_claim):
+    with _open(_claim):
         assert _elsewhere(_claim) == []
 
 
-def test_starts_and_endings_of_one_row_hold_up_no_other_row() -> None:
+def test_starts_and_endings_of_one_task_do_not_block_another() -> None:
     queued, running = many_tasks(2, Status.QUEUED), many_tasks(4, Status.RUNNING)
-    with _held(
+    with _open(
         lambda: (start(queued[0]), end(running[0], outcome=FAILURE), end(running[1], outcome=CRASH))
     ):
         assert _elsewhere(lambda: start(queued[1])) is not None
@@ -116,8 +116,8 @@ def test_starts_and_endings_of_one_row_hold_up_no_other_row() -> None:
         assert _elsewhere(_insert)
 
 
-def test_an_operator_with_one_row_in_hand_holds_up_no_claim() -> None:
+def test_an_operator_who_locks_one_task_does_not_block_a_claim() -> None:
     failed, waiting = a_task(Status.FAILED), many_tasks(3)
-    with _held(lambda: dead_letters.replay(question(failed), by="bob")):
+    with _open(lambda: dead_letters.replay(question(failed), by="bob")):
         assert set(_elsewhere(_claim)) == {row.pk for row in waiting}
     assert Task.objects.pending().count() == 1

@@ -1,6 +1,4 @@
-"""What a caller's open transaction wants of a RUNNING task blocks neither its heartbeat nor its
-ending.
-"""
+"""A caller's open transaction about a RUNNING task blocks neither its heartbeat nor its ending."""
 
 from __future__ import annotations
 
@@ -22,14 +20,19 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
-from tests.concurrency.racing import elsewhere, no_errors, race
-from tests.database.dependencies.worker_and_leader import HOPELESS, begin, recount, stands, tell
+from tests.concurrency.racing import no_errors, on_another_connection, race
+from tests.database.dependencies.worker_and_leader import (
+    HOPELESS,
+    begin,
+    recount,
+    resolve_all,
+    statuses,
+)
 from tests.database.transitions.transition_calls import FAILURE, question
 from tests.factories import QUEUE, a_run, a_task
 from tests.project.tasks import noop, unique_latest
 
-# SQLite has one writer at a time: there every transaction that has written blocks all others (docs:
-# limits).
+# SQLite has one writer at a time: a transaction that has written blocks all others (docs: limits).
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 KEY = "nightly"
 UNIQUE = "tests.project.tasks.unique_latest:a"
@@ -40,7 +43,7 @@ def _running(**fields: Any) -> Task:
 
 
 def _beat(run: Run) -> bool:
-    """Renew the lease of a run; return whether it was asked to stop."""
+    """Renew the lease of a run and return whether its cancellation is requested."""
     asked = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
     return asked[run.run_id]
 
@@ -80,7 +83,7 @@ def _refused_completion(row: Task) -> None:
         operator_actions.force_complete(question(row, waits), by="ann")
     with pytest.raises(TransitionRefused, match="outside of a transaction"):
         operations.force_complete(question(row, waits), by="ann")
-    assert stands(waits) == ["PENDING"]
+    assert statuses(waits) == ["PENDING"]
 
 
 def _force_run(row: Task) -> None:
@@ -93,7 +96,7 @@ def _replay(row: Task) -> None:
 
 
 def _replay_above(row: Task) -> None:
-    """Replay an upstream that failed, below which this task runs."""
+    """Replay a failed upstream on which this running task depends."""
     above = a_task("FAILED", has_dependents=True)
     TaskDependency.objects.unguarded().create(
         task=row,
@@ -159,14 +162,14 @@ def test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending(
     run = a_run(_running(**_name_for(wish)))
     with transaction.atomic():
         wish(Task.objects.get(pk=run.task_id))
-        assert elsewhere(lambda: _beat(run)) is False
+        assert on_another_connection(lambda: _beat(run)) is False
         if fails:
-            assert elsewhere(lambda: attempts.fail(run, HOPELESS, "w")) is not None
+            assert on_another_connection(lambda: attempts.fail(run, HOPELESS, "w")) is not None
         else:
-            assert elsewhere(lambda: attempts.succeed(run, None, "w"))
-    tell()
+            assert on_another_connection(lambda: attempts.succeed(run, None, "w"))
+    resolve_all()
     assert recount() == []
-    assert stands(run.task_id) == ["FAILED" if fails else "SUCCESS"]
+    assert statuses(run.task_id) == ["FAILED" if fails else "SUCCESS"]
 
 
 def _dependent(upstream: uuid.UUID) -> Task:
@@ -174,16 +177,16 @@ def _dependent(upstream: uuid.UUID) -> Task:
     return found
 
 
-def test_a_dependent_is_released_though_its_upstream_ended_inside_the_transaction_that_created_it() -> (
+def test_a_dependent_is_released_although_its_upstream_ended_during_the_transaction_that_created_it() -> (
     None
 ):
     run = begin(a_task())
     with transaction.atomic():
         below = _dependent(run.task_id)
-        assert elsewhere(lambda: attempts.succeed(run, None, "w"))
-        assert stands(below) == ["BLOCKED"]
-    tell()
-    assert stands(below) in (["PENDING"], ["QUEUED"])
+        assert on_another_connection(lambda: attempts.succeed(run, None, "w"))
+        assert statuses(below) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(below) in (["PENDING"], ["QUEUED"])
     assert recount() == []
 
 
@@ -193,26 +196,26 @@ def test_a_dependent_is_released_when_its_upstream_ends_after_the_transaction() 
         below = _dependent(run.task_id)
     assert Task.objects.get(pk=run.task_id).has_dependents
     assert attempts.succeed(run, None, "w")
-    tell()
-    assert stands(below) in (["PENDING"], ["QUEUED"])
+    resolve_all()
+    assert statuses(below) in (["PENDING"], ["QUEUED"])
     assert recount() == []
 
 
-def test_a_dependent_of_a_deleted_upstream_is_not_left_waiting() -> None:
+def test_a_dependent_of_a_deleted_upstream_does_not_stay_blocked() -> None:
     run = begin(a_task())
     with transaction.atomic():
         below = _dependent(run.task_id)
-        elsewhere(
+        on_another_connection(
             lambda: (
                 attempts.succeed(run, None, "w"),
                 Task.objects.unguarded().filter(pk=run.task_id).delete(),
             )
         )
-    tell()
-    assert stands(below) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(below) == ["SKIPPED"]
 
 
-def test_what_a_transaction_that_fails_wanted_is_forgotten() -> None:
+def test_requests_of_a_rolled_back_transaction_are_discarded() -> None:
     row = _running(key=KEY)
     with transaction.atomic():
         _cancel(row)
@@ -225,30 +228,30 @@ def test_what_a_transaction_that_fails_wanted_is_forgotten() -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_running_task_is_asked_to_stop_when_the_transaction_has_committed() -> None:
+def test_cancellation_of_a_running_task_is_requested_when_the_transaction_has_committed() -> None:
     run = a_run(_running(key=KEY))
     with transaction.atomic():
         Task.objects.cancel(KEY, by="ann")
-        assert not elsewhere(lambda: _beat(run))
+        assert not on_another_connection(lambda: _beat(run))
     assert _beat(run)
     assert Task.objects.get(pk=run.task_id).reason == "CANCELLED by ann"
 
 
-def test_a_cancel_reaches_a_task_whose_run_failed_inside_the_transaction() -> None:
+def test_a_cancel_applies_to_a_task_whose_run_failed_during_the_transaction() -> None:
     run = a_run(_running(key=KEY))
     with transaction.atomic():
         _cancel(Task.objects.get(pk=run.task_id))
-        assert elsewhere(lambda: attempts.fail(run, FAILURE, "w")) is not None
-        assert elsewhere(lambda: stands(run.task_id)) == ["PENDING"]
-    assert stands(run.task_id) == ["CANCELLED"]
+        assert on_another_connection(lambda: attempts.fail(run, FAILURE, "w")) is not None
+        assert on_another_connection(lambda: statuses(run.task_id)) == ["PENDING"]
+    assert statuses(run.task_id) == ["CANCELLED"]
 
 
-def test_a_cancel_leaves_a_task_alone_that_ended_inside_the_transaction() -> None:
+def test_a_cancel_does_not_change_a_task_that_ended_during_the_transaction() -> None:
     run = a_run(_running(key=KEY))
     with transaction.atomic():
         _cancel(Task.objects.get(pk=run.task_id))
-        assert elsewhere(lambda: attempts.succeed(run, None, "w"))
-    assert stands(run.task_id) == ["SUCCESS"]
+        assert on_another_connection(lambda: attempts.succeed(run, None, "w"))
+    assert statuses(run.task_id) == ["SUCCESS"]
 
 
 def test_a_key_passes_to_the_new_task_when_the_transaction_has_committed() -> None:
@@ -269,19 +272,17 @@ def test_a_key_passes_to_the_new_task_when_the_transaction_has_committed() -> No
     assert Task.objects.count() == 2
 
 
-def test_a_task_that_was_created_and_cancelled_by_its_key_in_one_transaction_is_cancelled_alone() -> (
-    None
-):
+def test_a_task_created_and_cancelled_by_its_key_in_one_transaction_is_cancelled_alone() -> None:
     old = _running(key=KEY)
     with transaction.atomic():
         new = _same_key(old)
         assert Task.objects.cancel(KEY) == 1
-    assert stands(old, new) == ["RUNNING", "CANCELLED"]
+    assert statuses(old, new) == ["RUNNING", "CANCELLED"]
     old.refresh_from_db()
     assert old.cancel_requested_at is None
 
 
-def test_two_transactions_that_want_the_key_of_a_running_task_leave_one_waiting_task() -> None:
+def test_two_transactions_that_replace_a_running_task_leave_one_waiting_task() -> None:
     for _ in range(8):
         Task.objects.unguarded().all().delete()
         old = _running(key=KEY)
@@ -300,26 +301,26 @@ def test_two_transactions_that_want_the_key_of_a_running_task_leave_one_waiting_
         assert (old.open_key, old.status) == (None, "RUNNING")
 
 
-def test_a_key_that_was_free_meanwhile_belongs_to_the_call_that_came_last() -> None:
+def test_a_key_that_became_free_meanwhile_belongs_to_the_last_call() -> None:
     run = a_run(_running(key=KEY))
     with transaction.atomic():
         first = _same_key(Task.objects.get(pk=run.task_id))
-        assert elsewhere(lambda: attempts.succeed(run, None, "w"))
-        second = elsewhere(lambda: _same_key(first))
-    assert stands(run.task_id, first, second) == ["SUCCESS", "CANCELLED", stands(second)[0]]
+        assert on_another_connection(lambda: attempts.succeed(run, None, "w"))
+        second = on_another_connection(lambda: _same_key(first))
+    assert statuses(run.task_id, first, second) == ["SUCCESS", "CANCELLED", statuses(second)[0]]
     assert [row.pk for row in Task.objects.filter(open_key=KEY)] == [second.pk]
 
 
 @pytest.mark.parametrize("call", [_same_key, _replace])
-def test_a_call_that_is_committed_after_a_later_one_has_started_is_not_replaced_by_it(
+def test_a_call_committed_after_a_later_one_has_started_is_not_replaced_by_it(
     call: Any,
 ) -> None:
     old, marker = _running(**_name_for(call)), "open_unique_key" if call is _replace else "open_key"
     with transaction.atomic():
         first = call(old)
-        run = elsewhere(lambda: begin(call(old)))
-    assert stands(old, run.task_id) == ["RUNNING", "RUNNING"]
-    assert stands(first)[0] in ("PENDING", "QUEUED")
+        run = on_another_connection(lambda: begin(call(old)))
+    assert statuses(old, run.task_id) == ["RUNNING", "RUNNING"]
+    assert statuses(first)[0] in ("PENDING", "QUEUED")
     assert [row.pk for row in Task.objects.exclude(**{marker: None})] == [first.pk]
     assert _beat(run) is (call is _replace)
 
@@ -330,7 +331,7 @@ def test_a_key_whose_next_owner_was_cancelled_in_the_transaction_passes_to_the_n
         first = _same_key(old)
         assert Task.objects.cancel(KEY) == 1
         second = _same_key(old)
-    assert stands(old, first) == ["RUNNING", "CANCELLED"]
+    assert statuses(old, first) == ["RUNNING", "CANCELLED"]
     assert [row.pk for row in Task.objects.filter(open_key=KEY)] == [second.pk]
     assert not TaskRequest.objects.exists()
 
@@ -339,14 +340,14 @@ def test_a_workflow_waits_for_a_running_task_outside_of_it() -> None:
     run = begin(a_task())
     with transaction.atomic():
         _workflow(Task.objects.get(pk=run.task_id))
-        assert elsewhere(lambda: attempts.succeed(run, None, "w"))
-    tell()
+        assert on_another_connection(lambda: attempts.succeed(run, None, "w"))
+    resolve_all()
     (step,) = Task.objects.filter(workflow=WorkflowRun.objects.get())
     assert step.status in ("PENDING", "QUEUED")
     assert recount() == []
 
 
-def test_what_a_process_left_that_died_after_its_commit_is_applied_by_the_leader() -> None:
+def test_requests_of_a_process_that_died_after_its_commit_are_applied_by_the_leader() -> None:
     for _ in range(3):
         left, stopped, old = begin(a_task()), _running(key="stop"), _running(key=KEY)
         with transaction.atomic():
@@ -358,28 +359,28 @@ def test_what_a_process_left_that_died_after_its_commit_is_applied_by_the_leader
         assert apply_requests(timezone.now(), HeartbeatMonitor()) == 3
         assert not TaskRequest.objects.exists()
         assert attempts.succeed(left, None, "w")
-        tell()
-        assert stands(below)[0] in ("PENDING", "QUEUED")
+        resolve_all()
+        assert statuses(below)[0] in ("PENDING", "QUEUED")
         stopped.refresh_from_db()
         new.refresh_from_db()
         assert (stopped.cancel_requested_at is not None, new.open_key) == (True, KEY)
         Task.objects.unguarded().all().delete()
 
 
-def test_a_request_for_a_task_that_is_locked_is_left_until_it_is_free() -> None:
+def test_a_request_for_a_locked_task_waits_until_it_is_unlocked() -> None:
     row = _running(key=KEY)
     with transaction.atomic():
         Task.objects.cancel(KEY)
         connection.run_on_commit.clear()
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=row.pk)
-        assert elsewhere(lambda: requests.apply_left(10)) == 0
+        assert on_another_connection(lambda: requests.apply_left(10)) == 0
     assert requests.apply_left(10) == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
 
 
-def test_a_request_that_cannot_be_applied_keeps_no_other_from_being_applied() -> None:
+def test_a_request_that_cannot_be_applied_does_not_block_others() -> None:
     spoilt, row = _running(key="spoilt"), _running(key=KEY)
     with transaction.atomic():
         Task.objects.cancel("spoilt")

@@ -1,5 +1,5 @@
-"""Two who lock the same rows in opposite orders: the database ends one of them, and it is done
-again.
+"""Two transactions lock the same rows in opposite orders: the database aborts one of them, and it
+is retried.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 
 
 class _Crossing:
-    """A transaction that locks two rows, in the second of which it meets its rival the
-    first time.
-    """
+    """A transaction that locks two rows, and the first time waits for its rival between them."""
 
     def __init__(self, meeting: threading.Barrier, first: uuid.UUID, second: uuid.UUID) -> None:
         self.meeting, self.first, self.second = meeting, first, second
@@ -45,14 +43,14 @@ def _rivals() -> list[_Crossing]:
     return [_Crossing(meeting, low, high), _Crossing(meeting, high, low)]
 
 
-def test_a_verb_that_the_database_ended_is_done_again() -> None:
+def test_an_operation_aborted_by_a_deadlock_is_retried() -> None:
     """The database may end both: the second one in a deadlock with the repetition of the first."""
     rivals = _rivals()
     begun = no_errors(race([retry_on_deadlock(rival.act) for rival in rivals]))
     assert max(begun) > 1
 
 
-def test_without_it_one_of_them_is_lost() -> None:
+def test_without_the_retry_one_of_them_fails() -> None:
     answers = race([rival.act for rival in _rivals()])
     errors = [answer for answer in answers if isinstance(answer, OperationalError)]
     assert [code_of(error) for error in errors] in (["40P01"], [1213])
@@ -63,6 +61,6 @@ def _inside(rival: _Crossing) -> int:
         return retry_on_deadlock(rival.act)()
 
 
-def test_inside_a_transaction_of_the_caller_it_is_the_callers_affair() -> None:
+def test_inside_a_transaction_of_the_caller_the_deadlock_is_raised() -> None:
     answers = race([partial(_inside, rival) for rival in _rivals()])
     assert sum(isinstance(answer, OperationalError) for answer in answers) == 1

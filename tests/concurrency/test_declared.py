@@ -1,5 +1,5 @@
-"""Two deploys sync at once, or a deploy and an operator: each schedule once, and the operator's
-hand is kept.
+"""Two deploys sync at once, or a deploy and an operator act at once: each schedule exists once, and
+the operator's change is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _acts(answers: list[list[sync.SyncStep]]) -> Counter[str]:
     return Counter(str(step.act) for steps in answers for step in steps)
 
 
-def test_deploys_at_once_make_change_and_leave_each_schedule_once() -> None:
+def test_concurrent_deploys_create_change_and_keep_each_schedule_once() -> None:
     for number in range(ROUNDS // 2):
         _declare(60 + number)
         assert _acts(no_errors(race([sync.apply] * RACERS)))["CREATE"] == len(NAMES)
@@ -59,7 +59,7 @@ def test_deploys_at_once_make_change_and_leave_each_schedule_once() -> None:
         RecurringTask.objects.unguarded().all().delete()
 
 
-def test_an_operator_who_pauses_while_a_deploy_changes_is_heard() -> None:
+def test_a_pause_by_an_operator_during_a_deploy_is_kept() -> None:
     _declare(60)
     sync.apply()
     for number in range(ROUNDS):
@@ -75,7 +75,7 @@ def test_an_operator_who_pauses_while_a_deploy_changes_is_heard() -> None:
         row.resume()
 
 
-def test_imports_at_once_leave_one_row() -> None:
+def test_concurrent_imports_leave_one_row() -> None:
     for number in range(ROUNDS):
         name = f"of-beat-{number}"
         act = lambda name=name: importer.take_over(name, NOOP, {"interval": 60.0}).pk  # noqa: E731

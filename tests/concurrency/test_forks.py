@@ -1,6 +1,4 @@
-"""A process that forks while one of its threads writes to SQLite bears children that can write,
-too.
-"""
+"""A process that forks while one of its threads writes to SQLite has children that can write, too."""
 
 from __future__ import annotations
 
@@ -19,7 +17,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]
 
 
 def _write_until(stop: Event, begun: Event) -> None:
-    while not stop.wait(0.02):  # SQLite has no queue: without a gap nobody else would ever write
+    while not stop.wait(
+        0.02
+    ):  # SQLite does not queue writers: without a pause no other connection would ever write
         with dedicated_connection(), transaction.atomic():
             QueueControl.objects.update_or_create(name="busy")
             begun.set()
@@ -38,7 +38,7 @@ def _child_writes() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_children_of_a_process_that_writes_can_write() -> None:
+def test_children_of_a_writing_process_can_write() -> None:
     connections.close_all()
     stop, begun = Event(), Event()
     writer = Thread(target=_write_until, args=(stop, begun))
@@ -51,7 +51,7 @@ def test_children_of_a_process_that_writes_can_write() -> None:
         writer.join(20)
 
 
-def test_a_fork_inside_our_own_block_does_not_wait_for_itself() -> None:
+def test_a_fork_inside_the_write_lock_does_not_deadlock() -> None:
     node = a_node(kind=NodeKind.SCHEDULER)
     with dedicated_connection():
         child = os.fork()

@@ -1,5 +1,5 @@
-"""Two calls with one key at the same moment: one row, one answer, and no error but the one that was
-asked for.
+"""Two calls with one key at the same moment: one task, one answer, and no error except the
+requested one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _keys() -> list[str]:
     return [f"key-{number}" for number in range(ROUNDS)]
 
 
-def test_upserts_by_one_key_leave_one_row() -> None:
+def test_concurrent_upserts_with_one_key_leave_one_task() -> None:
     for key in _keys():
 
         def upsert(number: int, key: str = key) -> uuid.UUID:
@@ -53,7 +53,7 @@ def test_upserts_by_one_key_leave_one_row() -> None:
         assert Task.objects.filter(key=key).count() == 1
 
 
-def test_upserts_over_an_open_row_leave_one_of_the_calls_whole() -> None:
+def test_concurrent_upserts_of_an_open_task_leave_one_of_the_calls_complete() -> None:
     for key in _keys():
         row = tasks.add.using(queue=QUEUE, key=key, run_at=_later()).schedule(9, 9)
 
@@ -69,7 +69,7 @@ def test_upserts_over_an_open_row_leave_one_of_the_calls_whole() -> None:
         assert row.args == [row.priority, row.priority]
 
 
-def test_calls_with_one_idempotency_key_return_one_row() -> None:
+def test_calls_with_one_idempotency_key_return_one_task() -> None:
     for key in _keys():
 
         def call(key: str = key) -> uuid.UUID:
@@ -82,7 +82,7 @@ def test_calls_with_one_idempotency_key_return_one_row() -> None:
         assert Task.objects.filter(idempotency_key=key).count() == 1
 
 
-def test_of_different_payloads_under_one_idempotency_key_one_wins() -> None:
+def test_of_different_payloads_with_one_idempotency_key_one_wins() -> None:
     for key in _keys():
 
         def call(number: int, key: str = key) -> Any:
@@ -98,7 +98,7 @@ def test_of_different_payloads_under_one_idempotency_key_one_wins() -> None:
         ] * (RACERS - 1)
 
 
-def test_unique_calls_share_one_open_row() -> None:
+def test_unique_calls_share_one_open_task() -> None:
     for key in _keys():
 
         def call(key: str = key) -> uuid.UUID:
@@ -121,7 +121,7 @@ def test_of_unique_calls_that_raise_one_is_accepted() -> None:
         assert all(isinstance(answer, Task | UniqueConflict) for answer in answers)
 
 
-def test_unique_calls_that_replace_leave_one_open_row_and_cancel_the_others() -> None:
+def test_unique_calls_that_replace_leave_one_open_task_and_cancel_the_others() -> None:
     for key in _keys():
 
         def call(key: str = key) -> uuid.UUID:
@@ -134,7 +134,7 @@ def test_unique_calls_that_replace_leave_one_open_row_and_cancel_the_others() ->
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolls back"])
-def test_a_call_inside_a_transaction_waits_for_the_holder_of_its_key(fails: bool) -> None:
+def test_a_call_inside_a_transaction_waits_for_the_owner_of_its_key(fails: bool) -> None:
     class _Abort(Exception):
         pass
 
@@ -154,7 +154,7 @@ def test_a_call_inside_a_transaction_waits_for_the_holder_of_its_key(fails: bool
         assert isinstance(second, uuid.UUID), second
         if isinstance(first, OperationalError):
             # MariaDB may roll a whole transaction back for the key that the last round deleted; its
-            # caller is told.
+            # caller gets the error.
             assert connection.vendor == "mysql"
         else:
             assert isinstance(first, _Abort) if fails else first == second
@@ -172,7 +172,7 @@ ENDS: dict[str, tuple[Status, Any]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_upsert_that_meets_a_move_of_its_row_leaves_one_open_row_under_the_key(
+def test_an_upsert_during_a_transition_of_its_task_leaves_one_open_task_with_the_key(
     name: str,
 ) -> None:
     status, move = ENDS[name]
@@ -182,7 +182,7 @@ def test_an_upsert_that_meets_a_move_of_its_row_leaves_one_open_row_under_the_ke
         made, _ = no_errors(race([partial(call.schedule, 2, 2), partial(move, row)]))
         holders = list(Task.objects.filter(open_key=key))
         if name == "cancel" and made.pk == row.pk:
-            # The cancel came second, and it means the edited task.
+            # The cancel came second, and applies to the edited task.
             assert len(holders) <= 1
             continue
         assert [holder.pk for holder in holders] == [made.pk]
@@ -190,7 +190,7 @@ def test_an_upsert_that_meets_a_move_of_its_row_leaves_one_open_row_under_the_ke
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_replacing_call_that_meets_a_move_of_its_holder_is_the_open_one(name: str) -> None:
+def test_a_replacing_call_during_a_transition_of_the_owner_is_the_open_one(name: str) -> None:
     status, move = ENDS[name]
     for key in _keys():
         unique = f"tests.project.tasks.unique_latest:{key}"
@@ -207,7 +207,7 @@ def test_a_replacing_call_that_meets_a_move_of_its_holder_is_the_open_one(name: 
         assert made.pk != row.pk
 
 
-def test_a_replacing_call_whose_insert_fails_leaves_the_holder_alone() -> None:
+def test_a_replacing_call_whose_insert_fails_does_not_change_the_owner() -> None:
     call = tasks.unique_latest.using(queue=QUEUE, run_at=_later())
     holder = call.schedule("a")
     inserts: list[str] = []
@@ -225,7 +225,7 @@ def test_a_replacing_call_whose_insert_fails_leaves_the_holder_alone() -> None:
     assert (len(inserts), holder.status) == (2, Status.PENDING)
 
 
-def test_a_key_that_was_just_let_go_is_taken_by_one_of_many() -> None:
+def test_a_key_that_just_became_free_is_taken_by_one_of_many() -> None:
     for key in _keys() * 2:
         Task.objects.unguarded().filter(key="again").update(open_key=None)
 

@@ -1,4 +1,4 @@
-"""Six schedulers race for the office, again and again: each term has one winner."""
+"""Six schedulers compete for the lease repeatedly: each term has one leader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_durable_tasks.models.lease import lease_name
 from tests.concurrency.racing import ROUNDS, no_errors, race
 
 
-def test_each_term_is_won_once() -> None:
+def test_each_term_has_one_leader() -> None:
     won: Counter[int] = Counter()
     for _ in range(ROUNDS):
         SchedulerLease.objects.update(expires_at=datetime(2000, 1, 1, tzinfo=UTC))
@@ -31,7 +31,7 @@ def test_each_term_is_won_once() -> None:
     assert sorted(won) == list(range(min(won), min(won) + ROUNDS))
 
 
-def test_the_office_of_a_new_region_is_founded_once_and_taken_once(settings: Any) -> None:
+def test_the_lease_of_a_new_region_is_inserted_once_and_acquired_once(settings: Any) -> None:
     for number in range(ROUNDS):
         settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": f"r{number}"}
         holders = [uuid.uuid4() for _ in range(6)]
@@ -44,7 +44,7 @@ def test_the_office_of_a_new_region_is_founded_once_and_taken_once(settings: Any
     SchedulerLease.objects.exclude(name=lease_name()).delete()
 
 
-def test_a_resignation_and_a_take_over_leave_one_leader() -> None:
+def test_a_concurrent_release_and_acquisition_leave_one_leader() -> None:
     first = uuid.uuid4()
     term = leadership.take(first, 60)
     assert term is not None

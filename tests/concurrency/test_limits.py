@@ -1,6 +1,4 @@
-"""Whoever claims at once, a scope never has more rows under way than its limit, and a rate never
-more starts.
-"""
+"""Concurrent claims never exceed a concurrency limit or a rate limit."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def _end_some() -> None:
 @pytest.mark.parametrize(
     "scope", [f"task:{NOOP}", "tenant:1", "key:acme", f"queue:{QUEUE}", "global"]
 )
-def test_claims_at_once_never_exceed_the_places_of_a_scope(scope: str, racers: int) -> None:
+def test_concurrent_claims_never_exceed_a_concurrency_limit(scope: str, racers: int) -> None:
     queues = [QUEUE, QUEUE if scope.startswith("queue:") else "other"]
     for queue in queues:
         many_tasks(40, queue=queue, limit_key="acme")
@@ -65,7 +63,7 @@ def test_claims_at_once_never_exceed_the_places_of_a_scope(scope: str, racers: i
     assert Task.objects.queued().count() == 3
 
 
-def test_claims_at_once_never_exceed_a_rate() -> None:
+def test_concurrent_claims_never_exceed_a_rate_limit() -> None:
     many_tasks(100)
     _limit(f"task:{NOOP}", rate="1/d", burst=7)
     claimed = no_errors(race([_claim] * 8))
@@ -73,25 +71,25 @@ def test_claims_at_once_never_exceed_a_rate() -> None:
 
 
 @pytest.mark.parametrize("scope", [f"task:{NOOP}", "key:acme", f"queue:{QUEUE}"])
-def test_claims_at_once_never_exceed_the_places_of_a_scope_by_weight(scope: str) -> None:
+def test_concurrent_claims_never_exceed_a_concurrency_limit_by_weight(scope: str) -> None:
     queues = [QUEUE, QUEUE if scope.startswith("queue:") else "other"]
     for number, queue in enumerate(queues * 2):
         many_tasks(8, queue=queue, limit_key="acme", weight=number + 1)
     _limit(scope, 5)
     for _ in range(_ROUNDS):
         no_errors(race([partial(_claim, queues[number % 2]) for number in range(6)]))
-        assert _weight_under_way() <= 5
+        assert _weight_in_use() <= 5
         _end_some()
         no_errors(race([partial(release.release_waiting, database_now(), 50)] * 2))
     assert Task.objects.exclude(status=Status.PENDING).count() > _ROUNDS
 
 
-def _weight_under_way() -> int:
+def _weight_in_use() -> int:
     held = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING])
     return sum(held.values_list("weight", flat=True))
 
 
-def test_a_heavy_row_starts_although_light_ones_come_and_go_at_once() -> None:
+def test_a_heavy_task_starts_although_light_ones_start_and_end_concurrently() -> None:
     heavy = many_tasks(1, weight=3, due=-99)[0]
     many_tasks(12, Status.QUEUED, queue="other")
     _limit(f"task:{NOOP}", 4)
@@ -117,13 +115,15 @@ def test_a_heavy_row_starts_although_light_ones_come_and_go_at_once() -> None:
     assert Task.objects.filter(weight=1, status=Status.PENDING).exists()
 
 
-def test_claims_at_once_never_exceed_a_rate_by_weight() -> None:
+def test_concurrent_claims_never_exceed_a_rate_limit_by_weight() -> None:
     many_tasks(30, weight=2)
     _limit(f"task:{NOOP}", rate="1/d", burst=7)
     assert sum(no_errors(race([_claim] * 8))) == 3
 
 
-def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_claims_never_exceed_the_rate_limit_of_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     many_tasks(30, limit_key="acme")
     many_tasks(30, limit_key="zenith")
     coded = {NOOP: Allowance(None, rate_of("rate_limit", "1/d"))}
@@ -137,7 +137,7 @@ def test_claims_at_once_never_exceed_the_rate_of_a_key(monkeypatch: pytest.Monke
     }
 
 
-def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue() -> None:
+def test_claims_of_alternating_tenants_never_exceed_the_rate_limit_of_their_queue() -> None:
     for tenant in (a_tenant(), a_tenant()):
         many_tasks(30, tenant=tenant)
     _limit(f"queue:{QUEUE}", rate="1/d", burst=6)
@@ -149,7 +149,7 @@ def test_claims_of_tenants_who_take_turns_never_exceed_the_rate_of_their_queue()
     assert Task.objects.queued().values("tenant_id").distinct().count() == 2
 
 
-def test_rows_that_are_taken_at_once_never_exceed_the_places_of_a_scope() -> None:
+def test_concurrent_starts_without_a_broker_never_exceed_a_concurrency_limit() -> None:
     many_tasks(20, weight=2)
     _limit(f"task:{NOOP}", 5)
     place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
@@ -161,7 +161,7 @@ def test_rows_that_are_taken_at_once_never_exceed_the_places_of_a_scope() -> Non
     assert Task.objects.running().count() == 2
 
 
-def test_rows_that_are_taken_at_once_cost_a_token_each() -> None:
+def test_concurrent_starts_without_a_broker_cost_a_token_each() -> None:
     many_tasks(60)
     _limit(f"task:{NOOP}", rate="1/d", burst=40)
     place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
@@ -177,8 +177,8 @@ def test_rows_that_are_taken_at_once_cost_a_token_each() -> None:
 
 
 @contextmanager
-def _frozen_holder(patience: connections.TimeLimits) -> Iterator[None]:
-    """Let another thread hold the lock of all limits and do nothing, until the block ends."""
+def _frozen_lock(patience: connections.TimeLimits) -> Iterator[None]:
+    """Let another thread keep the lock of all limits until the block ends."""
     holds, may_go = threading.Event(), threading.Event()
 
     def freeze() -> None:
@@ -199,10 +199,10 @@ def _frozen_holder(patience: connections.TimeLimits) -> Iterator[None]:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_who_waits_for_the_lock_of_a_frozen_scheduler_gives_up() -> None:
+def test_waiting_for_the_lock_of_a_frozen_scheduler_times_out() -> None:
     many_tasks(3)
     _limit(f"task:{NOOP}", 2)
-    with _frozen_holder(connections.WORK):
+    with _frozen_lock(connections.WORK):
         with (
             pytest.raises(OperationalError),
             connections.dedicated_connection(connections.TimeLimits(lock=1.0)),
@@ -214,18 +214,18 @@ def test_who_waits_for_the_lock_of_a_frozen_scheduler_gives_up() -> None:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_frozen_scheduler_is_ended_by_the_database_and_others_go_on() -> None:
+def test_the_database_aborts_a_frozen_scheduler_and_others_continue() -> None:
     many_tasks(3)
     _limit(f"task:{NOOP}", 2)
     with (
-        _frozen_holder(connections.TimeLimits(idle=1.0)),
+        _frozen_lock(connections.TimeLimits(idle=1.0)),
         connections.dedicated_connection(connections.TimeLimits(lock=WITHIN)),
     ):
         assert _claim() == 2
 
 
 @pytest.mark.postgresql
-def test_behind_a_pooler_the_transaction_itself_has_the_limits(
+def test_behind_a_pooler_the_transaction_itself_has_the_timeouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pooled = {**connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS": True}
@@ -244,7 +244,7 @@ def test_behind_a_pooler_the_transaction_itself_has_the_limits(
         assert cursor.fetchone() == ("0", "0")
 
 
-def test_claims_and_verbs_of_operators_do_not_wait_for_each_other_for_ever() -> None:
+def test_claims_and_operations_do_not_deadlock() -> None:
     many_tasks(60)
     _limit(f"task:{NOOP}", 5)
 
@@ -263,7 +263,7 @@ def test_claims_and_verbs_of_operators_do_not_wait_for_each_other_for_ever() -> 
         many_tasks(60)
 
 
-def test_the_lock_is_made_again_where_its_row_is_gone() -> None:
+def test_a_deleted_lock_row_is_inserted_again() -> None:
     many_tasks(20)
     _limit(f"task:{NOOP}", 3)
     LimitBucket.objects.all().delete()

@@ -1,5 +1,5 @@
-"""Rows that a transaction of the project has locked do not hide the rows behind them from sweeps
-and claims.
+"""Rows that a transaction of the project has locked do not hide the rows behind them from
+maintenance and claims.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _states() -> dict[Any, tuple[Any, ...]]:
     connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows"
 )
 @pytest.mark.parametrize("name", sorted(SWEEPS))
-def test_a_sweep_looks_past_locked_rows(name: str) -> None:
+def test_a_maintenance_job_skips_locked_rows(name: str) -> None:
     make, sweep = SWEEPS[name]
     taken = [make(100.0 - number) for number in range(LOCKED)]
     free = [make(10.0 - number) for number in range(FREE)]
@@ -121,7 +121,7 @@ def test_recurring_tasks_behind_locked_ones_are_triggered() -> None:
 
 
 @pytest.mark.postgresql
-def test_a_locked_task_that_waits_for_its_overlap_slot_does_not_keep_those_of_other_slots() -> None:
+def test_a_locked_task_that_waits_for_overlap_does_not_block_those_of_other_keys() -> None:
     waiting = [a_task(overlap_key=f"slot-{number}", due_at=NEVER) for number in range(LOCKED + 1)]
     with (
         _locked(Task, [row.pk for row in waiting[:LOCKED]]),
@@ -159,7 +159,7 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
 @pytest.mark.skipif(
     connection.vendor == "sqlite", reason="SQLite has one writer and no locks of rows"
 )
-def test_a_locked_recurring_task_is_computed_by_new_zone_tables_later() -> None:
+def test_a_locked_recurring_task_is_recomputed_with_new_zone_tables_later() -> None:
     rows = [a_schedule(f"nightly-{number}") for number in range(LOCKED)]
     RecurringTask.objects.unguarded().update(tzdata_version="2020a")
     recompute, monitor = RecomputeFireTimes(), HeartbeatMonitor()

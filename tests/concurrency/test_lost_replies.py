@@ -1,5 +1,5 @@
-"""A COMMIT whose reply was lost stands: the ending is read back by its run id, accepted once and
-counted once.
+"""A COMMIT whose reply was lost is durable: the ending is read back by its run id, accepted once
+and counted once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _live(row: Task) -> LiveRun:
 @pytest.mark.parametrize(
     "followups", [(), (Schedule(tasks.noop), Schedule(tasks.noop))], ids=["plain", "follow-ups"]
 )
-def test_a_success_whose_reply_was_lost_stands_and_is_not_fenced(
+def test_a_success_whose_reply_was_lost_is_recorded_and_not_fenced(
     followups: tuple[Schedule, ...],
 ) -> None:
     live = _live(row := a_task(Status.RUNNING))
@@ -73,7 +73,7 @@ def test_another_ending_whose_reply_was_lost_is_counted_once(
     assert row.dead_letters.count() == (status == Status.FAILED)
 
 
-def test_an_atomic_body_whose_commit_was_not_answered_is_done_once() -> None:
+def test_an_atomic_body_whose_commit_reply_was_lost_is_executed_once() -> None:
     row = a_task(Status.QUEUED, name="tests.project.tasks.write_name", args=["once"])
     with one_lost_reply() as lost:
         assert deliver(row) == "once"
@@ -84,7 +84,7 @@ def test_an_atomic_body_whose_commit_was_not_answered_is_done_once() -> None:
     assert Group.objects.filter(name="once").count() == 1
 
 
-def test_a_birth_whose_reply_was_lost_is_found_again_by_its_idempotency_key() -> None:
+def test_a_task_whose_creation_reply_was_lost_is_found_by_its_idempotency_key() -> None:
     call = tasks.add.using(queue=QUEUE, idempotency_key="i")
     with one_lost_reply() as lost, pytest.raises(OperationalError):
         call.schedule(1, 2)

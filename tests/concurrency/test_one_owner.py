@@ -1,4 +1,4 @@
-"""Whatever races for a row, one start and one ending of each attempt are accepted, and no cancel is
+"""In any race for a task, one start and one ending of each attempt are accepted, and no cancel is
 lost.
 """
 
@@ -59,19 +59,21 @@ def test_messages_of_one_epoch_start_one_run(racers: int) -> None:
 def test_one_ending_of_a_run_is_accepted(names: tuple[str, ...]) -> None:
     for _ in range(3):
         row = a_task(Status.RUNNING)
-        told = no_errors(race([partial(ENDINGS[name], row) for name in names]))
-        operator = names[told.index(found)] if (found := next(iter(filter(None, told)))) else ""
+        answers = no_errors(race([partial(ENDINGS[name], row) for name in names]))
+        operator = (
+            names[answers.index(found)] if (found := next(iter(filter(None, answers)))) else ""
+        )
         row.refresh_from_db()
-        accepted = sum(bool(answer) for answer in told)
-        # An operator may complete a row that has just ended otherwise: that is a second move, not a
+        accepted = sum(bool(answer) for answer in answers)
+        # An operator may complete a task that has just ended otherwise: that is a second transition, not a
         # second ending.
-        assert accepted == 1 or ("force_complete" in names and accepted == 2), (operator, told)
+        assert accepted == 1 or ("force_complete" in names and accepted == 2), (operator, answers)
         assert row.epoch == 2 + accepted
         assert row.executions.exclude(status=LogStatus.FENCED).count() == accepted
         assert DeadLetter.objects.open().filter(task=row).count() == (row.status == Status.FAILED)
 
 
-def test_a_failure_is_not_fenced_by_a_heartbeat_that_holds_the_row() -> None:
+def test_a_failure_is_not_fenced_by_a_heartbeat_that_locks_the_row() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.RUNNING)
         run = a_run(row)
@@ -110,7 +112,7 @@ def test_a_cancel_is_never_lost_between_two_statuses(name: str) -> None:
         assert row.status == Status.CANCELLED or asked
 
 
-def test_a_start_and_a_cancel_leave_the_row_cancelled_or_running_and_asked() -> None:
+def test_a_start_and_a_cancel_leave_the_task_cancelled_or_running_with_a_cancel_request() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.QUEUED)
         started, cancelled = no_errors(race([partial(start, row), partial(_cancel, row)]))
@@ -129,7 +131,7 @@ def test_dead_letters_of_one_task_are_opened_and_closed_once() -> None:
         assert (row.status, row.epoch) == (Status.PENDING, 4)
 
 
-def test_a_replay_and_a_discard_close_the_case_once() -> None:
+def test_a_replay_and_a_discard_close_the_dead_letter_once() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.FAILED)
         letters = DeadLetter.objects.filter(task=row)
@@ -149,8 +151,8 @@ def test_a_replay_and_a_discard_close_the_case_once() -> None:
 # Claims -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["claim", "take"])
-def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> None:
+@pytest.mark.parametrize("operation", ["claim", "take"])
+def test_concurrent_claims_never_take_the_same_task_and_together_take_all(operation: str) -> None:
     rows = [row for priority in (0, 5, 9) for row in many_tasks(40, priority=priority)]
     batches: list[int] = []
 
@@ -158,7 +160,7 @@ def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> No
         node, taken = uuid.uuid4(), list[uuid.UUID]()
         misses = 0
         while misses < 3:
-            batch = _batch(verb, node)
+            batch = _batch(operation, node)
             batches.append(len(batch))
             taken += batch
             misses = 0 if batch else misses + 1
@@ -168,25 +170,25 @@ def test_claimers_never_take_the_same_row_and_together_take_all(verb: str) -> No
     counted = Counter(itertools.chain.from_iterable(taken))
     assert max(batches) <= 7
     assert set(counted.values()) == {1}
-    # A claimer that saw only rows which others held may have left; what it left is due and is taken
-    # next.
-    while batch := _batch(verb, uuid.uuid4()):
+    # A claimer that saw only rows which others had locked may have left; their tasks are due and are
+    # claimed next.
+    while batch := _batch(operation, uuid.uuid4()):
         counted.update(batch)
     assert counted == Counter(row.pk for row in rows)
     assert set(Task.objects.values_list("epoch", flat=True)) == {1}
 
 
-def _batch(verb: str, node: uuid.UUID) -> list[uuid.UUID]:
-    if verb == "claim":
+def _batch(operation: str, node: uuid.UUID) -> list[uuid.UUID]:
+    if operation == "claim":
         return [message.task_id for message in claim.claim(QUEUE, database_now(), 7, node)]
     place = attempts.RunLocation(node=node, worker="w", lease=60.0)
     runs: list[Run] = attempts.take(Task.objects.due(database_now()), 7, place)
     return [run.task_id for run in runs]
 
 
-def test_two_sweepers_ring_each_overdue_row_once() -> None:
+def test_two_maintenance_runs_republish_each_overdue_task_once() -> None:
     many_tasks(30, Status.QUEUED, due=-1)
-    rung = no_errors(
+    published = no_errors(
         race(
             [
                 lambda: claim.republish(
@@ -196,12 +198,12 @@ def test_two_sweepers_ring_each_overdue_row_once() -> None:
             * 3
         )
     )
-    counted = Counter(message.task_id for messages in rung for message in messages)
+    counted = Counter(message.task_id for messages in published for message in messages)
     assert set(counted.values()) <= {1}
     assert set(Task.objects.values_list("publish_count", flat=True)) <= {1, 2}
 
 
-def test_two_sweepers_lose_each_silent_run_once() -> None:
+def test_two_maintenance_runs_mark_each_silent_run_lost_once() -> None:
     rows = many_tasks(20, Status.RUNNING, due=-1)
     lost = no_errors(race([partial(end, *rows, outcome=CRASH)] * 3))
     counted = Counter(itertools.chain.from_iterable(lost))

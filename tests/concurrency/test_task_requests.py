@@ -1,5 +1,5 @@
-"""Requests to RUNNING tasks are applied by sets, within time limits, and none stops those
-after it.
+"""Requests to RUNNING tasks are applied in sets, within time limits, and none blocks those after
+it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from django_durable_tasks.engine.tasks import operator_actions, requests
 from django_durable_tasks.engine.transitions.requests import _ApplyHook
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.rules.states import Status
-from tests.concurrency.racing import elsewhere
+from tests.concurrency.racing import on_another_connection
 from tests.database.transitions.transition_calls import question
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.project.tasks import noop
 
 
-def _ask_to_stop(*rows: Task) -> None:
+def _request_cancel(*rows: Task) -> None:
     TaskRequest.objects.bulk_create(
         [TaskRequest(kind=RequestKind.CANCEL, task_id=row.pk) for row in rows]
     )
@@ -30,7 +30,7 @@ def _hooks() -> int:
     return sum(isinstance(hook, _ApplyHook) for _, hook, *_ in connection.run_on_commit)
 
 
-def test_one_hook_applies_all_that_a_transaction_requested() -> None:
+def test_one_hook_applies_all_requests_of_a_transaction() -> None:
     rows = many_tasks(20, Status.RUNNING)
     with transaction.atomic():
         for row in rows:
@@ -42,7 +42,7 @@ def test_one_hook_applies_all_that_a_transaction_requested() -> None:
     assert Task.objects.filter(has_dependents=True).exclude(cancel_requested_at=None).count() == 20
 
 
-def test_what_is_requested_after_a_rolled_back_savepoint_is_applied() -> None:
+def test_requests_made_after_a_rolled_back_savepoint_are_applied() -> None:
     forgotten, kept = many_tasks(2, Status.RUNNING)
     with transaction.atomic():
         with transaction.atomic():
@@ -55,12 +55,12 @@ def test_what_is_requested_after_a_rolled_back_savepoint_is_applied() -> None:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_locked_tasks_do_not_stop_the_requests_behind_theirs() -> None:
+def test_locked_tasks_do_not_block_the_requests_behind_theirs() -> None:
     rows = many_tasks(6, Status.RUNNING)
-    _ask_to_stop(*rows)
+    _request_cancel(*rows)
     with transaction.atomic():
         list(question(*rows[:5]).select_for_update())
-        assert elsewhere(lambda: requests.apply_left(2)) == 1
+        assert on_another_connection(lambda: requests.apply_left(2)) == 1
     assert [row.pk for row in Task.objects.exclude(cancel_requested_at=None)] == [rows[5].pk]
     assert requests.apply_left(2) == 5
 

@@ -1,5 +1,5 @@
-"""Leaders, operators and workers on the same recurring rows at once: each fire once, and no word is
-undone.
+"""Leaders, operators and workers on the same recurring tasks at once: each fire once, and no
+operation is undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
-from tests.database.recurring.schedules import START, a_schedule, at, begin, born, fire, told
+from tests.database.recurring.schedules import (
+    START,
+    a_schedule,
+    at,
+    begin,
+    fire,
+    fire_times,
+    ledger_of,
+)
 from tests.database.transitions.transition_calls import PLACE, start, succeed
 from tests.factories import QUEUE
 from tests.project import tasks
@@ -34,16 +42,18 @@ LEADERS = 3
 
 
 def _fire_until_nothing_is_due(now: datetime, limit: int) -> int:
-    """Be a leader until all rows have come past ``now``; what another one holds is left to it."""
+    """Act as leader until all schedules are past ``now``. Those that another leader has locked are
+    left to it.
+    """
     number = 0
     while RecurringTask.objects.due(now).exists():
         number += fire(now, limit)
     return number
 
 
-def _books_are_straight(row: RecurringTask) -> None:
-    """Every birth has its line and every line of a birth its task, one a fire time; the count is
-    that of births.
+def _ledger_is_consistent(row: RecurringTask) -> None:
+    """Every task has its ledger entry and every entry its task, one per fire time; the counter
+    equals the number of tasks.
     """
     row.refresh_from_db()
     lines = OccurrenceRecord.objects.filter(recurring_task=row, task__isnull=False)
@@ -55,33 +65,33 @@ def _books_are_straight(row: RecurringTask) -> None:
     assert max(Counter(by_schedule.values_list("fire_time", flat=True)).values(), default=1) == 1
 
 
-# Leaders alone ------------------------------------------------------------------------------------
+# Leaders only -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-def test_leaders_that_fire_the_same_rows_give_birth_to_each_fire_once(limit: int) -> None:
+def test_concurrent_leaders_create_each_fire_once(limit: int) -> None:
     for number in range(ROUNDS // 2):
         rows = [a_schedule(f"{number} {name}", **ALL) for name in range(5)]
         made = no_errors(race([partial(_fire_until_nothing_is_due, at(310), limit)] * LEADERS))
         assert sum(made) == 5 * 6
         for row in rows:
-            assert born(row) == [at(60 * minute) for minute in range(6)]
-            _books_are_straight(row)
+            assert fire_times(row) == [at(60 * minute) for minute in range(6)]
+            _ledger_is_consistent(row)
             assert (row.runs_count, row.next_run_at) == (6, at(360))
 
 
-def test_leaders_whose_clocks_differ_give_birth_to_each_fire_once() -> None:
+def test_leaders_with_different_clocks_create_each_fire_once() -> None:
     for number in range(ROUNDS // 2):
         rows = [a_schedule(f"{number} {name}", **ALL) for name in range(4)]
         clocks = [at(310), at(10), at(610)]
         no_errors(race([partial(_fire_until_nothing_is_due, clock, 2) for clock in clocks]))
         for row in rows:
-            assert born(row) == [at(60 * minute) for minute in range(11)]
-            _books_are_straight(row)
+            assert fire_times(row) == [at(60 * minute) for minute in range(11)]
+            _ledger_is_consistent(row)
             assert (row.runs_count, row.next_run_at) == (11, at(660))
 
 
-def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_is_pruned() -> None:
+def test_leaders_race_over_watermarks_that_were_set_back_and_a_ledger_that_is_pruned() -> None:
     rows = [a_schedule(str(name), **ALL) for name in range(3)]
     _fire_until_nothing_is_due(at(310), 10)
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
@@ -101,10 +111,10 @@ def test_leaders_race_over_watermarks_that_were_set_back_and_over_a_ledger_that_
     assert (made, more, yet_more) == (0, 0, 0)
     set_back()
     assert _fire_until_nothing_is_due(at(370), 2) == 3
-    assert [born(row) for row in rows] == [[at(360)]] * 3
+    assert [fire_times(row) for row in rows] == [[at(360)]] * 3
 
 
-def test_leaders_whose_watermarks_are_set_back_under_them_double_nothing() -> None:
+def test_leaders_whose_watermarks_are_set_back_concurrently_duplicate_nothing() -> None:
     rows = [a_schedule(str(name), **ALL) for name in range(4)]
     these = RecurringTask.objects.unguarded().filter(pk__in=[row.pk for row in rows])
 
@@ -120,8 +130,8 @@ def test_leaders_whose_watermarks_are_set_back_under_them_double_nothing() -> No
     set_back()  # whatever came last in the race: every fire is decided once more
     _fire_until_nothing_is_due(at(310), 10)
     for row in rows:
-        assert born(row) == [at(60 * minute) for minute in range(6)]
-        _books_are_straight(row)
+        assert fire_times(row) == [at(60 * minute) for minute in range(6)]
+        _ledger_is_consistent(row)
         assert row.runs_count == 6
 
 
@@ -133,7 +143,7 @@ def _pause(row: RecurringTask, dice: random.Random) -> None:
     row.pause("deploy", by="anna", until=until)
 
 
-VERBS: dict[str, Callable[[RecurringTask, random.Random], Any]] = {
+OPERATIONS: dict[str, Callable[[RecurringTask, random.Random], Any]] = {
     "pause": _pause,
     "resume": lambda row, _: row.resume(by="anna"),
     "edit when": lambda row, dice: _upsert(row, interval=dice.choice([30, 90])),
@@ -153,16 +163,16 @@ def _upsert(row: RecurringTask, **given: Any) -> RecurringTask:
 
 def _operate(name: str, row: RecurringTask, dice: random.Random) -> Any:
     try:
-        return VERBS[name](RecurringTask.objects.get(pk=row.pk), dice)
+        return OPERATIONS[name](RecurringTask.objects.get(pk=row.pk), dice)
     except TransitionRefused:
-        return None  # another operator was quicker
+        return None  # another operator was faster
 
 
 MINUTES = [at(60 * minute) for minute in range(6)]
 
 
 def _all_fired(row: RecurringTask, _: Any) -> None:
-    assert born(row) == MINUTES
+    assert fire_times(row) == MINUTES
     assert row.runs_count == len(MINUTES)
 
 
@@ -171,9 +181,9 @@ def _still_paused(row: RecurringTask, _: Any) -> None:
     assert row.next_run_at == row.paused_until
 
 
-def _planned_anew(row: RecurringTask, _: Any) -> None:
-    """From the database's now on, long after the minutes of the race."""
-    assert set(born(row)) <= set(MINUTES)
+def _planned_again(row: RecurringTask, _: Any) -> None:
+    """Check that fires are planned from the database's now on, long after the minutes of the race."""
+    assert set(fire_times(row)) <= set(MINUTES)
     assert row.next_run_at is not None
     assert row.next_run_at > at(86_400)
 
@@ -191,20 +201,22 @@ def _run_once_more(row: RecurringTask, answer: Any) -> None:
 
 
 def _fired_or_backfilled(row: RecurringTask, answer: Any) -> None:
-    assert born(row) == MINUTES
+    assert fire_times(row) == MINUTES
     assert row.next_run_at == at(360)
 
 
 def _active(row: RecurringTask, _: Any) -> None:
-    """The end of the pause came by itself or by hand; either way what passed in it is told once."""
+    """Check that the pause ended, automatically or manually, and that the fires during it are
+    recorded once.
+    """
     assert (row.status, row.status_reason) == ("ACTIVE", "")
-    assert [line[1] for line in told(row) if line[0] == "PAUSED"] == [START]
+    assert [line[1] for line in ledger_of(row) if line[0] == "PAUSED"] == [START]
 
 
 AFTER: dict[str, Callable[[RecurringTask, Any], None]] = {
     "pause": _still_paused,
     "resume": _active,
-    "edit when": _planned_anew,
+    "edit when": _planned_again,
     "edit what": _changed,
     "trigger": _run_once_more,
     "trigger once": _run_once_more,
@@ -212,24 +224,24 @@ AFTER: dict[str, Callable[[RecurringTask, Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_in_the_middle_of_a_tick_doubles_nothing_and_is_not_undone(verb: str) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_during_a_tick_duplicates_nothing_and_is_not_undone(operation: str) -> None:
     for number in range(ROUNDS // 2):
         row = a_schedule(f"{number}", task=tasks.add, args=[1, 1], **ALL)
-        if verb == "resume":
+        if operation == "resume":
             row.pause("deploy")
             RecurringTask.objects.unguarded().filter(pk=row.pk).update(
                 paused_until=at(100), next_run_at=at(100)
             )
         leaders = [partial(_fire_until_nothing_is_due, at(310), 2)] * 2
         *_, answer = no_errors(
-            race([*leaders, partial(_operate, verb, row, random.Random(number))])
+            race([*leaders, partial(_operate, operation, row, random.Random(number))])
         )
-        _books_are_straight(row)
-        AFTER[verb](row, answer)
+        _ledger_is_consistent(row)
+        AFTER[operation](row, answer)
 
 
-def _somebody_waits_for_a_lock() -> bool:
+def _a_transaction_waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(
@@ -240,9 +252,9 @@ def _somebody_waits_for_a_lock() -> bool:
 
 
 @pytest.mark.postgresql
-def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
-    """It falls between reading and writing: it waits for the tick, or else the tick must not write
-    over it.
+def test_a_pause_during_a_tick_is_kept() -> None:
+    """It occurs between reading and writing: it waits for the tick, or otherwise the tick must not
+    overwrite it.
     """
     row = a_schedule(**ALL)
     operator = threading.Thread(target=partial(race, [lambda: row.pause("deploy", by="anna")]))
@@ -250,7 +262,7 @@ def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
     def in_between(execute: Callable[..., Any], sql: str, *words: Any) -> Any:
         if "INSERT INTO durable_tasks_occurrence" in sql and not operator.ident:
             operator.start()
-            until(lambda: not operator.is_alive() or _somebody_waits_for_a_lock(), within=20)
+            until(lambda: not operator.is_alive() or _a_transaction_waits_for_a_lock(), within=20)
         return execute(sql, *words)
 
     with connection.execute_wrapper(in_between):
@@ -264,7 +276,7 @@ def test_a_pause_that_comes_while_a_tick_decides_stands() -> None:
         None,
     )
     assert fire(at(600)) == 0
-    assert born(row) == [START]
+    assert fire_times(row) == [START]
 
 
 def _lead(dice: random.Random) -> None:
@@ -272,7 +284,7 @@ def _lead(dice: random.Random) -> None:
 
 
 def _meddle(rows: list[RecurringTask], dice: random.Random) -> None:
-    _operate(dice.choice(list(VERBS)), dice.choice(rows), dice)
+    _operate(dice.choice(list(OPERATIONS)), dice.choice(rows), dice)
 
 
 def _work(dice: random.Random) -> None:
@@ -285,7 +297,7 @@ def _work(dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> None:
+def test_all_at_once_neither_deadlock_nor_lose_or_duplicate_a_fire(seed: int) -> None:
     rows = [
         a_schedule(f"row {name}", task=tasks.add, args=[1, 1], **{**ALL, "overlap": overlap})
         for name, overlap in enumerate(["ALLOW", "SKIP", "QUEUE_ALL", "CANCEL_RUNNING"])
@@ -309,19 +321,19 @@ def test_all_at_once_neither_deadlock_nor_lose_or_double_a_fire(seed: int) -> No
 
     no_errors(race([partial(play, number) for number in range(len(roles))]))
     for row in rows:
-        _books_are_straight(row)
+        _ledger_is_consistent(row)
         assert row.error == ""
 
 
-# Slots --------------------------------------------------------------------------------------------
+# Overlap ------------------------------------------------------------------------------------------
 
 
-def test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn() -> None:
+def test_concurrent_claims_with_one_overlap_key_take_one_task_each_time() -> None:
     for number in range(ROUNDS):
         Task.objects.unguarded().all().delete()
         row = a_schedule(f"{number}", interval=1, overlap="QUEUE_ALL", misfire_grace=60)
         assert fire(at(3)) == 4
-        # As a replay, or a sweep that went twice, would leave them: all due.
+        # As after a replay or a repeated release: all are due.
         Task.objects.unguarded().filter(recurring_task=row).update(due_at=START)
         messages = no_errors(
             race([partial(claim.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS)

@@ -1,5 +1,5 @@
-"""``durable verify`` beside everything that moves rows: it finds nothing there, waits for nobody,
-and repairs once.
+"""``durable verify`` beside concurrent transitions: no false findings, no waiting for locks, and
+each repair once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from django_durable_tasks.rules.states import REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.workflows import Workflow
 from tests.concurrency.racing import WITHIN, no_errors, race
-from tests.database.dependencies.worker_and_leader import HOPELESS, recount, tell
+from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
 from tests.database.recurring.schedules import a_schedule
 from tests.database.transitions.transition_calls import FAILURE, PLACE, question
 from tests.database.verify.corruptions import DAMAGES
@@ -85,18 +85,18 @@ def _lead(dice: random.Random) -> None:
 def _operate(dice: random.Random) -> None:
     rows = list(Task.objects.order_by("?")[:2])
     ended = list(Task.objects.filter(status__in=REPLAYABLE).order_by("?")[:1])
-    verbs: list[Callable[[], Any]] = [
+    operations: list[Callable[[], Any]] = [
         lambda: operator_actions.cancel(question(*rows), by="bob"),
         lambda: dead_letters.replay(question(*ended), by="bob"),
         lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", reason=""),
     ]
     try:
-        dice.choice(verbs)()
+        dice.choice(operations)()
     except TransitionRefused:
         dice.random()
 
 
-def test_of_rows_that_move_all_the_time_nothing_is_found() -> None:
+def test_constantly_changing_rows_have_no_findings() -> None:
     led(since=1)
     for number in range(4):
         a_schedule(f"s{number}", interval=0.05 if number else 1, start_time=ago(1), overlap="ALLOW")
@@ -121,12 +121,12 @@ def test_of_rows_that_move_all_the_time_nothing_is_found() -> None:
     assert [found for found in looks if found] == []
     assert len(looks) > 1
     assert WorkflowRun.objects.count() > 5
-    tell()
+    resolve_all()
     assert recount() == []
     assert _findings() == []
 
 
-def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
+def test_a_transition_between_any_two_statements_is_no_finding() -> None:
     led(since=1)
     a_schedule("often", interval=0.05, start_time=ago(5), overlap="ALLOW")
     dice, movers = (
@@ -148,14 +148,14 @@ def test_a_move_between_any_two_statements_of_a_look_is_no_finding() -> None:
             mover.submit(connections.close_all).result(WITHIN)
     assert looks == [[]] * 4
     assert len(moves) > 100
-    tell()
+    resolve_all()
     assert _findings() == []
 
 
 @pytest.mark.parametrize(
     "name", ["dependency-counts", "dead-letters-missing", "duplicate-endings", "unresolved-edges"]
 )
-def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
+def test_two_concurrent_repairs_repair_a_row_once(name: str) -> None:
     led()
     for _ in range(1 if name == "duplicate-endings" else 5):
         DAMAGES[name]()
@@ -165,14 +165,14 @@ def test_two_repairs_at_once_mend_a_row_once(name: str) -> None:
 
     no_errors(race([repair, repair, repair]))
     repair()
-    tell()
+    resolve_all()
     assert _findings() == []
     assert recount() == []
 
 
-def _held_elsewhere(row: Task | WorkflowRun, act: Callable[[], Any]) -> Any:
-    """Do something while another transaction holds the row; return what it did, once that has ended
-    too.
+def _with_locked_row(row: Task | WorkflowRun, act: Callable[[], Any]) -> Any:
+    """Run the function while another transaction locks the row, and return its result when that has
+    ended too.
     """
     held, over = threading.Event(), threading.Event()
 
@@ -194,28 +194,28 @@ def _held_elsewhere(row: Task | WorkflowRun, act: Callable[[], Any]) -> Any:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_row_that_somebody_holds_is_not_waited_for_and_not_judged() -> None:
+def test_a_locked_row_is_neither_waited_for_nor_reported() -> None:
     led()
     row = Task.objects.get(pk=DAMAGES["dependency-counts"]())
-    assert _held_elsewhere(row, partial(_findings, "dependency-counts")) == []
+    assert _with_locked_row(row, partial(_findings, "dependency-counts")) == []
     assert len(_findings("dependency-counts")) == 1
     edge = TaskDependency.objects.select_related("depends_on").get(pk=DAMAGES["unresolved-edges"]())
     assert edge.depends_on is not None
-    assert _held_elsewhere(edge.depends_on, partial(_findings, "unresolved-edges")) == []
+    assert _with_locked_row(edge.depends_on, partial(_findings, "unresolved-edges")) == []
     assert len(_findings("unresolved-edges")) == 1
 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_repair_leaves_a_row_that_somebody_holds() -> None:
+def test_a_repair_skips_a_locked_row() -> None:
     led()
     row = a_task(Status.FAILED)
     DeadLetter.objects.unguarded().filter(task=row).delete()
     answers = runner.verify(runner.chosen(["dead-letters-missing"]))
-    [deed] = _held_elsewhere(row, partial(runner.repair, answers))
-    assert (deed.done, deed.left) == (
+    [repaired] = _with_locked_row(row, partial(runner.repair, answers))
+    assert (repaired.done, repaired.left) == (
         "",
         "The row is locked by another transaction. Run the check again.",
     )
-    [deed] = runner.repair(answers)
-    assert deed.done == "opened a dead letter"
+    [repaired] = runner.repair(answers)
+    assert repaired.done == "opened a dead letter"

@@ -1,7 +1,7 @@
-"""The crash-point explorer: each thing that the engine tells its database or its broker is a point
-to die at.
+"""The crash-point explorer: a process can die at each statement that it sends to the database and
+each message that it publishes.
 
-``python -m tests.crash_points --story ending`` records a run of a story, so that a new statement is
-a new point; then, for each point, it lets a process be killed there, or lose its connection there,
-lets others go on to the end, and asks the rows whether the promises were kept.
+``python -m tests.crash_points --story ending`` records a run of a scenario, so a new statement is a
+new point. Then, for each point, a process is killed there, or loses its connection there, other
+processes continue to the end, and the rows are checked against the guarantees.
 """

@@ -1,9 +1,9 @@
-"""`python -m tests.crash_points`: every crash point of the stories, with what came of a blow before
-and after it.
+"""`python -m tests.crash_points`: every crash point of the scenarios, with the result of a fault
+before and after it.
 
-TEST_DATABASE chooses the database. The exit code is 1 when a promise was broken. The broker is a
-folder: what a dead process had published outlives it. With ``--listen`` the stories are read from
-standard input, one a line.
+TEST_DATABASE selects the database. The exit code is 1 if a guarantee was violated. The broker is a
+folder, so messages published by a dead process survive it. With ``--listen`` the scenario names are
+read from standard input, one per line.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SHORT: dict[str, object] = {
     "BROKER_BACKOFF": 0.05,
     "RETENTION": KEPT,
 }
-"""One look at the nodes is contact enough for the lease of a run: time passes in the rows, not on
-the clock.
+"""One heartbeat check suffices for the lease of a run: the scenarios move timestamps in the rows
+instead of waiting.
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Explore what was asked for, say what was found, and return the exit code."""
+    """Explore the requested scenarios, print the result, and return the exit code."""
     options = _options(arguments)
     inherited = "TEST_RUN" in os.environ
     with tempfile.TemporaryDirectory(prefix="durable-crash-points-") as folder:
@@ -57,7 +57,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="every blow at every point, not only those that can differ",
+        help="every fault at every point, not only those that can differ",
     )
     parser.add_argument(
         "--listen", action="store_true", help="answer each story named on standard input by a line"
@@ -80,13 +80,13 @@ def _set_up(folder: Path) -> None:
 
     settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"] = str(folder / "messages")
     (folder / "messages").mkdir()
-    logging.disable(logging.ERROR)  # what the engine says of each blow
-    _trust_the_machine()
-    _tell_each_wake_up()
+    logging.disable(logging.ERROR)  # the engine's log lines of each fault
+    _without_fsync()
+    _send_every_notification()
 
 
-def _tell_each_wake_up() -> None:
-    """Let the limiter of wake-ups pass them all: a point must not depend on whether the one before
+def _send_every_notification() -> None:
+    """Disable the rate limit of notifications: a point must not depend on whether the previous one
     is 50 ms ago.
     """
     from django_durable_tasks.notifier import notify_on_commit
@@ -97,8 +97,8 @@ def _tell_each_wake_up() -> None:
     notify_on_commit.Limiter.allows = always  # type: ignore[method-assign]
 
 
-def _trust_the_machine() -> None:
-    """Wait for no disk: processes die here, the machine does not, and what it was told it keeps."""
+def _without_fsync() -> None:
+    """Do not wait for the disk: processes die here, the machine does not."""
     from django.db import connection
 
     options = connection.settings_dict["OPTIONS"]
@@ -110,7 +110,7 @@ def _trust_the_machine() -> None:
 
 @contextmanager
 def _database(inherited: bool) -> Iterator[None]:
-    """Use the database of the run that started this process, else one of our own."""
+    """Use the database of the run that started this process, otherwise create one."""
     from django.db import connection
 
     if inherited:
@@ -133,12 +133,12 @@ def _verdicts(options: argparse.Namespace, names: Iterable[str]) -> Iterator[Ver
 
 def _listen(options: argparse.Namespace) -> int:
     for line in sys.stdin:
-        found = _up_to_the_first_broken(_verdicts(options, [line.strip()]))
-        _say(json.dumps([asdict(verdict) for verdict in found]))
+        found = _up_to_the_first_violation(_verdicts(options, [line.strip()]))
+        _print(json.dumps([asdict(verdict) for verdict in found]))
     return 0
 
 
-def _up_to_the_first_broken(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+def _up_to_the_first_violation(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
     for verdict in verdicts:
         yield verdict
         if verdict.broken:
@@ -150,13 +150,13 @@ def _explore(options: argparse.Namespace) -> int:
 
     found = list(_verdicts(options, options.story or NAMES))
     if options.format == "json":
-        _say(json.dumps([asdict(verdict) for verdict in found], indent=1))
+        _print(json.dumps([asdict(verdict) for verdict in found], indent=1))
     else:
-        _say(table(found))
+        _print(table(found))
     return int(any(verdict.broken for verdict in found))
 
 
-def _say(text: Any) -> None:
+def _print(text: Any) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Durable tasks of the stories: what they raise is told apart from what should never be raised."""
+"""Durable tasks of the scenarios. Their exception is distinguishable from unexpected ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class Told(Exception):
-    """What the failing bodies raise."""
+class ExpectedFailure(Exception):
+    """The exception of the failing bodies."""
 
 
 @durable_task(**OPTIONS)
@@ -30,14 +30,14 @@ def well(number: int = 0) -> int:
 
 @durable_task(**OPTIONS, max_attempts=2)
 def ill(number: int = 0) -> None:
-    """Raise; there are two tries."""
-    raise Told(f"body {number}")
+    """Raise; there are two attempts."""
+    raise ExpectedFailure(f"body {number}")
 
 
 @durable_task(**OPTIONS, max_attempts=1)
 def hopeless(number: int = 0) -> None:
-    """Raise; there is no second try."""
-    raise Told(f"body {number}")
+    """Raise; there is no second attempt."""
+    raise ExpectedFailure(f"body {number}")
 
 
 @durable_task(**OPTIONS)
@@ -64,7 +64,7 @@ def growing(self: Any) -> None:
 def ill_at_first(self: Any) -> None:
     """Raise until it is replayed."""
     if not Group.objects.filter(name="healed").exists():
-        raise Told("not healed")
+        raise ExpectedFailure("not healed")
 
 
 @durable_task(**OPTIONS, unique="{task}:{0}", unique_for=3600)
@@ -75,5 +75,5 @@ def seldom(subject: str) -> str:
 
 @durable_task(**OPTIONS, unique="{task}:{0}")
 def single(subject: str) -> str:
-    """Be open at most once for a subject."""
+    """Be open at most once per subject."""
     return subject

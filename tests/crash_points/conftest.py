@@ -1,4 +1,4 @@
-"""The fixtures of this folder: the database is shared with the program that explores."""
+"""The fixtures of this folder: the database is shared with the explorer program."""
 
 from tests.processes.fixtures import db, shared_database
 

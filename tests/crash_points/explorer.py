@@ -1,4 +1,4 @@
-"""Records a story, lets it be disturbed at each of its points, and asks what came of it."""
+"""Records a scenario, disturbs it at each of its points, and checks the result."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.factories import QUEUE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of one blow at one point: how many rows were left by the one it fell on, and what
-    was broken.
+    """The result of one fault at one point: how many rows the disturbed process left, and what was
+    violated.
     """
 
     story: str
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def explore(name: str, *, full: bool = False) -> Iterator[Verdict]:
-    """Disturb all stories of this name at each of their points; raises AssertionError when one
+    """Disturb all scenarios of this name at each of their points. Raises AssertionError if one
     fails undisturbed.
     """
     for story in STORIES[name]:
@@ -69,14 +69,14 @@ def _explore(name: str, story: Story, full: bool) -> Iterator[Verdict]:
 
 
 def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
-    """Return the points of a run that nothing befalls, and how things may stand afterwards."""
+    """Return the points of an undisturbed run, and its possible final states."""
     begin_anew()
     scene = story.scene()
     fate = in_child(lambda line: _do(story, scene, None, line))
     assert fate.done, f"{story.name} failed undisturbed: {fate}"
     points = [Point(**json.loads(line)) for line in fate.said]
     wrong = [*_ended(story, scene), *promises.broken()]
-    assert points, f"{story.name} told nobody anything"
+    assert points, f"{story.name} made no calls"
     assert not wrong, f"{story.name} is wrong undisturbed: {wrong}"
     right = [story.stand()]
     if story.or_nothing:
@@ -88,12 +88,12 @@ def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
 
 
 def _faults(points: list[Point], full: bool) -> Iterator[Fault]:
-    """Choose the blows: all of them, or those that can differ.
+    """Select the faults: all of them, or those that can differ.
 
-    The short form strikes where what is told lasts. Before a statement inside a transaction is, to
-    the rows and to the broker, after the last thing that lasted; and after one thing that lasts is
-    before the next one that does. The broker is lost once a batch, with the reply to its last
-    message.
+    The short form selects faults around calls with a durable effect. For rows and messages, the
+    time before a statement inside a transaction equals the time after the last durable call, and
+    the time after a durable call equals the time before the next one. The broker is lost once per
+    batch, with the reply to its last message.
     """
     for number, point in enumerate(points):
         if not (full or point.lasts):
@@ -109,7 +109,7 @@ def _faults(points: list[Point], full: bool) -> Iterator[Fault]:
 
 
 def _drops(point: Point, full: bool) -> tuple[str, ...]:
-    """Choose when a connection is dropped: SQLite has none, and a new one costs MySQL's driver
+    """Select when a connection is dropped: SQLite has none, and a new one costs MySQL's driver
     twice as much.
     """
     if connection.vendor == "sqlite" and point.kind != "publish":
@@ -131,12 +131,12 @@ def _disturbed(story: Story, fault: Fault, right: list[Any]) -> tuple[Fate, bool
 
 
 def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
-    # With the state of the queue known beforehand the fast path is open or not whenever the
+    # If the state of the queue is known beforehand, the fast path is open or not whenever the
     # background thread reads it.
     backpressure.FastPath().is_open("", QUEUE, DEFAULT_TENANT_ID)
-    close_all()  # what is opened from here on is recorded
+    close_all()  # connections opened from here on are recorded
     listen(fault, line)
-    story.deed(scene)
+    story.operation(scene)
 
 
 def _ended(story: Story, scene: Any) -> list[str]:
@@ -149,28 +149,26 @@ def _ended(story: Story, scene: Any) -> list[str]:
 
 
 def _unlike(fate: Fate, fault: Fault, points: list[Point]) -> list[str]:
-    """Return what is wrong with the blow itself: it must fall, and at the point that was
-    recorded.
-    """
+    """Return what is wrong with the fault itself: it must occur, at the recorded point."""
     here = json.loads(fate.said[fault.number]) if len(fate.said) > fault.number else None
     there = points[fault.number]
     if here is None or (here["kind"], here["place"]) != (there.kind, there.place):
         return [f"the point was not reached: {there} became {here}"]
-    if fate.killed != (fault.blow == "kill") or not (fate.killed or fate.lived):
+    if fate.killed != (fault.action == "kill") or not (fate.killed or fate.lived):
         return [f"the process ended with {fate.status}: {' / '.join(fate.said[-3:])}"]
     return []
 
 
 def _too_early(point: Point) -> list[str]:
     return (
-        ["a message was told inside a transaction"]
+        ["a message was published inside a transaction"]
         if point.kind == "publish" and point.within
         else []
     )
 
 
 def _trace() -> Any:
-    """Return what shows whether anything was written."""
+    """Return values that show whether anything was written."""
     tasks = Task.objects.aggregate(
         Max("updated_at"), Sum("epoch"), Sum("publish_count"), Sum("attempts")
     )

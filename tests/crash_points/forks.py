@@ -1,6 +1,4 @@
-"""Processes that cost a fork: children of this one, which is warm, with connections of
-their own.
-"""
+"""Fork child processes of this initialized process, with connections of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from django_durable_tasks.celery.publishing import broker_connection
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.exceptions import BrokerUnavailable
 
-PATIENCE = 60  # seconds, after which a child that hangs is killed by its alarm
+PATIENCE = 60  # seconds, after which a blocked child is killed by its alarm
 DONE, FAILED, AWAY = 0, 1, 2
 _inherited: list[Any] = []
 
@@ -32,23 +30,23 @@ class Fate:
 
     @property
     def killed(self) -> bool:
-        """Whether it died by SIGKILL."""
+        """Return whether it died by SIGKILL."""
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
 
     @property
     def lived(self) -> bool:
-        """Whether it came to its end, or told its caller that database or broker is away."""
+        """Return whether it completed, or reported that database or broker is unavailable."""
         return os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) in (DONE, AWAY)
 
     @property
     def done(self) -> bool:
-        """Whether it came to its end."""
+        """Return whether it completed."""
         return os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == DONE
 
 
 def in_child(act: Callable[[int], None]) -> Fate:
-    """Let a child do something; it may write lines to the descriptor it is given."""
-    _let_go()
+    """Run the function in a child, which may write lines to the given descriptor."""
+    _close_inherited()
     ear, mouth = os.pipe()
     child = os.fork()
     if not child:
@@ -60,8 +58,8 @@ def in_child(act: Callable[[int], None]) -> Fate:
     return Fate(os.waitpid(child, 0)[1], said)
 
 
-def _let_go() -> None:
-    """Close what a child must not inherit: messages' doors, and SQLite, whose locks belong to a
+def _close_inherited() -> None:
+    """Close what a child must not inherit: broker connections, and SQLite, whose locks belong to a
     process.
     """
     close_all()

@@ -1,4 +1,4 @@
-"""The first five promises, asked of the rows once nothing is left to do: each broken one is a
+"""The first five guarantees, checked on the rows once nothing is left to do. Each violation is a
 sentence.
 """
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def broken() -> list[str]:
-    """Return what is wrong; empty when all five promises were kept."""
+    """Return the violations, or an empty list."""
     rows = {row["id"]: row for row in Task.objects.values()}
     return [
         *_lost(rows),
@@ -38,7 +38,7 @@ def broken() -> list[str]:
 
 
 def _lost(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
-    """The first: each row ends in a terminal state that says why."""
+    """The first: each task ends in a final status with a reason."""
     for row in rows.values():
         if row["status"] not in ENDED:
             yield f"1: {row['name']} is still {row['status']}"
@@ -48,34 +48,34 @@ def _lost(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
 
 def _endings(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     """The second: one accepted start and one accepted ending per attempt."""
-    told: dict[uuid.UUID, list[tuple[int, str]]] = defaultdict(list)
+    endings: dict[uuid.UUID, list[tuple[int, str]]] = defaultdict(list)
     logs = TaskExecutionLog.objects.filter(status__in=ACCEPTED, attempt_number__gt=0)
     for task_id, attempt, status in logs.values_list("task_id", "attempt_number", "status"):
-        told[task_id].append((attempt, status))
+        endings[task_id].append((attempt, status))
     for row in rows.values():
-        attempts = sorted(attempt for attempt, _ in told[row["id"]])
+        attempts = sorted(attempt for attempt, _ in endings[row["id"]])
         if attempts != list(range(1, row["attempts"] + 1)):
             yield (
                 f"2: {row['name']} was started {row['attempts']} times, and these attempts were"
                 f" ended: {attempts}"
             )
-        successes = [status for _, status in told[row["id"]]].count("SUCCESS")
+        successes = [status for _, status in endings[row["id"]]].count("SUCCESS")
         if successes != (row["status"] == "SUCCESS"):
             yield f"2: {row['name']} is {row['status']} and has succeeded {successes} times"
-    for stranger in told.keys() - rows.keys():
+    for stranger in endings.keys() - rows.keys():
         yield f"2: {stranger} has ended, and there is no such row"
 
 
 def _fires(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
-    """The third: one occurrence per recurring task and fire time, and the ledger knows it."""
-    born = [
+    """The third: one occurrence per recurring task and fire time, with a ledger entry."""
+    created = [
         (row["recurring_task_id"], row["fire_time"])
         for row in rows.values()
         if row["recurring_task_id"]
     ]
     yield from (
-        f"3: the fire of {fire} was born {number} times"
-        for fire, number in Counter(born).items()
+        f"3: the fire of {fire} was created {number} times"
+        for fire, number in Counter(created).items()
         if number > 1
     )
     lines = OccurrenceRecord.objects.single().filter(task__isnull=False)
@@ -83,14 +83,16 @@ def _fires(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
         (task_id, fire_time) for task_id, fire_time in lines.values_list("task_id", "fire_time")
     }
     ran = {(row["id"], row["fire_time"]) for row in rows.values() if row["recurring_task_id"]}
-    yield from (f"3: the ledger knows {fire}, which was never born" for _, fire in known - ran)
-    yield from (f"3: {fire} was born, and the ledger does not know it" for _, fire in ran - known)
+    yield from (
+        f"3: the ledger contains {fire}, which was never created" for _, fire in known - ran
+    )
+    yield from (f"3: {fire} was created, and is not in the ledger" for _, fire in ran - known)
 
 
 def _dependents(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
     """The fourth: dependents are released once, when their join is met."""
     if EndingEvent.objects.exists():
-        yield f"4: {EndingEvent.objects.count()} endings were told to nobody"
+        yield f"4: {EndingEvent.objects.count()} endings were not resolved"
     for edge in TaskDependency.objects.exclude(depends_on=None).values(
         "task_id", "depends_on_id", "outcome"
     ):
@@ -99,7 +101,7 @@ def _dependents(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
             above["completed_at"] and above["completed_at"] <= below["started_at"]
         ):
             yield (
-                f"4: {below['step'] or below['name']} was let go before"
+                f"4: {below['step'] or below['name']} was released before"
                 f" {above['step'] or above['name']} had ended"
             )
         if edge["outcome"] != above["status"]:
@@ -110,8 +112,8 @@ def _dependents(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
 
 
 def _dead_letters(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
-    """The fifth: exactly one open dead letter for each that gave up, and the traceback of
-    each try.
+    """The fifth: exactly one open dead letter per finally failed task, and the traceback of each
+    attempt.
     """
     letters = Counter(DeadLetter.objects.filter(resolved_at=None).values_list("task_id", flat=True))
     for row in rows.values():

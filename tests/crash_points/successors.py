@@ -1,5 +1,5 @@
-"""Those who go on after a process died: a worker, a scheduler that leads, and time, until nothing
-is left to do.
+"""The processes that continue after one died: a worker, a leading scheduler, and advancing time,
+until nothing is left to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
-from tests.crash_points.bodies import Told
+from tests.crash_points.bodies import ExpectedFailure
 from tests.factories import QUEUE
 from tests.waiting import until
 
@@ -58,13 +58,13 @@ _TABLES: tuple[Any, ...] = (
 
 
 def begin_anew() -> None:
-    """Leave neither rows nor messages of an earlier point, and no leader.
+    """Delete rows and messages of an earlier point, and the leader.
 
-    The server may still hold what a dead process had locked: it is waited for until the server has
-    noticed.
+    The server may still hold the locks of the dead process. This waits until the server has
+    released them.
     """
     until(_emptied, within=30, message="the tables are empty")
-    # Not the folders: this process knows that it has made them, and its children believe it.
+    # Not the folders: this process knows that it has created them, and its children rely on it.
     for message in Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"]).glob("queues/*/*"):
         message.unlink()
 
@@ -81,9 +81,10 @@ def _emptied() -> bool:
 
 
 def go_on(again: Callable[[], None]) -> None:
-    """Do what is left, round by round, once the caller has done ``again`` what it was not told of.
+    """Do the remaining work in rounds, after the caller has repeated what was not confirmed
+    (``again``).
 
-    Raises AssertionError when something is left after many rounds, in which every deadline came
+    Raises AssertionError if something is left after many rounds, in which every deadline occurred
     more than once.
     """
     until(lambda: _answered(again), within=20, message="the caller is answered")
@@ -93,20 +94,22 @@ def go_on(again: Callable[[], None]) -> None:
         _work()
         if _settled():
             return
-        _let_time_pass()
+        _advance_time()
     open_rows = list(
         Task.objects.filter(status__in=OPEN).values_list(
             "name", "queue", "status", "attempts", "reason"
         )
     )
-    raise AssertionError(f"left undone: {open_rows}, {EndingEvent.objects.count()} endings untold")
+    raise AssertionError(
+        f"left undone: {open_rows}, {EndingEvent.objects.count()} unresolved endings"
+    )
 
 
 def _answered(again: Callable[[], None]) -> bool:
     try:
         again()
     except (DatabaseError, InterfaceError):
-        return False  # the server still holds the rows of the one who died
+        return False  # the server still holds the locks of the dead process
     return True
 
 
@@ -114,7 +117,7 @@ def _lead() -> None:
     scheduler = Scheduler("successor")
     for _ in range(
         LOOKS
-    ):  # it does not lead yet, so its rounds only look: leases are judged by looks in a row
+    ):  # it does not lead yet, so its rounds only check: leases expire after several checks in a row
         scheduler.maintenance._read_at = 0.0
         scheduler.maintenance.round()
     scheduler.leader.step()
@@ -133,8 +136,8 @@ def _settled() -> bool:
     return not any(rows.exists() for rows in left)
 
 
-def _let_time_pass() -> None:
-    """Let every deadline come; nobody who died comes back, so nobody else's time has to pass."""
+def _advance_time() -> None:
+    """Let every deadline expire. No dead process returns, so no other time has to pass."""
     Task.objects.unguarded().filter(due_at__lt=NEVER).update(due_at=F("due_at") - AN_HOUR)
     Task.objects.unguarded().filter(lease_until__isnull=False).update(
         lease_until=F("lease_until") - AN_HOUR
@@ -142,7 +145,7 @@ def _let_time_pass() -> None:
 
 
 def _work() -> None:
-    """Take every message off the broker and run it, as a worker does with one slot."""
+    """Take every message from the broker and run it, as a worker with one process does."""
     app = current_app._get_current_object()
     with app.connection_for_read() as carrier, carrier.channel() as channel:
         for queue in (QUEUE, settings.CELERY_TASK_DEFAULT_QUEUE):
@@ -152,7 +155,9 @@ def _work() -> None:
 
 
 def deliver(name: str, message: str) -> None:
-    """Hand a message to its task: gate, body, close; what the body raises has been told by then."""
+    """Deliver a message to its task: gate, body, ending. An exception of the body has been recorded
+    by then.
+    """
     task: Any = current_app.tasks[name]
     headers = {HEADER: message}
     task.push_request(
@@ -166,7 +171,7 @@ def deliver(name: str, message: str) -> None:
     )
     try:
         task()
-    except (Ignore, CeleryRetry, Told):
+    except (Ignore, CeleryRetry, ExpectedFailure):
         return
     finally:
         task.pop_request()

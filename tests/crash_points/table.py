@@ -1,4 +1,4 @@
-"""The verdicts as a table: one line a point, one column a blow."""
+"""The verdicts as a table: one line per point, one column per fault."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import groupby
 
 from tests.crash_points.explorer import Verdict
 
-BLOWS = (("kill", "before"), ("kill", "after"), ("drop", "before"), ("drop", "after"))
-HEAD = ("story", "point", "told by", "what", *(" ".join(blow) for blow in BLOWS))
+ACTIONS = (("kill", "before"), ("kill", "after"), ("drop", "before"), ("drop", "after"))
+HEAD = ("story", "point", "called by", "what", *(" ".join(action) for action in ACTIONS))
 _WIDEST = 48
 
 
 def table(found: Sequence[Verdict]) -> str:
-    """Return the table, the number of points and blows, and a sentence for each promise that was
-    broken.
+    """Return the table, the number of points and faults, and a sentence for each violated
+    guarantee.
 
-    A blow is ``kept: nothing`` or ``kept: rows`` by what the one it fell on had left behind;
-    ``BROKEN``; or empty where it was not tried.
+    A cell is ``kept: nothing`` or ``kept: rows``, depending on what the disturbed process left
+    behind, ``BROKEN``, or empty if it was not tried.
     """
     lines = [HEAD, *(_line(list(group)) for _, group in groupby(found, _point))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
@@ -26,14 +26,14 @@ def table(found: Sequence[Verdict]) -> str:
         for line in lines
     ]
     broken = [
-        f"{_name(one)}, {one.fault.blow} {one.fault.when}: {why}"
+        f"{_name(one)}, {one.fault.action} {one.fault.when}: {why}"
         for one in found
         for why in one.broken
     ]
     return "\n".join(
         [
             *text,
-            f"{len(lines) - 1} points, {len(found)} blows, {len(broken)} broken promises",
+            f"{len(lines) - 1} points, {len(found)} faults, {len(broken)} broken promises",
             *broken,
         ]
     )
@@ -48,13 +48,13 @@ def _name(verdict: Verdict) -> str:
 
 
 def _line(group: Sequence[Verdict]) -> tuple[str, ...]:
-    first, by_blow = group[0], {(one.fault.blow, one.fault.when): one for one in group}
+    first, by_action = group[0], {(one.fault.action, one.fault.when): one for one in group}
     words = (
         first.point.words
         if len(first.point.words) <= _WIDEST
         else f"{first.point.words[: _WIDEST - 1]}…"
     )
-    cells = (_cell(by_blow[blow]) if blow in by_blow else "" for blow in BLOWS)
+    cells = (_cell(by_action[action]) if action in by_action else "" for action in ACTIONS)
     return f"{first.story}: {first.variant}", str(first.number), first.point.place, words, *cells
 
 

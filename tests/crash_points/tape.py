@@ -1,9 +1,9 @@
-"""The tape: what a process tells its database and its broker, one point after the other, and what
-befalls it at one.
+"""Records the calls of a process to its database and its broker, point by point, and injects a
+fault at one of them.
 
-A session's own settings (``SET``, ``PRAGMA``) are no points: whoever dies there has told nothing
-yet. Nor are statements of other threads, such as the one that reads the state of queues: they come
-at any time.
+A session's own settings (``SET``, ``PRAGMA``) are no points, because nothing has been written by
+then. Nor are statements of other threads, such as the one that reads the snapshot of queues,
+because they come at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from django.db.backends.signals import connection_created
 
 from django_durable_tasks.celery.transports import filesystem
-from tests.crash_points import blows
+from tests.crash_points import injected_faults
 
 SETTINGS = ("SET ", "PRAGMA ", "/*", "SHOW ", "SELECT @@")
 _PASSED_BY = ("connections", "statements", "guards", "announcing")
@@ -29,10 +29,10 @@ _PASSED_BY = ("connections", "statements", "guards", "announcing")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One thing told: a statement, a COMMIT or a message.
+    """One call: a statement, a COMMIT or a message.
 
-    It ``lasts`` when it stands once it is told; ``within``: a transaction was open, of whose end
-    nobody knew yet.
+    It ``lasts`` if its effect is durable when it returns. ``within``: a transaction was open whose
+    end was not yet known.
     """
 
     kind: str
@@ -44,17 +44,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point: by ``kill`` the process dies, by ``drop`` its connection; ``before``
-    or ``after``.
+    """The fault at a point: by ``kill`` the process dies, by ``drop`` its connection; ``before`` or
+    ``after`` the call.
     """
 
-    blow: str
+    action: str
     when: str
     number: int
 
 
 class Tape:
-    """Hears what is told from now on; at the point of its fault the blow falls, once."""
+    """Records all calls from now on. At the point of its fault, the fault occurs once."""
 
     def __init__(self, fault: Fault | None, line: int) -> None:
         self._fault, self._line = fault, line
@@ -63,7 +63,7 @@ class Tape:
         self._connections: list[Any] = []
 
     def connected(self, sender: Any, connection: Any, **_: Any) -> None:
-        """Hear a connection that was opened just now."""
+        """Record a connection that has just been opened."""
         commit = type(connection)._commit
         connection._commit = lambda: self.commit(connection, lambda: commit(connection))
         connection.execute_wrappers.append(
@@ -72,40 +72,40 @@ class Tape:
         self._connections.append(connection)
 
     def statement(self, wrapper: Any, execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
-        """Tell a statement."""
+        """Execute and record a statement."""
         words = " ".join(str(sql).split())
         if words.startswith(SETTINGS):
             return execute(sql, *rest)
         lasts = not (wrapper.in_atomic_block or words.startswith(("SELECT", "BEGIN", "START")))
-        return self._told("statement", words, lasts, lambda: execute(sql, *rest), wrapper)
+        return self._called("statement", words, lasts, lambda: execute(sql, *rest), wrapper)
 
     def commit(self, wrapper: Any, commit: Callable[[], Any]) -> Any:
-        """Tell a COMMIT."""
-        return self._told("commit", "COMMIT", True, commit, wrapper)
+        """Execute and record a COMMIT."""
+        return self._called("commit", "COMMIT", True, commit, wrapper)
 
     def publish(self, put: Callable[[], Any], queue: str) -> Any:
-        """Tell the broker a message."""
-        return self._told("publish", f"message to {queue}", True, put, None)
+        """Publish and record a message."""
+        return self._called("publish", f"message to {queue}", True, put, None)
 
-    def _told(
-        self, kind: str, words: str, lasts: bool, tell: Callable[[], Any], wrapper: Any
+    def _called(
+        self, kind: str, words: str, lasts: bool, call: Callable[[], Any], wrapper: Any
     ) -> Any:
         if self._deaf or threading.get_ident() != self._thread:
-            return tell()
+            return call()
         self._number += 1
         within = any(connection.in_atomic_block for connection in self._connections)
         point = Point(kind, words[:160], _place(), lasts, within)
         os.write(self._line, f"{json.dumps(asdict(point))}\n".encode())
         fault = self._fault
         if fault is None or fault.number != self._number:
-            return tell()
-        if fault.blow == "kill":
-            return blows.kill(fault.when, tell)
-        with self._unheard():
-            return blows.drop(fault.when, tell, wrapper)
+            return call()
+        if fault.action == "kill":
+            return injected_faults.kill(fault.when, call)
+        with self._ignored():
+            return injected_faults.drop(fault.when, call, wrapper)
 
     @contextmanager
-    def _unheard(self) -> Iterator[None]:
+    def _ignored(self) -> Iterator[None]:
         self._deaf = True
         try:
             yield
@@ -114,8 +114,8 @@ class Tape:
 
 
 def _place() -> str:
-    """Return the function of the engine that tells it, past those that every statement goes
-    through.
+    """Return the function of the engine that makes the call, without the ones that every statement
+    passes.
     """
     frame: Any = sys._getframe(3)
     while frame is not None:
@@ -127,14 +127,14 @@ def _place() -> str:
 
 
 def listen(fault: Fault | None, line: int) -> None:
-    """Hear everything that this process tells on connections that it opens from now on, for the
-    rest of its life.
+    """Record all calls of this process on connections that it opens from now on, for the rest of
+    its life.
     """
     tape = Tape(fault, line)
     connection_created.connect(tape.connected, weak=False)
     put: Any = filesystem.Channel._put
 
-    def told(channel: Any, queue: str, message: dict[str, Any], **more: Any) -> Any:
+    def published(channel: Any, queue: str, message: dict[str, Any], **more: Any) -> Any:
         return tape.publish(lambda: put(channel, queue, message, **more), queue)
 
-    setattr(filesystem.Channel, "_put", told)  # noqa: B010 - mypy knows it as a method
+    setattr(filesystem.Channel, "_put", published)  # noqa: B010 - mypy knows it as a method

@@ -1,8 +1,8 @@
-"""Whoever dies, or loses a connection, at any point of the engine's deeds leaves rows with which
-others keep promises.
+"""A process that dies or loses a connection at any point of the engine's operations leaves rows
+with which others keep the guarantees.
 
 ``python -m tests.crash_points --story ending`` prints the same as a table, with ``--full`` for
-every blow.
+every fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.runs import ROOT
 
 Verdicts = list[dict[str, Any]]
 KILLS = {("kill", "before"), ("kill", "after")}
-BLOWS = {
+ACTIONS = {
     "postgresql": KILLS | {("drop", "before"), ("drop", "after")},
     "mysql": KILLS | {("drop", "after")},
     "sqlite": KILLS,
@@ -31,7 +31,9 @@ BLOWS = {
 
 @pytest.fixture(scope="module")
 def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
-    """Give what explores a story in a process that is warm, and forks one for each blow."""
+    """Return a function that explores a scenario in an initialized process, which forks one for
+    each fault.
+    """
     connection.close()
     with subprocess.Popen(
         [sys.executable, "-m", "tests.crash_points", "--listen"],
@@ -58,7 +60,7 @@ def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("story", NAMES)
-def test_no_blow_at_any_point_breaks_a_promise(
+def test_no_fault_at_any_point_violates_a_guarantee(
     db: None, story: str, explored: Callable[[str], Verdicts]
 ) -> None:
     verdicts = explored(story)
@@ -68,18 +70,20 @@ def test_no_blow_at_any_point_breaks_a_promise(
     ]
     assert not [line for line in broken if line[-1]]
     assert {one["variant"] for one in verdicts} == {variant.name for variant in STORIES[story]}
-    _the_blows_fell(verdicts)
+    _the_faults_occurred(verdicts)
 
 
-def _the_blows_fell(verdicts: Verdicts) -> None:
-    """What dies before its first lasting thing leaves nothing, and what dies after a COMMIT leaves
-    its rows.
+def _the_faults_occurred(verdicts: Verdicts) -> None:
+    """A process that dies before its first durable call leaves nothing, and one that dies after a
+    COMMIT leaves its rows.
     """
-    fell = {(one["fault"]["blow"], one["fault"]["when"]) for one in verdicts}
-    assert fell >= BLOWS[connection.vendor]
+    fell = {(one["fault"]["action"], one["fault"]["when"]) for one in verdicts}
+    assert fell >= ACTIONS[connection.vendor]
     for variant in {one["variant"] for one in verdicts}:
         killed = [
-            one for one in verdicts if one["variant"] == variant and one["fault"]["blow"] == "kill"
+            one
+            for one in verdicts
+            if one["variant"] == variant and one["fault"]["action"] == "kill"
         ]
         first, last = killed[0], killed[-1]
         assert first["fault"]["when"] == "before"
@@ -87,5 +91,5 @@ def _the_blows_fell(verdicts: Verdicts) -> None:
         assert last["left"], last
 
 
-def test_every_story_can_be_asked_for() -> None:
+def test_every_scenario_can_be_selected() -> None:
     assert tuple(STORIES) == NAMES

@@ -1,6 +1,4 @@
-"""What every test with a database finds: the first rows, an empty test queue, and no memory of an
-earlier test.
-"""
+"""Every database test starts with the seed rows, an empty test queue and empty caches."""
 
 from __future__ import annotations
 
@@ -11,16 +9,14 @@ import pytest
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
 from django_durable_tasks.engine.db import connections
 from tests.factories import QUEUE, first_rows
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
 
 
 @pytest.fixture(autouse=True)
 def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Begin with a fresh view of queues and broker, and leave no connection and no
-    message behind.
-    """
+    """Start with empty caches of queues and broker, and leave no connection and no message behind."""
     new_process_state()
     broker_outage.breaker.succeeded()
     broker_outage.backoff.forget()
@@ -30,7 +26,7 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("transactional_db" if transactional else "db")
         first_rows()
     if transactional:
-        take_rings(QUEUE)
+        take_task_messages(QUEUE)
     yield
     connections.close_all()
     broker_connection.close_idle()

@@ -1,4 +1,4 @@
-"""How many pages of the database the statements of a call touch, and by which nodes of their plans
+"""Count the database pages that the statements of a call read, and name the nodes of their plans
 (PostgreSQL).
 """
 
@@ -13,9 +13,7 @@ from django.db import connection
 
 @dataclass
 class Touched:
-    """What the statements of one call touched; ``whole`` names tables that were read from end to
-    end.
-    """
+    """What the statements of one call read. ``whole`` names tables that were read completely."""
 
     result: Any = None
     pages: int = 0
@@ -35,7 +33,7 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def touched_by(act: Callable[[], Any]) -> Touched:
-    """Call ``act`` and return what its SELECTs touched: each is explained with its own parameters
+    """Call ``act`` and return what its SELECTs read. Each is explained with its own parameters
     before it runs.
     """
     found = Touched()
@@ -49,7 +47,7 @@ def touched_by(act: Callable[[], Any]) -> Touched:
             found.pages += pages
             found.statements.append((pages, sql))
             scans = (node for node in _nodes(plan) if node["Node Type"].endswith("Seq Scan"))
-            # An empty or one-page table is best read whole.
+            # An empty or one-page table is best read completely.
             found.whole |= {
                 scan["Relation Name"] for scan in scans if scan["Shared Hit Blocks"] > 10
             }

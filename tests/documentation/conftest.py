@@ -1,4 +1,4 @@
-"""What a page finds: a database of its own run, and every task run where it is rung,
+"""The environment of a page: a database of this run, and tasks that run where they are published,
 after COMMIT.
 """
 
@@ -18,7 +18,7 @@ from tests.process_state import new_process_state
 
 @pytest.fixture
 def eager(transactional_db: None) -> Iterator[None]:
-    """Give the first rows, run bodies in this process, and forget the schedules that a page
+    """Write the seed rows, run bodies in this process, and discard the schedules that a page
     declared.
     """
     declared = dict(registry._declarations)

@@ -18,9 +18,7 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: where it stands (line from 1), what follows its fence, and what
-    it holds.
-    """
+    """One fenced block: its position (line from 1), the info string, and its contents."""
 
     page: Path
     line: int
@@ -34,28 +32,28 @@ class Block:
 
     @property
     def rest(self) -> str:
-        """Return what stands after the language."""
+        """Return what follows the language."""
         return self.info.partition(" ")[2].strip()
 
     def run(self, names: dict[str, Any]) -> None:
-        """Run it in these names; a traceback shows the page and its line."""
+        """Run it in this namespace. A traceback shows the page and its line."""
         padded = "\n" * self.line + self.text
         exec(compile(padded, str(self.page), "exec"), names)  # noqa: S102 - the pages are ours
 
 
 def pages() -> list[Path]:
-    """Give the README and every page under docs."""
+    """Return the README and every page under docs."""
     written = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
     return [ROOT / "README.md", *written]
 
 
 def name_of(page: Path) -> str:
-    """Give a page's path in the repository."""
+    """Return a page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path) -> list[Block]:
-    """Give the fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     return list(_blocks(page, page.read_text(encoding="utf-8").splitlines()))
 
 
@@ -71,7 +69,7 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def prose(page: Path) -> str:
-    """Give a page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     lines = page.read_text(encoding="utf-8").splitlines()
     for block in blocks(page):
         for number in range(block.line - 1, block.line + block.text.count("\n") + 1):
@@ -80,12 +78,12 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> list[str]:
-    """Give the targets of the links of a page."""
+    """Return the targets of the links of a page."""
     return _LINK.findall(prose(page))
 
 
 def anchors(page: Path) -> set[str]:
-    """Give the anchors of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST create them."""
     return {_slug(heading) for heading in _HEADING.findall(prose(page))}
 
 

@@ -1,6 +1,4 @@
-"""Every `manage.py durable` and `manage.py run_scheduler` that a page shows can be typed as it
-stands.
-"""
+"""Every `manage.py durable` and `manage.py run_scheduler` command on a page can be parsed."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def _shown(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def _words(command: str, rest: str) -> list[str] | None:
-    """Return the words after the command, None for a line that only shows its shape."""
+    """Return the words after the command, or None for a line that shows only its syntax."""
     words = shlex.split(_AFTER.sub("", rest), comments=True)
     stand_in = _STAND_INS.intersection(words) or (command == "durable" and len(words) < 1)
     return None if stand_in or "--help" in words else words
@@ -45,7 +43,7 @@ def _words(command: str, rest: str) -> list[str] | None:
 @pytest.mark.parametrize(
     "page", [page for page in pages() if "manage.py" in page.read_text()], ids=name_of
 )
-def test_every_command_of_a_page_can_be_typed(page: Path) -> None:
+def test_every_command_of_a_page_can_be_parsed(page: Path) -> None:
     for command, rest in _shown(page):
         words = _words(command, rest)
         if words is None:

@@ -1,4 +1,4 @@
-"""The figures of the README are those of the recorded JSON files."""
+"""The figures of the README equal the recorded JSON files."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_a_recorded_figure_that_changes_makes_the_readme_outdated(
     assert page != figures.updated(page)
 
 
-def test_a_page_without_marks_is_refused() -> None:
+def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="figures:begin"):
         figures.updated("# A page\n")

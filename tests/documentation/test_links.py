@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere, and no page stands outside the table of contents."""
+"""Links between pages have targets, and every page is in the table of contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _dead(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert _dead(page) == []
 
 
@@ -45,7 +45,7 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert {page for page in listed if not page.exists()} == set()
 
 
-def test_the_guarantees_stand_in_the_order_of_the_readme() -> None:
+def test_the_guarantees_are_in_the_order_of_the_readme() -> None:
     promised = re.findall(r"(?m)^(\d)\. \*\*(\w+ \w+)", (ROOT / "README.md").read_text())
     explained = re.findall(
         r"(?m)^## (\d)\. (\w+ \w+)", (DOCS / "explanation" / "guarantees.md").read_text()

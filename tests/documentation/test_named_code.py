@@ -25,7 +25,7 @@ _DOTTED = re.compile(r"`(?P<name>[a-z_]+(?:\.\w+)+)`")
 
 @cache
 def names_in(file: Path) -> frozenset[str]:
-    """Give the functions and classes of a module, methods as `Class.method`."""
+    """Return the functions and classes of a module, methods as `Class.method`."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         found |= _defined(node)
@@ -56,7 +56,7 @@ def located(dotted: str) -> tuple[Path, str] | None:
 
 
 def missing(text: str) -> list[str]:
-    """Give what a page names and the repository does not have."""
+    """Return the names on a page that the repository does not have."""
     found = []
     for match in _PATH.finditer(text):
         files = [root / match["path"] for root in (PACKAGE, ROOT)]

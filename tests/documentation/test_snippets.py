@@ -62,7 +62,7 @@ def _expect_success(case: type[TestCase]) -> None:
     assert result.wasSuccessful(), "\n".join(text for _, text in result.errors + result.failures)
 
 
-def test_what_does_not_run_is_python_and_says_why() -> None:
+def test_a_block_that_does_not_run_is_valid_python_and_has_a_reason() -> None:
     for page in pages():
         for block in _python(page):
             compile(block.text, f"{name_of(page)}:{block.line}", "exec")
@@ -80,7 +80,7 @@ def test_the_readme_does_what_it_says(eager: None) -> None:
     assert Task.objects.latest("pk").status == "SUCCESS"
 
 
-def test_the_readmes_task_is_gone_when_its_transaction_is_rolled_back(eager: None) -> None:
+def test_the_readmes_task_does_not_exist_when_its_transaction_is_rolled_back(eager: None) -> None:
     names = _run(pages()[0])
     before = Task.objects.count()
     with transaction.atomic():

@@ -1,5 +1,5 @@
-"""The tutorial, typed by a test: its files are written, its commands and shell sessions run, in an
-empty folder.
+"""The tutorial, executed: its files are written, its commands and shell sessions run, in an empty
+folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE = 90
 
 
 class Reader:
-    """Somebody who reads the page with three terminals."""
+    """Executes the page with three terminals."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started = folder, dict[str, subprocess.Popen[bytes]]()
@@ -39,7 +39,7 @@ class Reader:
         self.environment = {**kept, "PATH": tools, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
     def follow(self, block: Block) -> None:
-        """Do what a block says: write the file, run the commands, or type into the shell."""
+        """Do what a block describes: write the file, run the commands, or type into the shell."""
         if block.language == "console":
             for line in block.text.splitlines():
                 self._command(line)
@@ -67,10 +67,10 @@ class Reader:
         for line in [*block.text.splitlines(), "print('typed', 'to the end')", "exit()"]:
             os.write(terminal, f"{line}\n".encode())
         said = _all_of(terminal)
-        told = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
+        output = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
         assert shell.wait(PATIENCE) == 0, said
-        assert "typed to the end" in said, f"line {block.line}:\n{said}\n{told}"
-        assert "Traceback" not in said, f"line {block.line}:\n{said}\n{told}"
+        assert "typed to the end" in said, f"line {block.line}:\n{said}\n{output}"
+        assert "Traceback" not in said, f"line {block.line}:\n{said}\n{output}"
         assert "SyntaxError" not in said, f"line {block.line}:\n{said}"
 
     def _command(self, line: str) -> None:
@@ -102,14 +102,14 @@ class Reader:
             timeout=PATIENCE,
             check=False,
         )
-        told = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
-        assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}\n{told}"
+        output = self._log().read_text(errors="replace")[-3000:] if self._log().exists() else ""
+        assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}\n{output}"
 
     def _log(self) -> Path:
         return self.folder / "started.log"
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the remaining processes."""
         for process in self.started.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ class Reader:
 
 
 def _all_of(terminal: int) -> str:
-    """Read a terminal until its program has ended; Linux says so by an error."""
+    """Read a terminal until its program has ended. Linux reports that by an error."""
     said, deadline = b"", time.monotonic() + PATIENCE
     with suppress(OSError):
         while (left := deadline - time.monotonic()) > 0 and select.select([terminal], [], [], left)[
@@ -149,13 +149,13 @@ def test_a_block_for_the_shell_can_be_typed_line_by_line(block: Block) -> None:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Give a reader with an empty folder, and close the terminals at the end."""
+    """Return a reader with an empty folder, and close the terminals at the end."""
     reader = Reader(tmp_path)
     yield reader
     reader.close()
 
 
 @pytest.mark.timeout(300)
-def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
+def test_the_tutorial_runs(reader: Reader) -> None:
     for block in blocks(PAGE):
         reader.follow(block)

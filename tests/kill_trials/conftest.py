@@ -1,5 +1,5 @@
 """The fixtures of this folder."""
 
-from tests.processes.fixtures import db, fleet, rows, shared_database
+from tests.processes.fixtures import cluster, db, rows, shared_database
 
-__all__ = ["db", "fleet", "rows", "shared_database"]
+__all__ = ["cluster", "db", "rows", "shared_database"]

@@ -1,5 +1,5 @@
-"""How long nothing fires when the leader dies or leaves, and how long a dead worker's runs wait;
-default settings.
+"""Measures for how long nothing fires when the leader dies or stops, and for how long the runs of a
+dead worker wait, with default settings.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.processes.fires import born, declared, expected, ran, silenced
-from tests.processes.fleet import Fleet, Program
+from tests.processes.cluster import Cluster, Program
+from tests.processes.fires import declared, dispatched, expected, ran, silenced
 from tests.processes.rows import release, row
 from tests.processes.windows import Matched, noted
 from tests.project import bodies
@@ -31,11 +31,11 @@ _AROUND = timedelta(seconds=40)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failover:
-    """Seconds, but for ``fires``, ``missing`` and ``doubled``: what the schedule owed, and what
-    went wrong with it.
+    """Durations in seconds. ``fires``, ``missing`` and ``doubled`` are counts of expected, missing
+    and duplicate fires.
 
-    The first two are the longest time without a start, ``late_after`` how late the latest fire of
-    each kill started.
+    The first two are the longest time without a start; ``late_after`` is the delay of the latest
+    fire of each kill.
     """
 
     leader_killed: list[float]
@@ -47,24 +47,24 @@ class Failover:
     doubled: int
 
 
-def run(fleet: Fleet, kills: int, leaves: int, worker_kills: int) -> Failover:
-    """Kill the leader, let it leave, and kill workers at work so many times; raises AssertionError
-    on standstill.
+def run(cluster: Cluster, kills: int, leaves: int, worker_kills: int) -> Failover:
+    """Kill the leader, stop it, and kill busy workers this number of times. Raises AssertionError
+    without progress.
     """
-    notebook = fleet.folder / "notes"
-    fleet.worker(slots=4).ready()
+    notebook = cluster.folder / "notes"
+    cluster.worker(slots=4).ready()
     for _ in range(3):
-        fleet.scheduler()
-    fleet.ready()
+        cluster.scheduler()
+    cluster.ready()
     schedule = declared("quick", notebook, **_QUICK)
     begun = schedule.watermark_at
-    killed = [_without_leader(fleet, notebook, Program.kill) for _ in range(kills)]
-    left = [_without_leader(fleet, notebook, _leave) for _ in range(leaves)]
-    waits = [_run_again(fleet, number) for number in range(worker_kills)]
+    killed = [_without_leader(cluster, notebook, Program.kill) for _ in range(kills)]
+    left = [_without_leader(cluster, notebook, _leave) for _ in range(leaves)]
+    waits = [_run_again(cluster, number) for number in range(worker_kills)]
     [ended] = silenced([schedule])
-    wanted, told, found = (
+    wanted, recorded, found = (
         expected(ended, begun, ended.watermark_at),
-        born(ended),
+        dispatched(ended),
         ran([ended], notebook),
     )
     return Failover(
@@ -73,8 +73,8 @@ def run(fleet: Fleet, kills: int, leaves: int, worker_kills: int) -> Failover:
         worker_killed=waits,
         late_after=[_latest(found, at) for at in killed],
         fires=len(wanted),
-        missing=len(set(wanted) - set(told)) + len(found.missing),
-        doubled=len(told) - len(set(told)) + len(found.surplus),
+        missing=len(set(wanted) - set(recorded)) + len(found.missing),
+        doubled=len(recorded) - len(set(recorded)) + len(found.surplus),
     )
 
 
@@ -82,20 +82,20 @@ def _leave(program: Program) -> None:
     program.process.send_signal(signal.SIGTERM)
 
 
-def _without_leader(fleet: Fleet, notebook: Path, end: Callable[[Program], None]) -> datetime:
-    """End the leader, wait until fires go on under another, replace it, and return when it was
-    ended.
-    """
-    leader = until(fleet.leading, within=60, message="a scheduler leads")
+def _without_leader(cluster: Cluster, notebook: Path, end: Callable[[Program], None]) -> datetime:
+    """End the leader, wait until another one fires, replace it, and return when it was ended."""
+    leader = until(cluster.leading, within=60, message="a scheduler leads")
     assert leader is not None
     at = datetime.now(UTC)
     end(leader)
     until(
-        lambda: fleet.leading() not in (None, leader), within=60, message="another scheduler leads"
+        lambda: cluster.leading() not in (None, leader),
+        within=60,
+        message="another scheduler leads",
     )
     number = len(noted(notebook))
     until(lambda: len(noted(notebook)) > number + 8, within=60, message="fires go on")
-    fleet.scheduler().ready()
+    cluster.scheduler().ready()
     leader.kill()
     return at
 
@@ -112,7 +112,7 @@ def _longest(notebook: Path, at: datetime) -> float:
 
 
 def _latest(found: Matched, at: datetime) -> float:
-    """Return how late the latest of the fires started that were due around this instant."""
+    """Return the delay of the latest started fire among those due around this instant."""
     lags = [
         seen.at - window.opens
         for window, seen in found.pairs
@@ -121,15 +121,13 @@ def _latest(found: Matched, at: datetime) -> float:
     return round(max(lags).total_seconds(), 3)
 
 
-def _run_again(fleet: Fleet, number: int) -> float:
-    """Kill a worker in the middle of a body, and return how long the task waited for its next
-    start.
-    """
-    folder = fleet.folder / f"held-{number}"
-    worker = fleet.worker(slots=1, queues=[f"held-{number}"]).ready()
+def _run_again(cluster: Cluster, number: int) -> float:
+    """Kill a worker during a body, and return how long the task waited for its next start."""
+    folder = cluster.folder / f"held-{number}"
+    worker = cluster.worker(slots=1, queues=[f"held-{number}"]).ready()
     task = bodies.hold.using(queue=f"held-{number}").schedule(str(folder))
     until(lambda: any(folder.glob("started-*")), within=60, message="the body runs")
-    other = fleet.worker(slots=1, queues=[f"held-{number}"]).ready()
+    other = cluster.worker(slots=1, queues=[f"held-{number}"]).ready()
     began = time.monotonic()
     worker.kill()
     until(

@@ -1,11 +1,11 @@
-"""What a kill trial is told, and what it tells."""
+"""The parameters of a kill trial, and its figures."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much, how often, and how patiently (seconds)."""
+    """The numbers of tasks and kills, and the timeouts (seconds)."""
 
     tasks: int
     kills: int
@@ -17,7 +17,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the database and the logs say after one trial."""
+    """The figures of one trial from the database and the logs."""
 
     tasks: int
     kills: int

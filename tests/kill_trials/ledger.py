@@ -1,6 +1,4 @@
-"""Where the figures of kill trials are kept: one entry a trial, newest last, in a file that stands
-in the docs.
-"""
+"""The file with the figures of kill trials: one entry per trial, newest last, in the documentation."""
 
 import json
 import os
@@ -25,7 +23,7 @@ def entries(ledger: Path = LEDGER) -> list[dict[str, Any]]:
 
 
 def enter(figures: dict[str, Any], database: str, broker: str, ledger: Path = LEDGER) -> None:
-    """Add the figures of one trial, with when and where they were measured."""
+    """Append the figures of one trial, with time and place of the measurement."""
     entry = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "database": database,

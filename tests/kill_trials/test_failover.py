@@ -1,4 +1,4 @@
-"""Fail-over at default settings, and the rolling restart of the example's fifty jobs: ten times
+"""Failover with default settings, and the rolling restart of the example's fifty jobs: ten times
 each of six nodes.
 """
 
@@ -14,23 +14,23 @@ import pytest
 from tests.kill_trials.failover import run
 from tests.kill_trials.ledger import LEDGER, enter
 from tests.processes.billing import rolling_restart
-from tests.processes.fleet import fleet_in
+from tests.processes.cluster import cluster_in
 
 FAILOVER, ROLLING = LEDGER.with_name("failover.json"), LEDGER.with_name("rolling.json")
 LEADER, LEFT, WORKER = 5.0, 1.0, 30.0
 ON_SQLITE = 25.0
 COUNTS = os.environ.get("FAILOVER_COUNTS", "20,20,5")
-"""How many leaders are killed, leaders leave, and workers are killed, for a shorter trial."""
+"""How many leaders are killed, leaders are stopped, and workers are killed, for a shorter trial."""
 
 
 @pytest.mark.timeout(3600)
-def test_fires_go_on_when_the_leader_dies_or_leaves_and_runs_when_their_worker_dies(
+def test_fires_continue_when_the_leader_dies_or_stops_and_runs_when_their_worker_dies(
     rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str
 ) -> None:
     settings.DURABLE_TASKS = {}
     kills, leaves, worker_kills = map(int, COUNTS.split(","))
-    with fleet_in(tmp_path, {}) as fleet:
-        figures = run(fleet, kills=kills, leaves=leaves, worker_kills=worker_kills)
+    with cluster_in(tmp_path, {}) as cluster:
+        figures = run(cluster, kills=kills, leaves=leaves, worker_kills=worker_kills)
     load = {"load_average": round(os.getloadavg()[2], 1)}
     enter(dataclasses.asdict(figures) | load, vendor, broker, FAILOVER)
     assert (figures.missing, figures.doubled) == (0, 0), figures
@@ -43,7 +43,7 @@ def test_fires_go_on_when_the_leader_dies_or_leaves_and_runs_when_their_worker_d
 
 
 @pytest.mark.timeout(3600)
-def test_sixty_restarts_under_load_miss_and_double_nothing(
+def test_sixty_restarts_under_load_miss_and_duplicate_nothing(
     db: None, tmp_path: Path, vendor: str, broker: str
 ) -> None:
     found = rolling_restart(

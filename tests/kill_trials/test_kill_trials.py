@@ -1,5 +1,5 @@
-"""The nearest rival's published test, at default settings: the only worker is killed and replaced
-20 times.
+"""The published test of a comparable product, with default settings: the only worker is killed and
+replaced 20 times.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 from tests.kill_trials.figures import Plan
 from tests.kill_trials.ledger import enter
 from tests.kill_trials.trial import run
-from tests.processes.fleet import fleet_in
+from tests.processes.cluster import cluster_in
 
 TRIALS = 5
 
@@ -22,8 +22,8 @@ def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
     rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str, trial: int
 ) -> None:
     settings.DURABLE_TASKS = {}
-    with fleet_in(tmp_path, {}) as fleet:
-        figures = run(fleet, Plan(tasks=2_000, kills=20, freezes=2))
+    with cluster_in(tmp_path, {}) as cluster:
+        figures = run(cluster, Plan(tasks=2_000, kills=20, freezes=2))
     enter(dataclasses.asdict(figures), vendor, broker)
     assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (
         2_000,

@@ -11,12 +11,12 @@ import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, Task
-from tests.processes.fleet import Program, fleet_in
+from tests.backends import address
+from tests.processes.cluster import Program, cluster_in
 from tests.processes.proxy import proxy_to
 from tests.processes.rows import ended, logs, release, statuses
 from tests.project import bodies
 from tests.servers import variable_of
-from tests.vendors import address
 from tests.waiting import until
 
 RUNS, AT_ONCE, OUTAGE = 100, 10, 90.0
@@ -40,11 +40,11 @@ def test_ninety_seconds_without_the_database_lose_none_of_a_hundred_runs(
 ) -> None:
     settings.DURABLE_TASKS = {}
     held = tmp_path / "held"
-    with proxy_to(address(vendor)) as proxy, fleet_in(tmp_path, {}) as fleet:
+    with proxy_to(address(vendor)) as proxy, cluster_in(tmp_path, {}) as cluster:
         place = {variable_of(vendor): proxy.url}
-        fleet.worker(pool="threads", slots=RUNS, **place)
-        scheduler = fleet.scheduler(**place)
-        fleet.ready()
+        cluster.worker(pool="threads", slots=RUNS, **place)
+        scheduler = cluster.scheduler(**place)
+        cluster.ready()
         tasks = []
         for begun in range(AT_ONCE, RUNS + 1, AT_ONCE):
             tasks += [bodies.hold.schedule(str(held)) for _ in range(AT_ONCE)]

@@ -1,7 +1,7 @@
-"""One kill trial: the only worker is killed and replaced again and again while it drains a queue.
+"""One kill trial: the only worker is killed and replaced repeatedly while it drains a queue.
 
-Beside the kills, a few workers are frozen in the middle of a body, replaced, and woken when the
-drain is over: a killed process never comes back, so only these try the fences.
+In addition, a few workers are frozen during a body, replaced, and continued after the drain. A
+killed process never returns, so only these test the fences.
 """
 
 import os
@@ -13,18 +13,18 @@ from django.db import OperationalError
 
 from django_durable_tasks.models import Node, Task
 from tests.kill_trials.figures import Figures, Plan
-from tests.processes.fleet import Fleet, Program
+from tests.processes.cluster import Cluster, Program
 from tests.processes.rows import ENDED, accepted_twice, logs, statuses
 from tests.project import bodies
 from tests.waiting import until
 
 
-def run(fleet: Fleet, plan: Plan) -> Figures:
-    """Drain, kill, freeze, wake, and count; raises AssertionError when the drain stands still."""
-    worker = _worker(fleet, plan).ready()
-    fleet.scheduler().ready()
+def run(cluster: Cluster, plan: Plan) -> Figures:
+    """Drain, kill, freeze, continue, and count. Raises AssertionError without progress."""
+    worker = _worker(cluster, plan).ready()
+    cluster.scheduler().ready()
     began = time.monotonic()
-    at_work = fleet.folder / "at-work"
+    at_work = cluster.folder / "at-work"
     at_work.mkdir()
     bodies.work.schedule_many([(number, plan.body, str(at_work)) for number in range(plan.tasks)])
     frozen: list[Program] = []
@@ -37,19 +37,19 @@ def run(fleet: Fleet, plan: Plan) -> Figures:
             frozen.append(worker)
         else:
             worker.kill()
-        worker = _worker(fleet, plan)
+        worker = _worker(cluster, plan)
     _wait_for(plan.tasks, plan)
     seconds = time.monotonic() - began
     _wake(frozen)
-    return _figures(fleet, plan, seconds)
+    return _figures(cluster, plan, seconds)
 
 
-def _worker(fleet: Fleet, plan: Plan) -> Program:
-    return fleet.worker(slots=plan.slots)
+def _worker(cluster: Cluster, plan: Plan) -> Program:
+    return cluster.worker(slots=plan.slots)
 
 
 def _wait_for(number: int, plan: Plan) -> None:
-    """Wait until so many have ended; the patience begins anew with each that does."""
+    """Wait until `number` tasks have ended. The timeout restarts with each that does."""
     seen = -1
     while seen < number:
         seen = _next_after(seen, plan)
@@ -67,7 +67,7 @@ def _next_after(seen: int, plan: Plan) -> int:
 
 
 def _more_than(floor: int) -> int:
-    """Return how many have ended, plus one (so that none is not taken for no), once they are more
+    """Return how many tasks have ended, plus one (so that zero is a true value), once they are more
     than `floor`.
     """
     number: int = Task.objects.filter(status__in=ENDED).count()
@@ -75,11 +75,11 @@ def _more_than(floor: int) -> int:
 
 
 def _freeze_at_work(worker: Program, at_work: Path) -> None:
-    """Freeze the worker in the middle of a body, as the body's own mark says.
+    """Freeze the worker during a body, as the file of the body shows.
 
-    A row that says RUNNING is not enough: the worker may stop before it has heard of its start, and
-    is then refused at the gate when it wakes, or after it has sent its ending, which arrives all
-    the same.
+    A RUNNING task is not enough: the worker may stop before it has received the reply to its start,
+    and is then refused at the gate when it continues, or after it has sent its ending, which
+    arrives all the same.
     """
 
     def caught() -> bool:
@@ -96,7 +96,7 @@ def _freeze_at_work(worker: Program, at_work: Path) -> None:
 
 
 def _belongs(pid: int, worker: Program) -> bool:
-    """Tell whether this process is one of the worker's; that of a mark may have been killed long
+    """Return whether this process belongs to the worker. That of a file may have been killed long
     ago.
     """
     try:
@@ -106,8 +106,8 @@ def _belongs(pid: int, worker: Program) -> bool:
 
 
 def _others_may_write() -> bool:
-    """Tell whether the frozen worker left the database usable: on SQLite it may sleep on the only
-    lock there is.
+    """Return whether the frozen worker left the database usable: on SQLite it may keep the only
+    lock.
     """
     try:
         Node.objects.filter(name="nobody").update(beats=0)
@@ -117,7 +117,9 @@ def _others_may_write() -> bool:
 
 
 def _wake(frozen: list[Program]) -> None:
-    """Wake the sleepers, one after the other, and wait until each one's ending was refused."""
+    """Continue the frozen workers, one after the other, and wait until the ending of each was
+    refused.
+    """
     for worker in frozen:
         before = logs()["FENCED"]
         worker.thaw()
@@ -129,18 +131,20 @@ def _more_fenced(floor: int) -> bool:
     return logs()["FENCED"] > floor
 
 
-def _figures(fleet: Fleet, plan: Plan, seconds: float) -> Figures:
-    stands, counted = statuses(), logs()
+def _figures(cluster: Cluster, plan: Plan, seconds: float) -> Figures:
+    by_status, counted = statuses(), logs()
     return Figures(
         tasks=plan.tasks,
         kills=plan.kills,
         freezes=plan.freezes,
-        succeeded=stands["SUCCESS"],
-        lost=plan.tasks - sum(stands[status] for status in ENDED),
-        left_running=stands["RUNNING"],
+        succeeded=by_status["SUCCESS"],
+        lost=plan.tasks - sum(by_status[status] for status in ENDED),
+        left_running=by_status["RUNNING"],
         accepted_twice=len(accepted_twice()),
         attempts_lost=counted["LOST"],
         fenced_endings=counted["FENCED"],
-        dropped_rings=sum(program.said().count("Ignored message") for program in fleet.programs),
+        dropped_rings=sum(
+            program.output().count("Ignored message") for program in cluster.programs
+        ),
         seconds=round(seconds, 1),
     )

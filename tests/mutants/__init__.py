@@ -1,6 +1,6 @@
-"""Guards of the package that can be taken away, one at a time, in processes of the test project.
+"""Guards of the package that can be removed, one at a time, in processes of the test project.
 
-DURABLE_MUTANT names the guard; only the test project reads it, when its applications are ready.
+DURABLE_MUTANT names the guard. Only the test project reads it, when its applications are ready.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ _GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id
 
 
 def apply() -> None:
-    """Take away the guard that the environment names; raises KeyError for a name that is
-    not known.
-    """
+    """Remove the guard that the environment names. Raises KeyError for an unknown name."""
     name = os.environ.get(VARIABLE)
     if name:
         MUTANTS[name]()
 
 
 def _with_the_row_s_own(*tokens: str) -> None:
-    """Let an ending show what the row wants to see instead of what the run knows."""
+    """Let an ending use the expected values of the row instead of those of the run."""
     from django_durable_tasks.engine import transitions
     from django_durable_tasks.engine.tasks import attempts
     from django_durable_tasks.models import Task
@@ -47,9 +45,9 @@ def _without_the_guard_of_endings() -> None:
     from django_durable_tasks.engine import transitions
     from django_durable_tasks.engine.db.statements import statement
 
-    def unguarded(verb: str) -> str | None:
-        sql = statement(verb)
-        if verb != "succeed" or sql is None:
+    def unguarded(operation: str) -> str | None:
+        sql = statement(operation)
+        if operation != "succeed" or sql is None:
             return sql
         if _GUARD not in sql:
             raise LookupError("The mutant no longer finds the guard in succeed.postgresql.sql.")
@@ -75,7 +73,7 @@ def _without_leaving_the_heartbeat() -> None:
     setattr(LeaseHeartbeat, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
 
 
-def _without_the_class_s_telling() -> None:
+def _without_recording_by_the_task_class() -> None:
     from django_durable_tasks.celery.execution import endings
     from django_durable_tasks.engine.tasks.attempts import spent
     from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, decide
@@ -92,7 +90,7 @@ def _without_the_grace_after_an_outage() -> None:
     from django_durable_tasks.scheduler.maintenance import runner
 
     class Impatient(HeartbeatMonitor):
-        """Counts silence by the clock, and believes that it was always there."""
+        """Measures silence by the clock, and assumes constant contact."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -151,14 +149,14 @@ def _with_the_watermark_after_the_commit() -> None:
     setattr(trigger, "advance", later)  # noqa: B010 - mypy knows it as a function
 
 
-def _without_the_look_at_the_slot() -> None:
+def _without_the_overlap_check() -> None:
     from django_durable_tasks.engine.limits import overlap
 
     setattr(overlap, "admitted", list)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_a_tick_that_writes_what_it_read() -> None:
-    """Read rows without a lock, and write them whole: the oldest way to undo a pause."""
+    """Read rows without a lock, and write them completely, which can undo a pause."""
     from django_durable_tasks.engine.recurring import trigger as recurring_trigger
     from django_durable_tasks.engine.recurring import writes as recurring_writes
     from django_durable_tasks.models import RecurringTask
@@ -187,17 +185,17 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "run_id": _without_run_id,
     "republish": _without_republishing,
     "heartbeat": _without_leaving_the_heartbeat,
-    "telling": _without_the_class_s_telling,
+    "telling": _without_recording_by_the_task_class,
     "grace": _without_the_grace_after_an_outage,
     "fire": _without_the_unique_fire,
     "watermark": _with_the_watermark_after_the_commit,
-    "slot": _without_the_look_at_the_slot,
+    "slot": _without_the_overlap_check,
     "pause": _with_a_tick_that_writes_what_it_read,
     "order": graphs.with_locks_in_any_order,
     "unlocked": graphs.without_the_lock_of_rows,
     "flag": graphs.without_the_flag_of_edges,
     "blind": graphs.with_a_blind_counter,
-    "hasty": crashes.with_a_ring_before_the_commit,
+    "hasty": crashes.with_a_message_before_the_commit,
     "halves": crashes.with_an_ending_in_two_transactions,
     "followups": crashes.with_followups_after_the_commit,
     "callers": graphs.with_locks_of_running_rows_in_callers_transactions,

@@ -1,5 +1,5 @@
-"""What one transaction holds together, torn apart: a claim and its ring, an ending and its log, and
-what it bears.
+"""Split transactions that belong together: a claim and its message, an ending and its log, an
+ending and its follow-ups.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 from django.db import transaction
 
 
-def with_a_ring_before_the_commit() -> None:
-    """Publish what was claimed while its claim may still be taken back."""
+def with_a_message_before_the_commit() -> None:
+    """Publish claimed tasks while their claim may still be rolled back."""
     from django_durable_tasks.celery.publishing import publisher
     from django_durable_tasks.engine.tasks import claim as task_claim
 
@@ -26,7 +26,7 @@ def with_a_ring_before_the_commit() -> None:
 
 
 def with_an_ending_in_two_transactions() -> None:
-    """Write status and budgets first, and what is told of them afterwards."""
+    """Write status and budgets first, and the log afterwards."""
     from django_durable_tasks.engine.transitions import attempt_log
     from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 
@@ -38,7 +38,7 @@ def with_an_ending_in_two_transactions() -> None:
 
 
 def with_followups_after_the_commit() -> None:
-    """Bear what a body returned once its success stands."""
+    """Create follow-ups after the commit of the success."""
     from django_durable_tasks.engine.tasks import enqueue
 
     bear = enqueue.schedule_followup

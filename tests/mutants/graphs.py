@@ -1,4 +1,4 @@
-"""Guards of the graph that can be taken away: the order of locks, the lock itself, the flag of an
+"""Guards of dependencies that can be removed: the order of locks, the lock itself, the flag of an
 edge, the recount.
 """
 
@@ -15,12 +15,12 @@ _SEEN = " AND num_nonnulls(resolved_at, outcome) < 1"
 _FLIPS = "wants - count(*)::integer AS wants"
 
 
-def _with_words(*changes: tuple[str, str]) -> None:
-    """Let the statement that tells endings say something else."""
+def _with_statement(*changes: tuple[str, str]) -> None:
+    """Replace the text of the statement that resolves endings."""
     from django_durable_tasks.engine.db.statements import statement, text
     from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
 
-    # Now and not when it is executed: an error there would look as if a test had found the mutant.
+    # At the installation: an error in the statement would look as if a test had found the mutant.
     original = text("resolve_endings", "postgresql") or ""
     for words, _ in changes:
         if words not in original:
@@ -28,9 +28,9 @@ def _with_words(*changes: tuple[str, str]) -> None:
                 f"The mutant no longer finds {words!r} in resolve_endings.postgresql.sql."
             )
 
-    def changed(verb: str) -> str | None:
-        sql = statement(verb)
-        if verb != "resolve_endings" or sql is None:
+    def changed(operation: str) -> str | None:
+        sql = statement(operation)
+        if operation != "resolve_endings" or sql is None:
             return sql
         for words, others in changes:
             sql = sql.replace(words, others)
@@ -46,7 +46,7 @@ def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
 
 
 def with_locks_in_any_order() -> None:
-    """Lock rows one by one as they come."""
+    """Lock rows one by one in arbitrary order."""
     from django_durable_tasks.models import Task
 
     def in_any_order(ids: Sequence[uuid.UUID]) -> Any:
@@ -54,24 +54,24 @@ def with_locks_in_any_order() -> None:
             yield from Task.objects.filter(pk=key).select_for_update()
 
     _with_locks(in_any_order)
-    _with_words((_LOCK, "   ORDER BY random()\n     FOR NO KEY UPDATE),"))
+    _with_statement((_LOCK, "   ORDER BY random()\n     FOR NO KEY UPDATE),"))
 
 
 def without_the_lock_of_rows() -> None:
-    """Decide from rows that others may be deciding on."""
+    """Decide from rows that other processes may be changing."""
     from django_durable_tasks.models import Task
 
     _with_locks(lambda ids: Task.objects.filter(pk__in=ids))
-    _with_words((_LOCK, "   ORDER BY id),"))
+    _with_statement((_LOCK, "   ORDER BY id),"))
 
 
 def without_the_flag_of_edges() -> None:
-    """Tell an edge again that was told."""
-    _with_words((_FLAG, ""), (_SEEN, ""))
+    """Resolve an edge again that is resolved."""
+    _with_statement((_FLAG, ""), (_SEEN, ""))
 
 
 def with_a_blind_counter() -> None:
-    """Let each telling take one off, whatever the edges say."""
+    """Subtract one for each resolution, whatever the edges say."""
     from django_durable_tasks.engine.dependencies import edges
     from django_durable_tasks.models import Task
     from django_durable_tasks.rules.dependencies import Tally
@@ -83,11 +83,11 @@ def with_a_blind_counter() -> None:
         return {key: Tally(unresolved=number - 1) for key, number in counts}
 
     setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
-    _with_words((_FLIPS, "wants - 1 AS wants"))
+    _with_statement((_FLIPS, "wants - 1 AS wants"))
 
 
 def with_locks_of_running_rows_in_callers_transactions() -> None:
-    """Take every transaction for one of the engine's own, which is short."""
+    """Treat every transaction as one of the engine's own, which is short."""
     from django_durable_tasks.engine import transitions
     from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
     from django_durable_tasks.engine.transitions import endings, guarded_update, inserts
@@ -97,7 +97,7 @@ def with_locks_of_running_rows_in_callers_transactions() -> None:
 
 
 def without_the_marks_of_upstreams_that_run() -> None:
-    """Place an edge without a lock on its upstream, and look at the upstream no more."""
+    """Insert an edge without a lock on its upstream, and do not read the upstream again."""
     from django_durable_tasks.engine import transitions
 
     setattr(transitions, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy

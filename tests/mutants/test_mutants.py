@@ -1,4 +1,4 @@
-"""Each guard that is taken away turns the tests red that watch it."""
+"""Each removed guard makes the tests fail that cover it."""
 
 import os
 import subprocess
@@ -10,33 +10,31 @@ from tests.mutants import MUTANTS, VARIABLE
 from tests.runs import ROOT
 
 OUTAGES = "processes/test_outages.py"
-GRAPHS = "concurrency/test_graph_races.py"
+GRAPHS = "concurrency/test_workflow_races.py"
 CALLERS = "concurrency/test_callers_transactions.py"
 RACES = "concurrency/test_trigger_races.py"
-CRASHES = "crash_points/test_crash_points.py::test_no_blow_at_any_point_breaks_a_promise"
+CRASHES = "crash_points/test_crash_points.py::test_no_fault_at_any_point_violates_a_guarantee"
 WATCH: dict[str, tuple[str, ...]] = {
     "ending": ("processes/test_fences.py",),
     "run_id": ("processes/test_fences.py",),
     "republish": (
-        "broker/test_lost_messages.py::test_a_message_that_the_broker_lost_is_rung_again",
+        "broker/test_lost_messages.py::test_a_message_lost_by_the_broker_is_republished",
     ),
     "heartbeat": (
-        "processes/test_outages.py::test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it",
+        "processes/test_outages.py::test_a_run_whose_ending_is_never_accepted_leaves_the_heartbeat_and_its_lease_ends_it",
     ),
     "telling": ("processes/test_endings.py::test_ignore_cancels",),
     "grace": (f"{OUTAGES}::test_an_outage_of_the_database_longer_than_the_lease_loses_no_run",),
-    "fire": (f"{RACES}::test_leaders_whose_watermarks_are_set_back_under_them_double_nothing",),
+    "fire": (
+        f"{RACES}::test_leaders_whose_watermarks_are_set_back_concurrently_duplicate_nothing",
+    ),
     "watermark": (f"{CRASHES}[trigger]",),
-    "slot": (
-        f"{RACES}::test_of_claims_of_one_slot_at_once_never_two_go_on_and_one_comes_to_its_turn",
-    ),
-    "pause": (f"{RACES}::test_a_pause_that_comes_while_a_tick_decides_stands",),
-    "order": (
-        f"{GRAPHS}::test_tellers_of_the_same_dependents_do_not_wait_for_each_other_in_a_circle",
-    ),
+    "slot": (f"{RACES}::test_concurrent_claims_with_one_overlap_key_take_one_task_each_time",),
+    "pause": (f"{RACES}::test_a_pause_during_a_tick_is_kept",),
+    "order": (f"{GRAPHS}::test_processes_that_resolve_the_same_dependents_do_not_deadlock",),
     "unlocked": (f"{GRAPHS}::test_two_upstreams_that_end_at_the_same_instant_release_once",),
-    "flag": (f"{GRAPHS}::test_an_ending_that_is_noted_twice_counts_once",),
-    "blind": (f"{GRAPHS}::test_endings_that_are_told_together_count_as_many",),
+    "flag": (f"{GRAPHS}::test_a_duplicate_ending_event_counts_once",),
+    "blind": (f"{GRAPHS}::test_endings_that_are_resolved_together_are_all_counted",),
     "hasty": (f"{CRASHES}[dispatch]",),
     "halves": (f"{CRASHES}[ending]",),
     "followups": (f"{CRASHES}[ending]",),
@@ -44,7 +42,7 @@ WATCH: dict[str, tuple[str, ...]] = {
         f"{CALLERS}::test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending",
     ),
     "marks": (
-        f"{CALLERS}::test_a_dependent_is_released_though_its_upstream_ended_inside_the_transaction_that_created_it",
+        f"{CALLERS}::test_a_dependent_is_released_although_its_upstream_ended_during_the_transaction_that_created_it",
         f"{CALLERS}::test_a_dependent_is_released_when_its_upstream_ends_after_the_transaction",
     ),
 }
@@ -52,8 +50,8 @@ GREEN, RED = 0, 1
 
 
 def _verdict(tests: set[str], mutant: str = "") -> tuple[int, str]:
-    """Run tests in a process of their own, on a database and queue of their own; return exit code
-    and last words.
+    """Run tests in a separate process, with a separate database and queue. Returns exit code and
+    last output lines.
     """
     kept = {
         name: value for name, value in os.environ.items() if name not in {"TEST_RUN", "TEST_FOLDER"}
@@ -74,19 +72,19 @@ def _verdict(tests: set[str], mutant: str = "") -> tuple[int, str]:
     return answer.returncode, answer.stdout[-3000:]
 
 
-def test_every_mutant_is_watched() -> None:
+def test_every_mutant_is_covered() -> None:
     assert WATCH.keys() == MUTANTS.keys()
 
 
 @pytest.mark.parametrize("folder", ["broker", "processes", "concurrency"])
-def test_the_watching_tests_are_green_when_nothing_is_taken_away(folder: str) -> None:
+def test_the_covering_tests_pass_without_a_mutant(folder: str) -> None:
     watching = {test for tests in WATCH.values() for test in tests}
     code, words = _verdict({test for test in watching if test.startswith(folder)})
     assert code == GREEN, words
 
 
 @pytest.mark.parametrize("mutant", WATCH)
-def test_a_guard_that_is_taken_away_is_missed(mutant: str) -> None:
+def test_a_mutant_makes_its_tests_fail(mutant: str) -> None:
     code, words = _verdict(set(WATCH[mutant]), mutant)
     assert code == RED, words
     assert "failed" in words

@@ -1,6 +1,4 @@
-"""The example's rolling restart as a test starts it: on a database and queues of its own, on any
-pair.
-"""
+"""Runs the example's rolling restart with its own database and queues, on any database and broker."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ from django.conf import settings
 from django.db import connection
 from kombu import Connection
 
+from tests.backends import address, broker_settings
 from tests.runs import ROOT
-from tests.vendors import address, broker_settings
 
 _ENDING = 100
 
 
 @contextmanager
 def _database(vendor: str) -> Iterator[str]:
-    """Give the address of an empty database that is dropped at the end; none for SQLite, a file in
-    its folder.
+    """Return the address of an empty database that is dropped at the end, or none for SQLite, which
+    uses a file in its folder.
     """
     if vendor == "sqlite":
         yield ""
@@ -53,7 +51,7 @@ def _tell(*statements: str) -> None:
 
 @contextmanager
 def _queues(broker: str) -> Iterator[dict[str, str]]:
-    """Give what points the example to queues of its own, which are deleted at the end."""
+    """Configure the example to use its own queues, which are deleted at the end."""
     if broker == "filesystem":
         yield {"BROKER_URL": ""}
         return
@@ -69,8 +67,8 @@ def _queues(broker: str) -> Iterator[dict[str, str]]:
 def rolling_restart(
     folder: Path, vendor: str, broker: str, options: Sequence[str], within: float
 ) -> dict[str, Any]:
-    """Run it and return its figures; raises AssertionError with what it said when it gives none in
-    time (seconds).
+    """Run it and return its figures. Raises AssertionError with its output if it prints none within
+    `within` seconds.
     """
     log = folder / "rolling.log"
     with _database(vendor) as database, _queues(broker) as queues, log.open("wb") as said:
@@ -98,10 +96,10 @@ def rolling_restart(
             },
         )
         try:
-            told, _ = process.communicate(timeout=within)
+            output, _ = process.communicate(timeout=within)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
-            told, _ = process.communicate(timeout=_ENDING)
-    assert told.strip(), f"it gave no figures:\n{log.read_text(errors='replace')[-4000:]}"
-    found: dict[str, Any] = json.loads(told)
+            output, _ = process.communicate(timeout=_ENDING)
+    assert output.strip(), f"it gave no figures:\n{log.read_text(errors='replace')[-4000:]}"
+    found: dict[str, Any] = json.loads(output)
     return found

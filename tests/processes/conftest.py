@@ -1,15 +1,13 @@
-"""The fixtures of this folder, and what of it runs on one broker a database: it tries nothing of
-the broker.
-"""
+"""Fixtures of this folder. Tests that do not involve the broker run on one broker per database."""
 
 import os
 
 import pytest
 
 from tests.mutants import VARIABLE
-from tests.processes.fixtures import db, fleet, rows, shared_database
+from tests.processes.fixtures import cluster, db, rows, shared_database
 
-__all__ = ["db", "fleet", "rows", "shared_database"]
+__all__ = ["cluster", "db", "rows", "shared_database"]
 
 HOME = {"postgresql": "rabbitmq", "mariadb": "rabbitmq", "sqlite": "filesystem"}
 ONCE_A_DATABASE = {
@@ -26,12 +24,14 @@ ONCE_A_DATABASE = {
     "test_unmigrated",
 }
 ELSEWHERE = {("postgresql", "test_recurring"): "redis", ("postgresql", "test_rolling"): "redis"}
-"""Files that are at home on another broker than the rest, so that no pair has all the long ones."""
+"""Files that run on another broker than the others, so that no pair of database and broker has all
+the long ones.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs with another broker on this database; a mutant's run has chosen its tests
-    itself.
+    """Deselect tests that run with another broker on this database. A run of a mutant has selected
+    its tests itself.
     """
     if os.environ["TEST_BROKER"] == "memory" or VARIABLE in os.environ:
         return

@@ -1,6 +1,4 @@
-"""Schedules of process tests: what should have fired by the timetables alone, what the ledger
-tells, and what ran.
-"""
+"""Schedules of process tests: the expected fire times, those in the ledger, and the runs."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ LATENESS = timedelta(minutes=15)
 
 
 def declared(name: str, notebook: Path, *, ago: float = 0, **given: Any) -> RecurringTask:
-    """Declare a schedule whose bodies note their starts, as if that had been done so many whole
-    seconds ago.
+    """Declare a schedule whose bodies record their starts, as if it had been declared `ago` seconds
+    ago.
     """
     row = RecurringTask.objects.upsert(
         name=name, task=bodies.note_start, args=[str(notebook)], **given
@@ -34,14 +32,14 @@ def declared(name: str, notebook: Path, *, ago: float = 0, **given: Any) -> Recu
     )
 
 
-def again(row: RecurringTask) -> RecurringTask:
-    """Read a row anew."""
+def reloaded(row: RecurringTask) -> RecurringTask:
+    """Return the row, read again."""
     found: RecurringTask = RecurringTask.objects.get(pk=row.pk)
     return found
 
 
 def expected(row: RecurringTask, after: datetime, through: datetime) -> list[datetime]:
-    """Return the fire times in (after, through] by the timetable alone."""
+    """Return the fire times in (after, through] from the timetable alone."""
     agenda, found = agenda_from(row, None), list[datetime]()
     while (planned := agenda.next(after)) is not None and planned.at <= through:
         found.append(planned.nominal)
@@ -49,14 +47,14 @@ def expected(row: RecurringTask, after: datetime, through: datetime) -> list[dat
     return found
 
 
-def born(row: RecurringTask) -> list[datetime]:
-    """Return the fire times for which the ledger tells a task, each as often as it does."""
+def dispatched(row: RecurringTask) -> list[datetime]:
+    """Return the fire times with a task in the ledger, each as often as it occurs."""
     lines = OccurrenceRecord.objects.filter(recurring_task=row, task_id__isnull=False)
     return list(lines.order_by("fire_time").values_list("fire_time", flat=True))
 
 
-def told(row: RecurringTask, times: Iterable[datetime]) -> dict[datetime, int]:
-    """Count how often the ledger tells of each of these fire times, in lines of their own and in
+def recorded(row: RecurringTask, times: Iterable[datetime]) -> dict[datetime, int]:
+    """Count how often the ledger contains each of these fire times, in separate entries and in
     ranges.
     """
     lines = OccurrenceRecord.objects.filter(recurring_task=row).values_list(
@@ -67,8 +65,8 @@ def told(row: RecurringTask, times: Iterable[datetime]) -> dict[datetime, int]:
 
 
 def advanced(rows: Iterable[RecurringTask], seconds: float = 3) -> None:
-    """Wait until every schedule is accounted for so many seconds further than now."""
-    before = {row.pk: again(row).watermark_at for row in rows}
+    """Wait until the ledger of every schedule reaches `seconds` further than now."""
+    before = {row.pk: reloaded(row).watermark_at for row in rows}
 
     def further() -> bool:
         now = dict(RecurringTask.objects.filter(pk__in=before).values_list("pk", "watermark_at"))
@@ -78,8 +76,8 @@ def advanced(rows: Iterable[RecurringTask], seconds: float = 3) -> None:
 
 
 def all_ended(within: float = 90) -> None:
-    """Wait until every task has ended; raises AssertionError with what is still open, and with the
-    database's time.
+    """Wait until every task has ended. Raises AssertionError with the open ones and the database's
+    time.
     """
     left = list[dict[str, Any]]()
 
@@ -88,32 +86,30 @@ def all_ended(within: float = 90) -> None:
         return not left
 
     try:
-        until(nothing_left, within=within, message="all that was born has ended")
+        until(nothing_left, within=within, message="all tasks have ended")
     except AssertionError as error:
-        told = [
+        details = [
             {name: value for name, value in row.items() if value not in (None, "", 0, {}, [])}
             for row in left
         ]
-        raise AssertionError(f"{error}; at {database_now()} these are open: {told}") from None
+        raise AssertionError(f"{error}; at {database_now()} these are open: {details}") from None
 
 
 def silenced(rows: Iterable[RecurringTask]) -> list[RecurringTask]:
-    """Pause the schedules, wait until all that was born has ended, and return them as
-    they stand.
-    """
+    """Pause the schedules, wait until all their tasks have ended, and return the schedules."""
     found = list(rows)
     for row in found:
         row.pause("the end of the test")
     all_ended()
-    return [again(row) for row in found]
+    return [reloaded(row) for row in found]
 
 
 def ran(rows: Iterable[RecurringTask], notebook: Path) -> Matched:
-    """Match what bodies noted to the fire times that the ledger gave birth to."""
+    """Match the runs recorded by bodies with the dispatched fire times of the ledger."""
     targets = [
         window
         for row in rows
-        for time in born(row)
+        for time in dispatched(row)
         for window in windows(_key(row, time), [time], LATENESS)
     ]
     return matched(targets, noted(notebook))

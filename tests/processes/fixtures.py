@@ -1,5 +1,5 @@
-"""Fixtures for tests that share their database with other processes; a folder's conftest imports
-what it needs.
+"""Fixtures for tests that share their database with other processes. The conftest of a folder
+imports what it needs.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
 from django_durable_tasks.engine.db.connections import close_all
-from tests.processes.fleet import SHORT, Fleet, fleet_in
+from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import clear_rows, forget_processes
 
-__all__ = ["db", "fleet", "rows", "shared_database"]
+__all__ = ["cluster", "db", "rows", "shared_database"]
 
 
 @pytest.fixture(scope="module")
 def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Let a file of tests use the database without a transaction around them: other processes read
-    the rows.
+    """Provide the database without a transaction around the tests, because other processes read the
+    rows.
     """
     with django_db_blocker.unblock():
         clear_rows()
@@ -34,14 +34,12 @@ def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 
 @pytest.fixture
 def db(shared_database: None) -> None:
-    """Stand for pytest-django's fixture: under this name it knows that the database must
-    be made.
-    """
+    """Replace pytest-django's fixture of this name, which creates the database."""
 
 
 @pytest.fixture
 def rows(db: None, settings: Any) -> Iterator[None]:
-    """Begin and end a test without rows, and with shortened settings in this process too."""
+    """Delete all rows before and after a test, and shorten the settings in this process too."""
     settings.DURABLE_TASKS = dict(SHORT)
     clear_rows()
     yield
@@ -49,9 +47,9 @@ def rows(db: None, settings: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def fleet(rows: None, tmp_path: Path) -> Iterator[Fleet]:
-    """Give a fleet of the test's own, with shortened settings."""
+def cluster(rows: None, tmp_path: Path) -> Iterator[Cluster]:
+    """Provide a cluster of workers and schedulers for one test, with shortened settings."""
     forget_processes()
-    with fleet_in(tmp_path) as fleet:
-        yield fleet
+    with cluster_in(tmp_path) as cluster:
+        yield cluster
     forget_processes()

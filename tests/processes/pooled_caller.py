@@ -1,4 +1,4 @@
-"""A web process in short: opens a transaction, waits until all others have opened theirs, and calls
+"""A minimal web process: opens a transaction, waits until all others have opened theirs, and calls
 a task in it.
 
 ``python -m tests.processes.pooled_caller FOLDER NUMBER``
@@ -21,10 +21,10 @@ CALLS = 3
 
 
 def main(folder: Path, number: int) -> None:
-    """Call the task in some transactions, each begun when all processes are in theirs."""
+    """Call the task in several transactions, each after all processes have opened theirs."""
     for turn in range(CALLS):
         with transaction.atomic():
-            User.objects.exists()  # from here on the transaction has a slot of the pool
+            User.objects.exists()  # from here on the transaction occupies a connection of the pool
             (folder / f"{turn}-{sys.argv[3]}").touch()
             until(lambda: len(list(folder.glob(f"{turn}-*"))) == number, within=60)  # noqa: B023
             tasks.add.delay(1, 2)

@@ -1,5 +1,5 @@
-"""A small TCP proxy on a private port: it cuts, refuses or swallows what goes between a process and
-a server.
+"""A TCP proxy on a private port that cuts, refuses or discards traffic between a process and a
+server.
 """
 
 import socket
@@ -12,7 +12,7 @@ _CHUNK = 65_536
 
 
 class Proxy:
-    """Stands for the server of `address`; `url` is its own address."""
+    """Forwards to the server at `address`; `url` is its own address."""
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
@@ -38,27 +38,25 @@ class Proxy:
         self._break()
 
     def freeze(self) -> None:
-        """Swallow everything in both directions; connections stay open and new ones are
-        accepted.
-        """
+        """Discard everything in both directions. Connections stay open and new ones are accepted."""
         self._flowing.clear()
 
     def lose_replies(self, to: Callable[[bytes], bool] | None) -> None:
-        """Break a connection once the server has done what ``to`` says yes to, and before its reply
-        gets through.
+        """Break a connection when the server has executed a request that ``to`` selects, before its
+        reply is forwarded.
         """
         self._loses = to
 
     def swallow(self, what: Callable[[bytes], bool]) -> None:
-        """Let what is sent to the server vanish where ``what`` says yes; connections stay open."""
+        """Discard requests that ``what`` selects. Connections stay open."""
         self._swallows = what
 
     def storm(self) -> None:
-        """Break every connection; new ones are welcome."""
+        """Break every connection, and accept new ones."""
         self._break()
 
     def restore(self) -> None:
-        """Be a wire again; what was held back while frozen is lost with its connections."""
+        """Forward everything again. Traffic discarded while frozen is lost with its connections."""
         if not self._flowing.is_set():
             self._break()
             self._flowing.set()
@@ -67,7 +65,7 @@ class Proxy:
             self._listen()
 
     def close(self) -> None:
-        """End."""
+        """Close the proxy."""
         self.cut()
         self._flowing.set()
 
@@ -134,7 +132,7 @@ class Proxy:
 
 @contextmanager
 def proxy_to(address: str) -> Iterator[Proxy]:
-    """Give a proxy to this server, and end it whatever happens."""
+    """Provide a proxy to this server, and close it in any case."""
     proxy = Proxy(address)
     try:
         yield proxy

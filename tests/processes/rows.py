@@ -1,4 +1,4 @@
-"""What tests of processes ask the rows, and how they begin with none."""
+"""Queries of process tests, and deletion of all rows before a test."""
 
 import os
 import uuid
@@ -30,13 +30,13 @@ ENDED = ("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED")
 
 
 def clear_rows() -> None:
-    """Delete what an earlier test left, its messages too; the first rows of the migrations stay."""
+    """Delete the rows and messages of an earlier test. The seed rows of the migrations stay."""
     until(_emptied, within=20, message="the tables are empty")
     purge(settings.CELERY_TASK_DEFAULT_QUEUE)
 
 
 def forget_processes() -> None:
-    """Forget the nodes of processes that are gone, and this process's picture of the queues."""
+    """Delete the nodes of ended processes, and this process's queue snapshot."""
     Node.objects.all().delete()
     new_process_state()
     broker_connection.close_idle()
@@ -44,7 +44,7 @@ def forget_processes() -> None:
 
 
 def _emptied() -> bool:
-    """Delete all rows; a worker that writes in the same moment makes it begin again."""
+    """Delete all rows. A worker that writes at the same time makes it start again."""
     for model in (
         RecurringTask,
         OccurrenceRecord,
@@ -63,7 +63,7 @@ def _emptied() -> bool:
 
 
 def purge(queue: str) -> int:
-    """Take every message out of a queue; return how many there were."""
+    """Remove all messages of a queue and return how many there were."""
     with current_app.connection_for_write() as connection:
         bound = current_app.amqp.queues[queue](connection.default_channel)
         bound.declare()
@@ -78,7 +78,7 @@ def waiting_messages(queue: str) -> int:
 
 
 def row(task: Any) -> Task:
-    """Read the row of a task or a result anew."""
+    """Return the row of a task or a result, read again."""
     found: Task = Task.objects.get(pk=_key(task))
     return found
 
@@ -88,13 +88,13 @@ def _key(task: Any) -> Any:
 
 
 def ended(task: Any, *, within: float = PATIENCE) -> Task:
-    """Wait until the row has ended, and return it."""
+    """Wait until the task has ended, and return it."""
     until(lambda: row(task).status in ENDED, within=within, message=f"{row(task).name} ends")
     return row(task)
 
 
 def in_status(task: Any, status: str, *, within: float = PATIENCE) -> Task:
-    """Wait until the row stands there, and return it."""
+    """Wait until the task has this status, and return it."""
     until(
         lambda: row(task).status == status, within=within, message=f"{row(task).name} is {status}"
     )
@@ -102,24 +102,24 @@ def in_status(task: Any, status: str, *, within: float = PATIENCE) -> Task:
 
 
 def logged(task: Any) -> list[str]:
-    """Return how the attempts ended, the first first."""
+    """Return the endings of the attempts, the first first."""
     found = TaskExecutionLog.objects.filter(task_id=_key(task)).order_by("id")
     return [str(status) for status in found.values_list("status", flat=True)]
 
 
 def logs() -> Counter[str]:
-    """Count all log rows by status."""
+    """Count all log entries by status."""
     return Counter(TaskExecutionLog.objects.values_list("status", flat=True))
 
 
 def statuses() -> Counter[str]:
-    """Count all rows by status."""
+    """Count all tasks by status."""
     return Counter(Task.objects.order_by().values_list("status", flat=True))
 
 
 def accepted_twice() -> list[tuple[uuid.UUID, int]]:
-    """Return the attempts of which more than one ending was accepted, and tasks with two successes
-    (attempt 0).
+    """Return the attempts with more than one accepted ending, and tasks with two successes (as
+    attempt 0).
     """
     rows = TaskExecutionLog.objects.exclude(status__in=("FENCED", "DUPLICATE"))
     endings = Counter(rows.values_list("task_id", "attempt_number"))
@@ -130,8 +130,8 @@ def accepted_twice() -> list[tuple[uuid.UUID, int]]:
 
 
 def release(folder: Path) -> None:
-    """End the runs of `bodies.hold` that hold this folder, also one that is RUNNING and has not
-    made it yet.
+    """End the runs of `bodies.hold` that wait for this folder, including one that is RUNNING and
+    has not created it yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "released").touch()

@@ -1,5 +1,5 @@
-"""SIGTERM: nodes finish what is in hand and leave nothing behind; and a worker that starts nothing
-fails its probe.
+"""SIGTERM: nodes finish running tasks and leave nothing behind. A worker that starts nothing fails
+its probe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from django_durable_tasks.engine.cluster.health import vitals
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, SchedulerLease, Task
-from tests.processes.fleet import SHORT, STOPPING, Fleet, Program
+from tests.processes.cluster import SHORT, STOPPING, Cluster, Program
 from tests.processes.rows import ended, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
@@ -23,18 +23,18 @@ def _row(program: Program) -> Node:
     return found
 
 
-def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_the_next(
-    fleet: Fleet, tmp_path: Path
+def test_a_stopping_worker_finishes_its_run_and_leaves_the_others_to_the_next(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    worker, scheduler = fleet.worker(slots=1), fleet.scheduler()
-    fleet.ready()
+    worker, scheduler = cluster.worker(slots=1), cluster.scheduler()
+    cluster.ready()
     held = bodies.hold.schedule(str(tmp_path / "held"))
     until(lambda: any((tmp_path / "held").glob("started-*")), within=20, message="the body runs")
     waiting = [bodies.add.schedule(number, 1) for number in range(5)]
     until(
         lambda: (_row(worker).active or {}).get("ids") == [str(held.pk)],
         within=20,
-        message="the node tells its run",
+        message="the node reports its run",
     )
     node = _row(worker)
     assert (node.active, node.draining) == ({"number": 1, "ids": [str(held.pk)]}, False)
@@ -42,7 +42,7 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     until(
         lambda: _row(scheduler).last_scan_at is not None,
         within=20,
-        message="the scheduler tells its last look",
+        message="the scheduler reports its last scan",
     )
 
     worker.process.send_signal(signal.SIGTERM)
@@ -56,7 +56,7 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     assert (ended(held).status, logged(held)) == ("SUCCESS", ["SUCCESS"])
     assert (_row(worker).declared_dead, _row(worker).stopped_at is None) == (False, False)
 
-    fleet.worker(slots=1).ready()
+    cluster.worker(slots=1).ready()
     assert [(ended(task).result, logged(task)) for task in waiting] == [
         (n + 1, ["SUCCESS"]) for n in range(5)
     ]
@@ -65,16 +65,16 @@ def test_a_worker_that_is_told_to_end_finishes_its_run_and_leaves_the_others_to_
     assert SchedulerLease.objects.get().expires_at < database_now()
 
 
-def test_a_worker_whose_child_is_stuck_beats_and_fails_its_probe_until_it_starts_again(
-    fleet: Fleet, tmp_path: Path, settings: Any
+def test_a_worker_whose_child_is_stuck_sends_heartbeats_and_fails_its_probe_until_it_starts_again(
+    cluster: Cluster, tmp_path: Path, settings: Any
 ) -> None:
-    """Its parent beats, and its child takes nothing from the pipe: only what the node tells gives
-    it away.
+    """The parent sends heartbeats while its child reads nothing from the pipe. Only the reported
+    values show it.
     """
     settings.DURABLE_TASKS = {**SHORT, "STALLED_AFTER": 2}
-    worker = fleet.worker(slots=1)
-    fleet.scheduler()
-    fleet.ready()
+    worker = cluster.worker(slots=1)
+    cluster.scheduler()
+    cluster.ready()
     (tmp_path / "held").mkdir()
     release(tmp_path / "held")
     assert ended(bodies.hold.schedule(str(tmp_path / "held"))).status == "SUCCESS"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("rows")
 
 @pytest.fixture(params=[False, True], ids=["kept", "propagated"])
 def eager(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Switch eager mode on, with and without propagated errors."""
+    """Enable eager mode, with and without propagated errors."""
     conf = current_app.conf
     conf.task_always_eager, conf.task_eager_propagates = True, request.param
     yield bool(request.param)
@@ -37,7 +37,7 @@ def test_a_body_runs_at_the_commit_and_not_before(eager: bool) -> None:
     )
 
 
-def test_a_failure_is_kept_in_the_row_and_propagated_where_that_is_wanted(eager: bool) -> None:
+def test_a_failure_is_stored_and_propagated_if_configured(eager: bool) -> None:
     with pytest.raises(ValueError, match="from the body") if eager else nullcontext():
         bodies.raise_named.delay("ValueError")
     found = Task.objects.get()
@@ -45,14 +45,14 @@ def test_a_failure_is_kept_in_the_row_and_propagated_where_that_is_wanted(eager:
     assert found.last_error == "ValueError: from the body"
 
 
-def test_a_retry_waits_in_the_row(eager: bool) -> None:
+def test_a_retry_waits_as_pending_task(eager: bool) -> None:
     with pytest.raises(Retry, match="no luck") if eager else nullcontext():
         bodies.fail.delay("no luck")
     found = Task.objects.get()
     assert (found.status, logged(found)) == ("PENDING", ["RETRY"])
 
 
-def test_ignore_cancels_here_too(eager: bool) -> None:
+def test_ignore_cancels_in_eager_mode_too(eager: bool) -> None:
     result = bodies.ignore.delay()
     assert (row(result).status, row(result).reason) == ("CANCELLED", "IGNORED")
 

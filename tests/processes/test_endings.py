@@ -1,4 +1,4 @@
-"""Every ending of a body in a prefork worker has a named reason, and nothing stays RUNNING."""
+"""Every ending of a body in a prefork worker has a named reason, and no task stays RUNNING."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.models import DeadLetter, Task
-from tests.processes.fleet import Fleet, fleet_in
+from tests.processes.cluster import Cluster, cluster_in
 from tests.processes.rows import ended, in_status, logged, row
 from tests.project import bodies
 from tests.waiting import until
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("prefork", "rows")
 
 
 @pytest.fixture(scope="module")
-def prefork(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def prefork(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One worker and one scheduler for all tests of this file."""
-    with fleet_in(tmp_path_factory.mktemp("endings")) as fleet:
-        fleet.worker()
-        fleet.scheduler()
-        yield fleet.ready()
+    with cluster_in(tmp_path_factory.mktemp("endings")) as cluster:
+        cluster.worker()
+        cluster.scheduler()
+        yield cluster.ready()
 
 
 def _case(task: Any) -> DeadLetter:
@@ -51,17 +51,17 @@ def test_a_success_is_recorded_with_its_result() -> None:
 
 
 @pytest.mark.smoke
-def test_an_exception_is_tried_again_and_then_is_a_dead_letter() -> None:
+def test_an_exception_is_retried_and_then_becomes_a_dead_letter() -> None:
     found = _spent(bodies.fail.schedule("no luck"), "EXHAUSTED", "RETRY", "FAILED")
     assert found.last_error == "ValueError: no luck"
     assert "no luck" in found.executions.order_by("-id")[0].traceback
 
 
-def test_a_wish_to_be_tried_later_is_kept_in_the_row_and_counts() -> None:
+def test_a_retry_requested_by_the_body_is_stored_and_counts() -> None:
     _spent(bodies.ask_again.schedule(0.05), "EXHAUSTED", "RETRY", "RETRY", "FAILED")
 
 
-def test_a_long_wait_is_spent_in_the_row() -> None:
+def test_a_long_retry_delay_is_spent_in_the_database() -> None:
     task = bodies.ask_again.schedule(3600)
     until(lambda: logged(task) == ["RETRY"], within=30)
     found = row(task)
@@ -70,7 +70,7 @@ def test_a_long_wait_is_spent_in_the_row() -> None:
     assert (found.due_at - found.updated_at).total_seconds() == pytest.approx(3600, abs=1)
 
 
-def test_celery_s_own_retry_is_honoured() -> None:
+def test_celery_s_own_retry_works() -> None:
     found = ended(bodies.celery_retry.schedule(2))
     assert (found.status, found.result, logged(found)) == (
         "SUCCESS",
@@ -79,7 +79,7 @@ def test_celery_s_own_retry_is_honoured() -> None:
     )
 
 
-def test_autoretry_for_is_honoured() -> None:
+def test_autoretry_for_works() -> None:
     found = ended(bodies.autoretry.schedule(1))
     assert (found.status, found.result, logged(found)) == ("SUCCESS", 2, ["RETRY", "SUCCESS"])
 
@@ -89,11 +89,11 @@ def test_ignore_cancels() -> None:
     assert (found.status, found.reason, logged(found)) == ("CANCELLED", "IGNORED", ["CANCELLED"])
 
 
-def test_reject_without_requeue_gives_up() -> None:
+def test_reject_without_requeue_fails_finally() -> None:
     _spent(bodies.reject.schedule(False), "REJECTED", "FAILED")
 
 
-def test_reject_with_requeue_tries_again() -> None:
+def test_reject_with_requeue_retries() -> None:
     _spent(bodies.reject.schedule(True), "REJECTED", "RETRY", "FAILED")
 
 
@@ -103,7 +103,7 @@ def test_the_soft_limit_is_a_failure_of_the_body() -> None:
 
 
 @pytest.mark.smoke
-def test_the_hard_limit_is_a_failure_told_by_the_parent() -> None:
+def test_the_hard_limit_is_a_failure_recorded_by_the_parent() -> None:
     found = _spent(bodies.over_hard_limit.schedule(), "EXHAUSTED", "FAILED")
     assert found.last_error.startswith("TimeLimitExceeded")
 
@@ -120,7 +120,7 @@ def test_the_hard_limit_is_a_failure_told_by_the_parent() -> None:
         ("SIGSEGV", 0, 1),
     ],
 )
-def test_a_process_that_dies_under_the_body_spends_the_budget_of_crashes(
+def test_a_process_that_dies_under_the_body_uses_the_budget_of_crashes(
     how: str, code: int, crashes: int
 ) -> None:
     found = _spent(
@@ -129,7 +129,7 @@ def test_a_process_that_dies_under_the_body_spends_the_budget_of_crashes(
     assert (found.crashes, found.failures, found.attempts) == (crashes, 0, crashes)
 
 
-def test_an_orphan_that_must_not_run_twice_is_a_dead_letter_at_once() -> None:
+def test_a_lost_run_that_must_not_run_twice_is_a_dead_letter_at_once() -> None:
     _spent(bodies.leave_an_orphan.schedule(), "ORPHANED", "LOST")
 
 
@@ -144,7 +144,7 @@ def test_an_exception_that_cannot_be_pickled_is_an_ordinary_failure() -> None:
     assert found.last_error == "Unwilling: no pickle for me"
 
 
-def test_an_interrupt_in_the_body_has_an_ending() -> None:
+def test_an_interrupt_in_the_body_is_recorded() -> None:
     found = ended(bodies.raise_named.using(max_crashes=1).schedule("KeyboardInterrupt"))
     assert (found.status, found.reason) in {("FAILED", "CRASHED"), ("FAILED", "EXHAUSTED")}
 
@@ -158,14 +158,14 @@ def test_an_interrupt_in_the_body_has_an_ending() -> None:
         ("unknown follow-up", "UnknownTask"),
     ],
 )
-def test_a_result_that_cannot_be_kept_is_a_named_failure(kind: str, error: str) -> None:
+def test_a_result_that_cannot_be_stored_is_a_named_failure(kind: str, error: str) -> None:
     found = ended(bodies.give_back.using(max_attempts=1).schedule(kind))
     assert found.status == "FAILED"
     assert found.last_error.startswith(error)
     assert _case(found).reason in {"GAVE_UP", "EXHAUSTED"}
 
 
-def test_a_follow_up_is_born_with_the_success() -> None:
+def test_a_follow_up_is_created_with_the_success() -> None:
     found = ended(bodies.give_back.schedule("follow-up"))
     child = Task.objects.exclude(pk=found.pk).get()
     assert (found.status, ended(child).result) == ("SUCCESS", 3)
@@ -180,11 +180,11 @@ def test_a_cancel_request_is_seen_by_the_body_and_its_progress_is_written(tmp_pa
     assert (found.status, logged(task)) == ("CANCELLED", ["CANCELLED"])
 
 
-def test_the_task_s_own_worker_is_named_in_its_log(prefork: Fleet) -> None:
+def test_the_log_names_the_worker_of_the_task(prefork: Cluster) -> None:
     found = ended(bodies.add.schedule(1, 1))
     assert found.executions.get().worker == prefork.programs[0].name
 
 
-def test_nothing_else_than_these_endings_stopped_the_worker(prefork: Fleet) -> None:
+def test_none_of_these_endings_stopped_the_worker(prefork: Cluster) -> None:
     in_status(bodies.add.schedule(1, 1), "SUCCESS")
     assert all(program.alive() for program in prefork.programs)

@@ -1,6 +1,4 @@
-"""`make demo` and `make run` as a newcomer starts them: nothing lost, nothing doubled, nothing left
-behind.
-"""
+"""`make demo` and `make run` as a new user starts them: nothing is lost, duplicated or left behind."""
 
 import http.client
 import json
@@ -22,7 +20,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.timeout(600)]
 STARTING = 300
-"""Six interpreters one after the other, and a machine that may be busy: `run` itself gives each of
+"""Six interpreters start one after the other on a possibly busy machine: `run` itself gives each of
 them a minute.
 """
 MANAGE = ROOT / "example_project" / "manage.py"
@@ -31,15 +29,15 @@ ELSEWHERE |= {"BILLING_FOLDER", "BILLING_ENTERED", "BILLING_CADENCE"}
 
 
 def _environment() -> dict[str, str]:
-    """Give an environment in which the example uses SQLite and files, as on a fresh machine."""
+    """Return an environment in which the example uses SQLite and files, as on a new machine."""
     environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
     return environment | {"DJANGO_SETTINGS_MODULE": "config.settings"}
 
 
 @contextmanager
 def _started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command as the leader of a group, as a terminal does; whatever happens, it gets the
-    time to clean up.
+    """Start a command as the leader of a process group, as a terminal does. It always gets the time
+    to clean up.
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -64,7 +62,7 @@ def _said(log: Path) -> str:
 
 
 def _nodes(folder: Path, which: str = "1 = 1") -> list[int]:
-    """Give the process groups of the schedulers and workers that ran in this folder."""
+    """Return the process groups of the schedulers and workers that ran in this folder."""
     with closing(sqlite3.connect(folder / "billing.sqlite3")) as connection:
         return [
             pid
@@ -81,7 +79,7 @@ def _exists(group: int) -> bool:
 
 
 def _started_run(folder: Path, log: Path, process: subprocess.Popen[bytes]) -> str:
-    """Wait until `run` has greeted, and give the site's address."""
+    """Wait until `run` has printed its welcome text, and return the site's address."""
 
     def greeted_or_dead() -> bool:
         return "Ctrl-C stops everything" in _said(log) or process.poll() is not None
@@ -93,7 +91,7 @@ def _started_run(folder: Path, log: Path, process: subprocess.Popen[bytes]) -> s
 
 
 @pytest.mark.smoke
-def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_killed(
+def test_the_demo_loses_and_duplicates_nothing_while_a_worker_and_the_leader_are_killed(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "said.log"
@@ -128,8 +126,8 @@ def test_the_demo_loses_and_doubles_nothing_while_a_worker_and_the_leader_are_ki
 
 
 @pytest.fixture
-def hearing_hang_ups() -> Iterator[None]:
-    """Hand no ignored SIGHUP on: these tests may themselves be run by nohup, which `run` would
+def default_sighup() -> Iterator[None]:
+    """Reset an ignored SIGHUP. These tests may themselves be run with nohup, which `run` would
     respect.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -139,7 +137,7 @@ def hearing_hang_ups() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_run_leaves_no_process_behind(
-    tmp_path: Path, hearing_hang_ups: None, number: signal.Signals
+    tmp_path: Path, default_sighup: None, number: signal.Signals
 ) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
     with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
@@ -155,9 +153,9 @@ def test_a_stopped_run_leaves_no_process_behind(
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process that its parent ended"
+    sys.platform != "linux", reason="only Linux signals a process whose parent ended"
 )
-def test_processes_stop_by_themselves_when_run_itself_is_killed(tmp_path: Path) -> None:
+def test_processes_stop_when_run_itself_is_killed(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
     with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
         _started_run(folder, log, process)
@@ -165,7 +163,7 @@ def test_processes_stop_by_themselves_when_run_itself_is_killed(tmp_path: Path) 
     until(lambda: not _nodes(folder, "stopped_at IS NULL"), within=60, message="all say goodbye")
 
 
-def test_a_second_ctrl_c_does_not_wait_for_runs_in_progress(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_running_tasks(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
     with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
         _started_run(folder, log, process)
@@ -201,7 +199,7 @@ def test_the_printed_login_opens_the_admin(tmp_path: Path) -> None:
         site.close()
 
 
-def test_a_preview_touches_no_database(tmp_path: Path) -> None:
+def test_a_preview_uses_no_database(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(MANAGE),
@@ -239,7 +237,7 @@ def test_the_tests_of_the_example_pass() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_the_migrations_of_the_example_are_in_step_with_its_models() -> None:
+def test_the_migrations_of_the_example_match_its_models() -> None:
     command = [sys.executable, str(MANAGE), "makemigrations", "--check", "--dry-run", "billing"]
     answer = subprocess.run(
         command, env=_environment(), capture_output=True, text=True, timeout=100, check=False

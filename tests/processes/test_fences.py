@@ -1,6 +1,4 @@
-"""An ending is accepted only from the run that owns the row: both its epoch and its run id are
-asked for.
-"""
+"""An ending is accepted only from the run that owns the task: both epoch and run id must match."""
 
 import uuid
 
@@ -53,7 +51,7 @@ def test_the_ending_of_a_lost_run_is_refused_after_the_next_one_succeeded() -> N
     assert (row(task).result, logged(task)) == (2, ["LOST", "SUCCESS"])
 
 
-def test_the_same_epoch_is_not_enough_after_a_fail_over_that_forgot_a_commit() -> None:
+def test_an_equal_epoch_is_not_enough_after_a_failover_that_lost_a_commit() -> None:
     task = bodies.add.schedule(1, 2)
     run = _started(task)
     Task.objects.unguarded().filter(pk=task.pk).update(run_id=uuid.uuid4())

@@ -1,12 +1,12 @@
-"""The kill trial of `make kill-test`, short: few tasks, few kills, shortened leases."""
+"""The kill trial of `make kill-test` in a short form: few tasks, few kills, shortened leases."""
 
 from tests.kill_trials.figures import Plan
 from tests.kill_trials.trial import run
-from tests.processes.fleet import Fleet
+from tests.processes.cluster import Cluster
 
 
-def test_a_drain_survives_the_kills_of_its_only_worker(fleet: Fleet) -> None:
-    figures = run(fleet, Plan(tasks=160, kills=3, freezes=1, patience=40))
+def test_all_tasks_complete_although_the_only_worker_is_killed(cluster: Cluster) -> None:
+    figures = run(cluster, Plan(tasks=160, kills=3, freezes=1, patience=40))
     assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (
         160,
         0,

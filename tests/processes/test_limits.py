@@ -1,4 +1,4 @@
-"""Real schedulers and a real worker with room for more keep to a limit, from the first start to the
+"""Real schedulers and a real worker with more concurrency obey a limit from the first start to the
 last.
 """
 
@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks.engine.limits import operator_limits
 from django_durable_tasks.models import Limit, Task
-from tests.processes.fleet import Fleet
+from tests.processes.cluster import Cluster
 from tests.processes.rows import ended, release
 from tests.project import bodies
 from tests.waiting import until
@@ -21,14 +21,14 @@ _TASKS, _PLACES = 12, 2
 
 @pytest.fixture(autouse=True)
 def no_limits_are_left(rows: None) -> Iterator[None]:
-    """Begin and end without limits of operators."""
+    """Delete operator limits before and after the test."""
     yield
     Limit.objects.all().delete()
 
 
 def _most_at_once(folder: Path) -> int:
-    """Return how many bodies ran at once at most, by what they wrote down at their begin
-    and end.
+    """Return the maximum number of bodies running at once, from the records of their beginnings and
+    ends.
     """
     moments = sorted(
         (int(file.name.split("-")[2]), file.name.startswith("started"))
@@ -41,17 +41,19 @@ def _most_at_once(folder: Path) -> int:
     return most
 
 
-def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_limit_of_two_is_never_exceeded_and_everything_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     operator_limits.set_limit(
         "task:tests.project.bodies.hold", max_concurrency=_PLACES, rate=None, burst=None, by="ann"
     )
-    fleet.worker(slots=4)
-    fleet.scheduler()
-    fleet.scheduler()
-    fleet.ready()
+    cluster.worker(slots=4)
+    cluster.scheduler()
+    cluster.scheduler()
+    cluster.ready()
     folder = tmp_path / "held"
     tasks = [bodies.hold.schedule(str(folder)) for _ in range(_TASKS)]
-    # A row runs before its body does: only two bodies that have begun are two at once.
+    # A task is RUNNING before its body runs: only two bodies that have begun are two at once.
     until(
         lambda: len(list(folder.glob("started-*"))) == _PLACES,
         within=30,
@@ -60,7 +62,7 @@ def test_a_limit_of_two_is_never_exceeded_and_everything_runs(fleet: Fleet, tmp_
     until(
         lambda: Task.objects.waiting_for_limit().count() == _TASKS - _PLACES,
         within=30,
-        message="the others are parked",
+        message="the others wait for the limit",
     )
     release(folder)
     for task in tasks:

@@ -1,5 +1,5 @@
-"""Long tasks hold their own slots and nothing else, and an urgent one waits for a slot, never for a
-window to empty.
+"""Long tasks occupy only their own concurrency, and an urgent task waits for one free process, not
+for an empty window.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from django_durable_tasks.models import Task
-from tests.processes.fleet import SHORT, fleet_in
+from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.rows import ended, in_status, release, row, statuses
 from tests.project import bodies
 from tests.waiting import until
@@ -22,10 +22,10 @@ def test_one_long_task_in_ten_delays_no_other_and_the_most_urgent_is_next(
     rows: None, tmp_path: Path
 ) -> None:
     held, last = tmp_path / "held", tmp_path / "last"
-    with fleet_in(tmp_path, {**SHORT, "QUEUE_WINDOW": WINDOW}) as fleet:
-        fleet.worker(pool="threads", slots=LONG + 1)
-        fleet.scheduler()
-        fleet.ready()
+    with cluster_in(tmp_path, {**SHORT, "QUEUE_WINDOW": WINDOW}) as cluster:
+        cluster.worker(pool="threads", slots=LONG + 1)
+        cluster.scheduler()
+        cluster.ready()
         long = [_nine_and_a_long_one(held) for _ in range(LONG)]
         until(
             lambda: statuses() == {"SUCCESS": SHORT_ONES, "RUNNING": LONG},

@@ -1,4 +1,4 @@
-"""A scheduler and a worker serve many queues, a thousand on Redis, with two due tasks each."""
+"""A scheduler and a worker serve many queues (a thousand on Redis) with two due tasks each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery import current_app
 from django.conf import settings as django_settings
 from django.db import transaction
 
-from tests.processes.fleet import SHORT, Fleet
+from tests.processes.cluster import SHORT, Cluster
 from tests.processes.rows import logs, statuses
 from tests.project import tasks
 from tests.waiting import until
@@ -26,8 +26,8 @@ DUE = 2
 
 @pytest.fixture
 def queues(rows: None) -> Iterator[list[str]]:
-    """Name queues of this test alone; they and the exchanges that a worker declares with them are
-    deleted.
+    """Return names of queues for this test only. The queues and their exchanges are deleted
+    afterwards.
     """
     names = [
         f"{django_settings.CELERY_TASK_DEFAULT_QUEUE}-{number}"
@@ -41,11 +41,11 @@ def queues(rows: None) -> Iterator[list[str]]:
 
 
 @pytest.mark.timeout(600)
-def test_all_tasks_of_many_queues_run(fleet: Fleet, queues: list[str], settings: Any) -> None:
+def test_all_tasks_of_many_queues_run(cluster: Cluster, queues: list[str], settings: Any) -> None:
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False}  # the scheduler publishes
-    fleet.worker(pool="threads", slots=4, queues=queues)
-    fleet.scheduler()
-    fleet.ready()
+    cluster.worker(pool="threads", slots=4, queues=queues)
+    cluster.scheduler()
+    cluster.ready()
     with transaction.atomic():
         for name in queues:
             for _ in range(DUE):

@@ -1,7 +1,7 @@
-"""The database goes away and comes back, or takes no ending at all: no run is lost for it, none
-stays for ever.
+"""Outages of the database, and a database that accepts no ending: no run is lost because of them,
+and none stays forever.
 
-Nor does a result backend that is away cost an ending.
+An unavailable result backend loses no ending either.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from django.utils import timezone
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection
 from django_durable_tasks.models import Node, Task
-from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
+from tests.backends import address
+from tests.processes.cluster import SHORT, Cluster, Program, cluster_in
 from tests.processes.proxy import proxy_to
 from tests.processes.rows import ended, in_status, logged, logs, release, row, statuses
 from tests.project import bodies
 from tests.servers import variable_of
-from tests.vendors import address
 from tests.waiting import until
 
 RUNS = 20
@@ -73,9 +73,7 @@ def _beats(program: Program) -> int:
 
 
 def _looked(program: Program, times: int) -> None:
-    """Wait until a scheduler has read the leases so many times from now on: it does so with each
-    heartbeat.
-    """
+    """Wait until a scheduler has read the leases several times; it does so with each heartbeat."""
     before = _beats(program)
     until(
         lambda: _beats(program) >= before + times,
@@ -99,17 +97,17 @@ def _leases_kept() -> bool:
 def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
     rows: None, tmp_path: Path, vendor: str
 ) -> None:
-    """The scheduler comes back first, and sees every lease over and every worker silent."""
+    """The scheduler returns first and finds every lease expired and every worker silent."""
     short, place = {**SHORT, "LEASE": 8, "NODE_TIMEOUT": 8}, variable_of(vendor)
     held = tmp_path / "held"
     with (
         proxy_to(address(vendor)) as far,
         proxy_to(address(vendor)) as near,
-        fleet_in(tmp_path, short) as fleet,
+        cluster_in(tmp_path, short) as cluster,
     ):
-        fleet.worker(pool="threads", slots=RUNS, **{place: far.url})
-        scheduler = fleet.scheduler(**{place: near.url})
-        fleet.ready()
+        cluster.worker(pool="threads", slots=RUNS, **{place: far.url})
+        scheduler = cluster.scheduler(**{place: near.url})
+        cluster.ready()
         tasks = [bodies.hold.schedule(str(held)) for _ in range(RUNS)]
         until(lambda: statuses()["RUNNING"] == RUNS, within=30)
         _looked(scheduler, 2)
@@ -117,7 +115,9 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
         near.cut()
         until(_leases_over, within=30, message="every lease is over")
         near.restore()
-        until(lambda: fleet.leading() is scheduler, within=30, message="the scheduler leads again")
+        until(
+            lambda: cluster.leading() is scheduler, within=30, message="the scheduler leads again"
+        )
         _looked(scheduler, 3)
         far.restore()
         until(lambda: _leases_kept() or logs(), within=30, message="the worker is back")
@@ -129,18 +129,18 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
 
 
 @pytest.mark.smoke
-def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_ends_it(
+def test_a_run_whose_ending_is_never_accepted_leaves_the_heartbeat_and_its_lease_ends_it(
     rows: None, tmp_path: Path
 ) -> None:
     with (
         _no_success_is_taken(),
-        fleet_in(tmp_path, {**SHORT, "RESULT_WRITE_TIMEOUT": 0.5}) as fleet,
+        cluster_in(tmp_path, {**SHORT, "RESULT_WRITE_TIMEOUT": 0.5}) as cluster,
     ):
-        worker = fleet.worker(slots=1)
-        fleet.scheduler()
-        fleet.ready()
+        worker = cluster.worker(slots=1)
+        cluster.scheduler()
+        cluster.ready()
         task = bodies.add.using(max_crashes=1).schedule(1, 2)
-        until(lambda: "Could not record the result of a run" in worker.said(), within=20)
+        until(lambda: "Could not record the result of a run" in worker.output(), within=20)
         assert row(task).status == "RUNNING"
         found = ended(task)
         assert (found.status, found.reason, logged(task)) == ("FAILED", "CRASHED", ["LOST"])
@@ -148,9 +148,9 @@ def test_a_run_whose_ending_is_never_taken_leaves_the_heartbeat_and_its_lease_en
 
 
 @pytest.mark.postgresql
-def test_an_ending_that_fails_for_a_while_is_written_after_it(fleet: Fleet) -> None:
-    worker, _ = fleet.worker(), fleet.scheduler()
-    fleet.ready()
+def test_an_ending_that_fails_for_a_while_is_written_afterwards(cluster: Cluster) -> None:
+    worker, _ = cluster.worker(), cluster.scheduler()
+    cluster.ready()
     with _no_success_is_taken():
         task = bodies.add.schedule(1, 2)
         in_status(task, "RUNNING")
@@ -161,13 +161,13 @@ def test_an_ending_that_fails_for_a_while_is_written_after_it(fleet: Fleet) -> N
 
 
 @pytest.mark.parametrize("kind", ["solo", "prefork"])
-def test_a_result_backend_that_is_away_costs_no_ending(
+def test_an_unavailable_result_backend_loses_no_ending(
     rows: None, tmp_path: Path, kind: str
 ) -> None:
-    with fleet_in(tmp_path, TEST_RESULT_BACKEND=NOWHERE) as fleet:
-        worker = fleet.worker(pool=kind, slots=1)
-        fleet.scheduler()
-        fleet.ready()
+    with cluster_in(tmp_path, TEST_RESULT_BACKEND=NOWHERE) as cluster:
+        worker = cluster.worker(pool=kind, slots=1)
+        cluster.scheduler()
+        cluster.ready()
         good, bad = bodies.add.schedule(1, 2), bodies.fail.schedule("no luck")
         assert (ended(good).result, logged(good)) == (3, ["SUCCESS"])
         found = ended(bad, within=60)
@@ -177,8 +177,8 @@ def test_a_result_backend_that_is_away_costs_no_ending(
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_process_that_sleeps_inside_a_transaction_gives_its_locks_back(rows: None) -> None:
-    """A worker that is frozen while it writes an ending must not keep the sweeper from its row."""
+def test_a_process_that_is_frozen_inside_a_transaction_loses_its_locks(rows: None) -> None:
+    """A worker that is frozen while it writes an ending must not block maintenance of its task."""
     task = bodies.add.using(run_at=timezone.now() + timedelta(hours=1)).schedule(1, 2)
     this = Task.objects.filter(pk=task.pk)
 

@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode a call never waits for a second connection inside its
+"""Behind PgBouncer in transaction mode, a call never waits for a second connection inside its
 transaction.
 """
 
@@ -16,7 +16,7 @@ from tests.runs import ROOT
 pytestmark = [pytest.mark.pgbouncer, pytest.mark.smoke, pytest.mark.usefixtures("rows")]
 
 
-def test_as_many_processes_in_transactions_as_the_pool_has_slots_do_not_deadlock(
+def test_as_many_transactions_as_pooled_connections_do_not_deadlock(
     tmp_path: Path,
 ) -> None:
     callers = [
@@ -45,7 +45,7 @@ def test_as_many_processes_in_transactions_as_the_pool_has_slots_do_not_deadlock
     assert Task.objects.count() == pooling.SLOTS * 3 * 2
 
 
-def test_this_run_goes_through_the_pooler() -> None:
+def test_this_run_uses_the_pooler() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT inet_server_port()")
         (port,) = cursor.fetchone()

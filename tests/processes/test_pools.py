@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.fleet import Fleet, fleet_in
+from tests.processes.cluster import Cluster, cluster_in
 from tests.processes.rows import ended, logged, release
 from tests.project import bodies
 from tests.waiting import until
@@ -14,15 +14,15 @@ from tests.waiting import until
 @pytest.fixture(scope="module", params=["solo", "threads"])
 def pool(
     shared_database: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Fleet]:
+) -> Iterator[Cluster]:
     """One worker of this pool and one scheduler."""
-    with fleet_in(tmp_path_factory.mktemp(request.param)) as fleet:
-        fleet.worker(pool=request.param)
-        fleet.scheduler()
-        yield fleet.ready()
+    with cluster_in(tmp_path_factory.mktemp(request.param)) as cluster:
+        cluster.worker(pool=request.param)
+        cluster.scheduler()
+        yield cluster.ready()
 
 
-def test_a_success_and_a_failure_are_recorded(pool: Fleet, rows: None) -> None:
+def test_a_success_and_a_failure_are_recorded(pool: Cluster, rows: None) -> None:
     assert ended(bodies.add.schedule(1, 2)).result == 3
     task = bodies.fail.schedule("no luck")
     found = ended(task)
@@ -33,7 +33,7 @@ def test_a_success_and_a_failure_are_recorded(pool: Fleet, rows: None) -> None:
     )
 
 
-def test_a_body_over_its_limit_is_told_when_it_looks(pool: Fleet, rows: None) -> None:
+def test_a_body_over_its_limit_is_notified_when_it_checks(pool: Cluster, rows: None) -> None:
     task = bodies.heed_the_clock.schedule()
     found = ended(task)
     assert (found.status, found.reason, logged(task)) == ("FAILED", "EXHAUSTED", ["FAILED"])
@@ -41,8 +41,8 @@ def test_a_body_over_its_limit_is_told_when_it_looks(pool: Fleet, rows: None) ->
 
 
 @pytest.mark.parametrize("pool", ["threads"], indirect=True)
-def test_a_body_deaf_to_its_limit_loses_its_lease_and_its_ending_is_refused(
-    pool: Fleet, rows: None, tmp_path: Path
+def test_a_body_that_ignores_its_limit_loses_its_lease_and_its_ending_is_refused(
+    pool: Cluster, rows: None, tmp_path: Path
 ) -> None:
     task = bodies.hold.using(timeout=1, max_crashes=1).schedule(str(tmp_path / "held"))
     found = ended(task, within=40)
@@ -52,8 +52,8 @@ def test_a_body_deaf_to_its_limit_loses_its_lease_and_its_ending_is_refused(
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent"], indirect=True)
-def test_a_body_that_holds_the_interpreter_is_lost_when_its_node_is_silent_and_not_before(
-    pool: Fleet, rows: None
+def test_a_body_that_keeps_the_gil_is_lost_when_its_node_is_silent_and_not_before(
+    pool: Cluster, rows: None
 ) -> None:
     assert logged(ended(bodies.hold_the_interpreter.schedule(1))) == ["SUCCESS"]
     task = bodies.hold_the_interpreter.using(max_crashes=1).schedule(15)
@@ -63,16 +63,18 @@ def test_a_body_that_holds_the_interpreter_is_lost_when_its_node_is_silent_and_n
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
-def test_a_dangerous_exception_is_an_ordinary_failure(pool: Fleet, rows: None, error: str) -> None:
+def test_a_dangerous_exception_is_an_ordinary_failure(
+    pool: Cluster, rows: None, error: str
+) -> None:
     found = ended(bodies.raise_named.schedule(error))
     assert (found.status, found.reason, logged(found)) == ("FAILED", "EXHAUSTED", ["FAILED"])
     assert ended(bodies.add.schedule(1, 2)).result == 3
 
 
-def test_the_exit_of_a_body_is_told_before_it_may_end_a_worker_that_has_no_children(
-    pool: Fleet, rows: None
+def test_the_exit_of_a_body_is_recorded_before_it_ends_a_worker_without_children(
+    pool: Cluster, rows: None
 ) -> None:
-    """Celery's solo pool stumbles over SystemExit: on most brokers the worker ends, and an operator
+    """Celery's solo pool ends on SystemExit: on most brokers the worker ends, and an operator
     starts another.
     """
     found = ended(bodies.leave.using(max_attempts=1).schedule("sys.exit", 3))

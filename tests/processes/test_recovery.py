@@ -1,5 +1,5 @@
-"""Whatever process dies or freezes, its work is done, once accepted, and the office of the leader
-is taken over.
+"""Whatever process dies or freezes, its tasks complete, accepted once, and another scheduler
+becomes leader.
 """
 
 import signal
@@ -9,14 +9,14 @@ import pytest
 from django.contrib.auth.models import Group
 
 from django_durable_tasks.models import SchedulerLease, Task
-from tests.processes.fleet import SHORT, Fleet, Program, fleet_in
+from tests.processes.cluster import SHORT, Cluster, Program, cluster_in
 from tests.processes.rows import accepted_twice, ended, in_status, logged, release, row
 from tests.project import bodies
 from tests.waiting import until
 
 
 def _held(folder: Path, number: int = 1) -> list[Task]:
-    """Schedule bodies that run until the file `released` is there, and wait until all run."""
+    """Schedule bodies that run until the file `released` exists, and wait until all run."""
     tasks = [bodies.hold.schedule(str(folder)) for _ in range(number)]
     for task in tasks:
         in_status(task, "RUNNING")
@@ -29,9 +29,9 @@ def _term() -> int:
     return term
 
 
-def _takes_over(fleet: Fleet, old: Program) -> Program:
+def _another_leads(cluster: Cluster, old: Program) -> Program:
     def other() -> Program | None:
-        leading = fleet.leading()
+        leading = cluster.leading()
         return leading if leading is not old else None
 
     found = until(other, within=30, message="another scheduler leads")
@@ -40,12 +40,14 @@ def _takes_over(fleet: Fleet, old: Program) -> Program:
 
 
 @pytest.mark.smoke
-def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_path: Path) -> None:
-    worker, _ = fleet.worker(), fleet.scheduler()
-    fleet.ready()
+def test_the_runs_of_a_killed_worker_are_lost_and_run_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    worker, _ = cluster.worker(), cluster.scheduler()
+    cluster.ready()
     tasks = _held(tmp_path / "held", 2)
     worker.kill()
-    fleet.worker().ready()
+    cluster.worker().ready()
     release(tmp_path / "held")
     for task in tasks:
         found = ended(task, within=60)
@@ -54,54 +56,52 @@ def test_the_runs_of_a_killed_worker_are_lost_and_run_again(fleet: Fleet, tmp_pa
 
 
 @pytest.mark.smoke
-def test_a_killed_leader_is_replaced_and_work_goes_on(fleet: Fleet) -> None:
-    fleet.worker()
-    fleet.scheduler()
-    fleet.scheduler()
-    old, term = fleet.ready().leading(), _term()
+def test_a_killed_leader_is_replaced_and_work_continues(cluster: Cluster) -> None:
+    cluster.worker()
+    cluster.scheduler()
+    cluster.scheduler()
+    old, term = cluster.ready().leading(), _term()
     assert old is not None
     old.kill()
     task = bodies.add.schedule(1, 2)
-    _takes_over(fleet, old)
+    _another_leads(cluster, old)
     assert _term() > term
     assert ended(task).result == 3
 
 
-def test_a_leader_told_to_stop_resigns_instead_of_letting_its_lease_run_out(
-    rows: None, tmp_path: Path
-) -> None:
-    with fleet_in(tmp_path, {**SHORT, "LEADER_LEASE": 300, "LEADER_RENEW": 1}) as fleet:
+def test_a_leader_that_stops_releases_its_lease(rows: None, tmp_path: Path) -> None:
+    with cluster_in(tmp_path, {**SHORT, "LEADER_LEASE": 300, "LEADER_RENEW": 1}) as cluster:
         SchedulerLease.objects.update(expires_at="2000-01-01T00:00:00Z")
-        fleet.scheduler()
-        fleet.scheduler()
-        old = fleet.ready().leading()
+        cluster.scheduler()
+        cluster.scheduler()
+        old = cluster.ready().leading()
         assert old is not None
         assert old.terminate() == 0
-        successor = _takes_over(fleet, old)
+        successor = _another_leads(cluster, old)
         assert old.node() is None
         assert successor.terminate() == 0
 
 
-def test_a_leader_that_slept_wakes_deposed(fleet: Fleet) -> None:
-    fleet.scheduler()
-    fleet.scheduler()
-    old = fleet.ready().leading()
+def test_a_leader_that_was_frozen_is_no_longer_leader(cluster: Cluster) -> None:
+    cluster.scheduler()
+    cluster.scheduler()
+    old = cluster.ready().leading()
     assert old is not None
     old.freeze()
-    new = _takes_over(fleet, old)
+    new = _another_leads(cluster, old)
     term = _term()
     old.thaw()
-    until(lambda: "lost leadership" in old.said(), within=20, message="the old leader steps down")
-    assert (fleet.leading(), _term()) == (new, term)
+    until(lambda: "lost leadership" in old.output(), within=20, message="the old leader steps down")
+    assert (cluster.leading(), _term()) == (new, term)
     assert old.alive()
 
 
-def test_a_worker_that_slept_past_its_lease_is_fenced(fleet: Fleet, tmp_path: Path) -> None:
-    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
-    fleet.ready()
+def test_a_worker_frozen_longer_than_its_lease_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
+    sleeper, _ = cluster.worker(slots=1), cluster.scheduler()
+    cluster.ready()
     (task,) = _held(tmp_path / "held")
     sleeper.freeze()
-    fleet.worker(slots=1).ready()
+    cluster.worker(slots=1).ready()
     until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
     release(tmp_path / "held")
     assert ended(task).result == 2
@@ -112,11 +112,11 @@ def test_a_worker_that_slept_past_its_lease_is_fenced(fleet: Fleet, tmp_path: Pa
     until(lambda: sleeper.node() is not None, within=20, message="the sleeper registers again")
 
 
-def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_node_again(
-    fleet: Fleet, tmp_path: Path
+def test_a_worker_declared_dead_by_mistake_starts_runs_under_the_id_of_a_live_node_again(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
-    fleet.ready()
+    sleeper, _ = cluster.worker(slots=1), cluster.scheduler()
+    cluster.ready()
     sleeper.freeze()
     until(lambda: sleeper.node() is None, within=40, message="the sleeper is declared dead")
     sleeper.thaw()
@@ -124,8 +124,8 @@ def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_nod
     (task,) = _held(tmp_path / "held")
     node = sleeper.node()
     assert node is not None
-    # Its children were born with its first id: under a dead one, every sweep would lose what they
-    # run.
+    # Its children were started with its first id. If that stayed dead, every check would lose what
+    # they run.
     assert row(task).node == node.pk
     release(tmp_path / "held")
     assert (ended(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])
@@ -133,19 +133,17 @@ def test_a_worker_declared_dead_by_mistake_starts_runs_in_the_name_of_a_live_nod
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(
-    fleet: Fleet, tmp_path: Path
+def test_the_writes_of_an_atomic_body_happen_once_although_it_runs_twice(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    """On SQLite a body that sleeps in a transaction holds the only lock there is; nothing else
-    could run.
-    """
+    """On SQLite a body that sleeps in a transaction has the only lock; nothing else could run."""
     Group.objects.all().delete()
-    sleeper, _ = fleet.worker(slots=1), fleet.scheduler()
-    fleet.ready()
+    sleeper, _ = cluster.worker(slots=1), cluster.scheduler()
+    cluster.ready()
     task = bodies.hold_atomically.schedule(str(tmp_path / "held"))
     until(lambda: list((tmp_path / "held").glob("started-*")), within=20)
     sleeper.freeze()
-    fleet.worker(slots=1).ready()
+    cluster.worker(slots=1).ready()
     until(lambda: row(task).attempts == 2 and row(task).status == "RUNNING", within=40)
     release(tmp_path / "held")
     assert ended(task).result == 2
@@ -156,18 +154,18 @@ def test_the_writes_of_an_atomic_body_happen_once_though_it_runs_twice(
 
 
 @pytest.mark.parametrize("place", ["prerun", "prerun-worker"])
-def test_a_message_received_by_a_process_that_dies_before_the_start_is_rung_again(
-    fleet: Fleet, tmp_path: Path, place: str
+def test_a_message_received_by_a_process_that_dies_before_the_start_is_republished(
+    cluster: Cluster, tmp_path: Path, place: str
 ) -> None:
     armed = tmp_path / "armed"
     armed.touch()
-    worker, _ = fleet.worker(TEST_FAILPOINT=f"{place}:{armed}"), fleet.scheduler()
-    fleet.ready()
+    worker, _ = cluster.worker(TEST_FAILPOINT=f"{place}:{armed}"), cluster.scheduler()
+    cluster.ready()
     task = bodies.add.schedule(1, 2)
     until(lambda: not armed.exists(), within=20, message="the process dies")
     if place == "prerun-worker":
         until(lambda: worker.process.poll() == -signal.SIGKILL, within=20)
-        fleet.worker().ready()
+        cluster.worker().ready()
     found = ended(task, within=40)
     assert (found.status, found.attempts, found.crashes, logged(task)) == (
         "SUCCESS",
@@ -177,14 +175,14 @@ def test_a_message_received_by_a_process_that_dies_before_the_start_is_rung_agai
     )
 
 
-def test_a_worker_told_to_stop_finishes_what_it_runs_and_says_goodbye(
-    fleet: Fleet, tmp_path: Path
+def test_a_stopping_worker_finishes_its_runs_and_signs_off(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    worker, _ = fleet.worker(), fleet.scheduler()
-    fleet.ready()
+    worker, _ = cluster.worker(), cluster.scheduler()
+    cluster.ready()
     (task,) = _held(tmp_path / "held")
     worker.process.send_signal(signal.SIGTERM)
-    until(lambda: "Warm shutdown" in worker.said(), within=20)
+    until(lambda: "Warm shutdown" in worker.output(), within=20)
     release(tmp_path / "held")
     assert worker.process.wait(30) == 0
     assert (row(task).status, logged(task)) == ("SUCCESS", ["SUCCESS"])

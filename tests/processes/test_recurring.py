@@ -1,5 +1,5 @@
-"""Recurring tasks in real processes: each fire time once, whatever clocks say, whoever leads, dies
-or sleeps.
+"""Recurring tasks in real processes: each fire time runs once, whatever the clocks show and
+whichever scheduler leads, dies or freezes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, OccurrenceRecord, RecurringTask
-from tests.processes.fires import advanced, again, born, declared, expected, ran, silenced, told
-from tests.processes.fleet import Fleet, Program
+from tests.processes.cluster import Cluster, Program
+from tests.processes.fires import (
+    advanced,
+    declared,
+    dispatched,
+    expected,
+    ran,
+    recorded,
+    reloaded,
+    silenced,
+)
 from tests.processes.windows import Seen, matched, noted, windows
 from tests.waiting import until
 
@@ -39,13 +48,13 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def _leads(fleet: Fleet, program: Program) -> None:
+def _leads(cluster: Cluster, program: Program) -> None:
     # The lease lasts 25 s on SQLite.
-    until(lambda: fleet.leading() is program, within=90, message=f"{program.name} leads")
+    until(lambda: cluster.leading() is program, within=90, message=f"{program.name} leads")
 
 
-def _goes_round(program: Program) -> None:
-    """Wait until a scheduler has gone through its loop a few times."""
+def _loops(program: Program) -> None:
+    """Wait until a scheduler has run its loop several times."""
 
     def beats() -> int:
         return int(Node.objects.values_list("beats", flat=True).get(name=program.name))
@@ -54,22 +63,21 @@ def _goes_round(program: Program) -> None:
     until(lambda: beats() >= before + 2, within=20, message=f"{program.name} goes round")
 
 
-def _tells_its_skew(program: Program, seconds: int) -> None:
+def _reports_its_skew(program: Program, seconds: int) -> None:
     node = program.node()
     assert node is not None
     assert node.skew is not None
     assert abs(node.skew - seconds) < abs(BEHIND) / 2
-    assert ("The clock of this host" in program.said()) == bool(seconds)
+    assert ("The clock of this host" in program.output()) == bool(seconds)
 
 
-def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_double_no_fire(
-    fleet: Fleet, tmp_path: Path, vendor: str
+def test_different_clocks_frozen_and_killed_leaders_miss_and_duplicate_no_fire(
+    cluster: Cluster, tmp_path: Path, vendor: str
 ) -> None:
-    """By the clock of the scheduler that is behind, the schedules have only just begun; only SQLite
-    asks it.
+    """By the clock of the slow scheduler, the schedules have only just begun; only SQLite uses it.
 
-    So on SQLite nobody may be ahead, elsewhere the worker and the last leader are: none of their
-    fires is early.
+    So on SQLite no clock may be ahead. Elsewhere those of the worker and the last leader are, and
+    none of their fires is early.
     """
     notebook = tmp_path / "notes"
     ahead = {} if vendor == "sqlite" else {"TEST_CLOCK_SHIFT": str(AHEAD)}
@@ -78,66 +86,66 @@ def test_clocks_five_minutes_apart_a_sleeping_leader_and_dying_ones_miss_and_dou
         for name, given in SCHEDULES.items()
     ]
     queued = declared("one after the other", notebook, ago=-BEHIND, **QUEUED)
-    worker = fleet.worker(slots=4, **ahead)
-    behind = fleet.scheduler(TEST_CLOCK_SHIFT=str(BEHIND))
-    fleet.ready()
+    worker = cluster.worker(slots=4, **ahead)
+    behind = cluster.scheduler(TEST_CLOCK_SHIFT=str(BEHIND))
+    cluster.ready()
     for program, shift in ((behind, BEHIND), (worker, AHEAD)):
-        _tells_its_skew(program, 0 if vendor == "sqlite" else shift)
-    right = fleet.scheduler().ready()
+        _reports_its_skew(program, 0 if vendor == "sqlite" else shift)
+    right = cluster.scheduler().ready()
     advanced(rows)
-    assert (again(rows[0]).watermark_at < database_now() + timedelta(seconds=BEHIND / 2)) == (
+    assert (reloaded(rows[0]).watermark_at < database_now() + timedelta(seconds=BEHIND / 2)) == (
         vendor == "sqlite"
     )
     behind.freeze()
-    _leads(fleet, right)
+    _leads(cluster, right)
     advanced(rows)
     behind.thaw()
-    until(lambda: "lost leadership" in behind.said(), within=20, message="the sleeper steps down")
+    until(lambda: "lost leadership" in behind.output(), within=20, message="the sleeper steps down")
     right.kill()
-    _leads(fleet, behind)
-    third = fleet.scheduler(**ahead).ready()
-    _goes_round(behind)
+    _leads(cluster, behind)
+    third = cluster.scheduler(**ahead).ready()
+    _loops(behind)
     behind.kill()
-    _leads(fleet, third)
+    _leads(cluster, third)
     advanced(rows)
     rows = [*rows, queued]
     begun = {row.pk: row.watermark_at for row in rows}
     for row in silenced(rows):
-        assert born(row) == expected(row, begun[row.pk], row.watermark_at), row.name
+        assert dispatched(row) == expected(row, begun[row.pk], row.watermark_at), row.name
     found = ran(rows, notebook)
     assert (found.missing, found.surplus) == ((), ())
     assert len(found.pairs) > 300
 
 
-def test_what_was_missed_while_no_scheduler_lived_is_treated_as_each_schedule_says(
-    fleet: Fleet, tmp_path: Path
+def test_fires_missed_without_a_scheduler_follow_the_misfire_policy(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"interval": 1, "misfire_grace": 0.5, "overlap": "ALLOW"}
     modes = ("RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED")
     rows = [declared(mode, tmp_path / "notes", catch_up_mode=mode, **given) for mode in modes]
-    fleet.worker()
-    first, second = fleet.scheduler(), fleet.scheduler()
-    fleet.ready()
+    cluster.worker()
+    first, second = cluster.scheduler(), cluster.scheduler()
+    cluster.ready()
     advanced(rows, 1)
     first.kill()
     second.kill()
-    down = max(again(row).watermark_at for row in rows)
+    down = max(reloaded(row).watermark_at for row in rows)
     until(
         lambda: database_now() > down + timedelta(seconds=5),
         within=20,
         message="five seconds are missed",
     )
     back = database_now() - timedelta(seconds=0.5)
-    fleet.scheduler().ready()
+    cluster.scheduler().ready()
     advanced(rows)
     begun = {row.pk: row.watermark_at for row in rows}
     late = {}
     for row in silenced(rows):
         times = expected(row, begun[row.pk], row.watermark_at)
-        assert set(told(row, times).values()) == {1}, row.name
+        assert set(recorded(row, times).values()) == {1}, row.name
         late[row.name] = (
             expected(row, down, back),
-            [time for time in born(row) if down < time <= back],
+            [time for time in dispatched(row) if down < time <= back],
         )
     wanted, ran_late = late["RUN_ALL_MISSED"]
     assert ran_late == wanted
@@ -153,38 +161,38 @@ QUICK: dict[str, Any] = {"interval": 0.2, "overlap": "ALLOW"}
 
 
 def test_no_pause_is_undone_by_the_scheduler_that_fires_meanwhile(
-    fleet: Fleet, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    """So many schedules fire that a tick is nearly always under way, and a pause falls into its
-    middle.
+    """There are enough schedules that a tick is nearly always in progress, so a pause coincides
+    with it.
     """
     rows = [
         declared(f"number {number}", tmp_path / "notes", **QUICK | {"interval": 0.1})
         for number in range(20)
     ]
     begun, paused, others = rows[0].watermark_at, rows[:15], rows[15:]
-    fleet.scheduler()
-    fleet.ready()
+    cluster.scheduler()
+    cluster.ready()
     for number in range(3):
         advanced(rows, 0.3)
         for row in paused:
             row.pause(f"for the time {number}", by="anna")
-        before = [born(row) for row in paused]
+        before = [dispatched(row) for row in paused]
         advanced(others, 0.6)
-        stand = {(row.status, row.status_reason, row.next_run_at) for row in map(again, paused)}
+        stand = {(row.status, row.status_reason, row.next_run_at) for row in map(reloaded, paused)}
         assert stand == {("PAUSED", f"for the time {number}", None)}
-        assert [born(row) for row in paused] == before
+        assert [dispatched(row) for row in paused] == before
         for row in paused:
             row.resume()
     advanced(rows, 0.3)
     rows[0].pause()
-    first = again(rows[0])
-    assert set(told(first, expected(first, begun, first.watermark_at)).values()) == {1}
+    first = reloaded(rows[0])
+    assert set(recorded(first, expected(first, begun, first.watermark_at)).values()) == {1}
     assert OccurrenceRecord.objects.filter(recurring_task=first, outcome="PAUSED").count() == 3
 
 
-def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(
-    fleet: Fleet, tmp_path: Path
+def test_no_edit_during_a_tick_makes_a_schedule_fire_past_times(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     row = declared("edited", tmp_path / "notes", **QUICK)
     hour = timedelta(hours=1)
@@ -200,8 +208,8 @@ def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(
             "catch_up_mode": "RUN_ALL_MISSED",
         },
     ]
-    fleet.scheduler()
-    fleet.ready()
+    cluster.scheduler()
+    cluster.ready()
     for edit in edits:
         advanced([row], 0.3)
         before = database_now()
@@ -217,19 +225,19 @@ def test_no_edit_while_it_fires_makes_a_schedule_fire_the_past(
 
 @pytest.mark.smoke
 def test_undisturbed_schedules_run_in_their_windows(
-    fleet: Fleet, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+    cluster: Cluster, tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    """Here no run says for which fire time it is: a run in each window, and no other run. Lags are
-    only recorded.
+    """Here no run names its fire time: one run in each window, and no other run. Lags are only
+    recorded.
     """
     notebook = tmp_path / "notes"
     rows = [
         declared(f"number {number}", notebook, interval=1 + number % 3, overlap="ALLOW")
         for number in range(12)
     ]
-    fleet.worker(slots=4)
-    fleet.scheduler()
-    fleet.ready()
+    cluster.worker(slots=4)
+    cluster.scheduler()
+    cluster.ready()
     advanced(rows, 4)
     begun = {row.pk: row.watermark_at for row in rows}
     targets = [

@@ -1,4 +1,4 @@
-"""A rolling restart: the example's fifty jobs go on while each of three schedulers and three
+"""A rolling restart: the example's fifty jobs continue while each of three schedulers and three
 workers is replaced.
 """
 
@@ -13,11 +13,11 @@ from tests.processes.billing import rolling_restart
 pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(300)]
 
 
-def test_a_rolling_restart_under_load_misses_and_doubles_nothing(
+def test_a_rolling_restart_under_load_misses_and_duplicates_nothing(
     db: None, tmp_path: Path, vendor: str, broker: str
 ) -> None:
-    """Here each node once, four by SIGTERM and two by SIGKILL; `make kill-test` has ten times each,
-    on every pair.
+    """Here each node is replaced once, four by SIGTERM and two by SIGKILL. `make kill-test` does it
+    ten times each, on every pair.
     """
     found = rolling_restart(
         tmp_path, vendor, broker, ("--rounds", "1", "--customers", "60"), within=240

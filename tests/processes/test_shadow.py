@@ -1,5 +1,5 @@
-"""A real beat is heard by one line in its settings, and compared with what would have
-fired here.
+"""Fires of a real beat are recorded because of one line in its settings, and compared with those of
+the scheduler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks.models import RecurringTask, ShadowFire, Task
 from tests.database.commands.durable_command import durable
-from tests.processes.fleet import Fleet
+from tests.processes.cluster import Cluster
 from tests.project import tasks
 from tests.waiting import until
 
@@ -23,15 +23,17 @@ def _heard(name: str) -> int:
     return ShadowFire.objects.filter(name=name).count()
 
 
-def test_beat_is_heard_and_what_it_does_not_fire_is_told(fleet: Fleet, tmp_path: Path) -> None:
+def test_fires_of_beat_are_recorded_and_differences_are_reported(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     ShadowFire.objects.all().delete()
-    beat = fleet.beat("tests.beat_settings", tmp_path)
+    beat = cluster.beat("tests.beat_settings", tmp_path)
     until(
         lambda: min(_heard("plain"), _heard("durable")) >= HEARD or not beat.alive(),
         within=60,
         message="beat is heard",
     )
-    assert beat.alive(), beat.said()[-3000:]
+    assert beat.alive(), beat.output()[-3000:]
     beat.kill()
     fires = {
         name: list(ShadowFire.objects.filter(name=name).order_by("pk"))
@@ -54,8 +56,8 @@ def test_beat_is_heard_and_what_it_does_not_fire_is_told(fleet: Fleet, tmp_path:
     between = ["--from", first.isoformat(), "--to", last.isoformat()]
     answer = durable("shadow", *between, "--tolerance", "5", "--format", "json")
     assert answer.code == 1
-    found = {one["name"]: one for one in answer.told["schedules"]}
-    # On a loaded machine the first message is heard late, which shortens the compared range.
+    found = {one["name"]: one for one in answer.data["schedules"]}
+    # On a loaded machine the first fire is recorded late, which shortens the compared range.
     assert found["plain"]["matched"] >= HEARD - 2
     assert (found["absent"]["matched"], len(found["absent"]["only_here"]) >= HEARD - 1) == (0, True)
     assert "import it" in found["durable"]["remark"]

@@ -1,5 +1,5 @@
-"""A project that keeps its tasks in another database than ``default``, with the router of the
-package and without.
+"""A project with its tasks in another database than ``default``, with and without the router of the
+package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
-from tests.processes.fleet import Fleet, fleet_in
+from tests.processes.cluster import Cluster, cluster_in
 from tests.runs import ROOT
 
 SETTINGS = "tests.two_databases_settings"
@@ -61,29 +61,29 @@ def two_databases(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
 
 
 @pytest.fixture
-def site_and_tasks(two_databases: None, tmp_path: Path) -> Iterator[Fleet]:
-    """Give the programs of the project, after `migrate` of both databases."""
+def site_and_tasks(two_databases: None, tmp_path: Path) -> Iterator[Cluster]:
+    """Return the programs of the project, after `migrate` of both databases."""
     _django("check", *BOTH)
     _django("migrate", "--verbosity", "0")
     _django("migrate", "--verbosity", "0", "django_durable_tasks", "--database", "tasks")
-    with fleet_in(tmp_path, DJANGO_SETTINGS_MODULE=SETTINGS, ROUTER=ROUTER) as fleet:
-        yield fleet
+    with cluster_in(tmp_path, DJANGO_SETTINGS_MODULE=SETTINGS, ROUTER=ROUTER) as cluster:
+        yield cluster
 
 
 @pytest.mark.timeout(600)
 def test_models_admin_and_commands_work_with_tasks_in_a_second_database(
-    site_and_tasks: Fleet,
+    site_and_tasks: Cluster,
 ) -> None:
     programs = [site_and_tasks.scheduler(), site_and_tasks.worker(pool="solo")]
     story = _run(
         "django", "shell", "-c", "from tests.processes import two_databases; two_databases.run()"
     )
     assert story.returncode == 0, (
-        story.stdout + story.stderr + "".join(program.said()[-3000:] for program in programs)
+        story.stdout + story.stderr + "".join(program.output()[-3000:] for program in programs)
     )
 
 
-def test_a_project_without_a_router_is_told_which_to_write() -> None:
+def test_a_project_without_a_router_gets_instructions() -> None:
     checked = _run("django", "check", router="")
     assert checked.returncode == 1
     assert "durable_tasks.E016" in checked.stderr

@@ -1,5 +1,5 @@
-"""Scheduler, worker and commands on a database without our tables name the remedy, and go on once
-it has run.
+"""Scheduler, worker and commands on a database without migrations name the remedy, and continue
+after `migrate`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
-from tests.processes.fleet import Fleet, fleet_in
+from tests.processes.cluster import Cluster, cluster_in
 from tests.runs import ROOT
 from tests.waiting import until
 
@@ -36,8 +36,8 @@ def _django(*arguments: str) -> str:
 
 
 @pytest.fixture
-def fleet(django_db_blocker: DjangoDbBlocker, tmp_path: Path) -> Iterator[Fleet]:
-    """Give programs that use an empty database."""
+def cluster(django_db_blocker: DjangoDbBlocker, tmp_path: Path) -> Iterator[Cluster]:
+    """Provide a cluster that uses an empty database."""
     database = connection.ops.quote_name(f"test_durable_{NAME}")
 
     def on_the_server(statement: str) -> None:
@@ -47,24 +47,26 @@ def fleet(django_db_blocker: DjangoDbBlocker, tmp_path: Path) -> Iterator[Fleet]
 
     on_the_server("DROP DATABASE IF EXISTS")
     on_the_server("CREATE DATABASE")
-    with fleet_in(tmp_path, TEST_RUN=NAME) as fleet:
-        yield fleet
+    with cluster_in(tmp_path, TEST_RUN=NAME) as cluster:
+        yield cluster
     on_the_server("DROP DATABASE IF EXISTS")
 
 
-def test_a_missing_table_is_reported_with_its_remedy_until_migrate_has_run(fleet: Fleet) -> None:
+def test_a_missing_table_is_reported_with_its_remedy_until_migrate_has_run(
+    cluster: Cluster,
+) -> None:
     assert REMEDY in (once := _django("run_scheduler", "--once"))
     assert "Traceback" not in once
     assert REMEDY in _django("durable", "status")
-    scheduler, worker = fleet.scheduler(), fleet.worker(pool="solo")
+    scheduler, worker = cluster.scheduler(), cluster.worker(pool="solo")
     for program in (scheduler, worker):
-        until(lambda program=program: REMEDY in program.said(), within=60, message=program.name)  # type: ignore[misc]
-        assert "Traceback" not in program.said(), program.said()
-        assert "is away" not in program.said()
-        assert "the database is unavailable" not in program.said()
+        until(lambda program=program: REMEDY in program.output(), within=60, message=program.name)  # type: ignore[misc]
+        assert "Traceback" not in program.output(), program.output()
+        assert "is away" not in program.output()
+        assert "the database is unavailable" not in program.output()
     _django("migrate", "--verbosity", "0")
     until(
-        lambda: "The database connection is restored; dispatching continues." in scheduler.said(),
+        lambda: "The database connection is restored; dispatching continues." in scheduler.output(),
         within=60,
     )
     assert scheduler.alive()

@@ -1,5 +1,4 @@
-"""What a project with its tasks in a second database does, asserted step by step in a process of
-its own.
+"""A project with its tasks in a second database, asserted step by step in a separate process.
 
 A scheduler and a worker with the same settings must be running.
 """
@@ -35,7 +34,7 @@ PATIENCE = 60
 
 
 def models_and_managers_use_the_tables_that_the_engine_uses() -> None:
-    """Every documented question and verb speaks of the second database."""
+    """Every documented query and operation uses the second database."""
     for model in apps.get_app_config(APP).get_models():
         manager: Any = model._default_manager
         assert manager.db == "tasks", model
@@ -58,7 +57,7 @@ def models_and_managers_use_the_tables_that_the_engine_uses() -> None:
     assert Task.objects.get(pk=waiting.id).status == "CANCELLED"
 
 
-def a_transaction_of_the_second_database_holds_site_and_tasks_apart() -> None:
+def transactions_of_both_databases_are_separate() -> None:
     """A task belongs to a transaction of its own database, and of no other."""
     before = Task.objects.count()
     with transaction.atomic(using="tasks"):
@@ -69,7 +68,7 @@ def a_transaction_of_the_second_database_holds_site_and_tasks_apart() -> None:
     assert Group.objects.using("default").count() == 1
 
 
-def schedules_and_workflows_live_there() -> None:
+def schedules_and_workflows_use_the_second_database() -> None:
     """A schedule is upserted, paused, triggered and read back; a workflow runs to its end."""
     row = RecurringTask.objects.upsert(name="hourly", task=tasks.add, args=[1, 2], interval=3600)
     assert RecurringTask.objects.filter(name="hourly").count() == 1
@@ -86,7 +85,7 @@ def schedules_and_workflows_live_there() -> None:
     until(lambda: WorkflowRun.objects.get(pk=started.pk).status == "SUCCESS", within=PATIENCE)
 
 
-def commands_answer() -> None:
+def commands_use_the_second_database() -> None:
     """The commands read the second database."""
     task = Task.objects.filter(status="SUCCESS").latest("pk")
     for words in (
@@ -105,8 +104,8 @@ def commands_answer() -> None:
 
 
 @override_settings(ALLOWED_HOSTS=["*"])
-def the_admin_shows_and_moves_rows_of_both() -> None:
-    """Lists and pages show the second database; users, permissions and the history stay in the
+def the_admin_shows_and_changes_rows_of_both() -> None:
+    """Lists and pages show the second database. Users, permissions and the history stay in the
     first.
     """
     ann = operator("ann")
@@ -129,8 +128,8 @@ def _visited(client: Client, model: Any) -> None:
         assert client.get(page_of(row)).status_code == 200, row
 
 
-def the_first_database_has_no_table_of_ours() -> None:
-    """`migrate` made our tables in the second database alone."""
+def the_first_database_has_no_table_of_the_package() -> None:
+    """`migrate` created the tables of the package in the second database only."""
     ours = [
         table
         for table in connections["default"].introspection.table_names()
@@ -141,10 +140,10 @@ def the_first_database_has_no_table_of_ours() -> None:
 
 
 def run() -> None:
-    """Do all of it."""
+    """Run all steps."""
     models_and_managers_use_the_tables_that_the_engine_uses()
-    a_transaction_of_the_second_database_holds_site_and_tasks_apart()
-    schedules_and_workflows_live_there()
-    commands_answer()
-    the_admin_shows_and_moves_rows_of_both()
-    the_first_database_has_no_table_of_ours()
+    transactions_of_both_databases_are_separate()
+    schedules_and_workflows_use_the_second_database()
+    commands_use_the_second_database()
+    the_admin_shows_and_changes_rows_of_both()
+    the_first_database_has_no_table_of_the_package()

@@ -1,7 +1,7 @@
-"""Matches what ran to what should have run, as Jepsen's test of Chronos did: each target window
-wants one run.
+"""Matches actual runs with expected ones, as Jepsen's test of Chronos does: each target window
+needs one run.
 
-A count would let one missing run hide behind a doubled one; a matching does not.
+A count could hide a missing run behind a duplicate one; a matching cannot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A target: one run of this name that starts within, both ends included."""
+    """A target: one run of this name that starts within the window, both ends included."""
 
     name: Hashable
     opens: datetime
@@ -33,8 +33,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The largest matching: which window had which run, what had none (missing), and who had no
-    window (surplus).
+    """The largest matching: which window had which run, which windows had none (missing), and which
+    runs had no window (surplus).
     """
 
     pairs: tuple[tuple[Window, Seen], ...]
@@ -42,14 +42,12 @@ class Matched:
     surplus: tuple[Seen, ...]
 
     def lags(self) -> list[float]:
-        """Return how long after its window opened each run started (seconds), the
-        shortest first.
-        """
+        """Return how long after its window opened each run started (seconds), the shortest first."""
         return sorted((seen.at - window.opens).total_seconds() for window, seen in self.pairs)
 
 
 def windows(name: Hashable, times: Iterable[datetime], lateness: timedelta) -> list[Window]:
-    """Return a window for each time, open from it on for so long."""
+    """Return a window for each time, which opens at it and closes `lateness` later."""
     return [Window(name, time, time + lateness) for time in times]
 
 
@@ -72,8 +70,8 @@ def matched(targets: Iterable[Window], runs: Iterable[Seen]) -> Matched:
 
 
 def _matched(targets: Sequence[Window], runs: Sequence[Seen]) -> Matched:
-    """Give each run, in the order of their starts, the open window that closes first: no matching
-    is larger.
+    """Assign each run, in the order of starts, the open window that closes first. No matching is
+    larger.
     """
     waiting = sorted(targets, key=lambda window: window.opens, reverse=True)
     opened: list[tuple[datetime, int, Window]] = []
@@ -94,7 +92,7 @@ def _matched(targets: Sequence[Window], runs: Sequence[Seen]) -> Matched:
 
 
 def noted(notebook: Path) -> list[Seen]:
-    """Return the runs that bodies noted, one a line: a name, a space, and when it started."""
+    """Return the runs that bodies recorded, one per line: a name, a space, and when it started."""
     lines = notebook.read_text().splitlines() if notebook.exists() else []
     return [
         Seen(name, datetime.fromisoformat(at))

@@ -1,12 +1,10 @@
-"""The test project as a Django application: a test may ask it for failpoints, for mutants, and for
-a wrong clock.
-"""
+"""The test project as a Django application, with optional failpoints, mutants, and clock shifts."""
 
 from django.apps import AppConfig
 
 
 class ProjectConfig(AppConfig):
-    """Plug in what a test asked for."""
+    """Enables the features that the environment names."""
 
     name = "tests.project"
 

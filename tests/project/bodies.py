@@ -1,5 +1,5 @@
-"""Durable tasks that end in every way a body can end; driven by tests/broker, tests/processes and
-the kill trials.
+"""Durable tasks that end in every possible way, used by tests/broker, tests/processes and the kill
+trials.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ FAST: dict[str, Any] = {"backoff": "FIXED", "backoff_base": 0.05, "jitter": Fals
 
 
 class Unwilling(Exception):
-    """Cannot be pickled: it holds a generator."""
+    """Cannot be pickled, because it contains a generator."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -33,7 +33,7 @@ class Unwilling(Exception):
 
 @contextmanager
 def _noting(folder: str) -> Iterator[None]:
-    """Leave the file `started` in the folder, and `ended` when the block is left by a return."""
+    """Create the file `started` in the folder, and `ended` when the block returns."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / f"started-{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -49,13 +49,13 @@ def add(left: int, right: int) -> int:
 
 @durable_task(**FAST)
 def hold_the_interpreter(seconds: float) -> None:
-    """Sleep in C without releasing the interpreter, so that no other thread of the process runs."""
+    """Sleep in C without releasing the GIL, so that no other thread of the process runs."""
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
 @durable_task(**FAST)
 def note(line: str, notebook: str) -> None:
-    """Write the line at the end of the notebook, whole."""
+    """Append the line to the notebook file atomically."""
     file = os.open(notebook, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.write(file, f"{line}\n".encode())
     os.close(file)
@@ -63,13 +63,13 @@ def note(line: str, notebook: str) -> None:
 
 @durable_task(bind=True, **FAST)
 def note_start(self: Any, notebook: str) -> None:
-    """Write the idempotency key and the hour of this start at the end of the notebook."""
+    """Append the idempotency key and the time of this start to the notebook file."""
     note(f"{self.durable.idempotency_key} {datetime.now(UTC).isoformat()}", notebook)
 
 
 @durable_task(queue="durable-side")
 def sideways() -> str:
-    """Live on a queue of its own."""
+    """Run in a separate queue."""
     return "side"
 
 
@@ -81,13 +81,13 @@ def fail(message: str) -> None:
 
 @durable_task(max_attempts=3, **FAST)
 def ask_again(after: float) -> None:
-    """Ask for another try every time."""
+    """Request a retry every time."""
     raise Retry(after=after)
 
 
 @durable_task(bind=True, max_attempts=5, **FAST)
 def celery_retry(self: Any, times: int) -> int:
-    """Use Celery's own retry so many times, then return the number of the attempt."""
+    """Use Celery's own retry `times` times, then return the number of the attempt."""
     if self.request.retries < times:
         raise self.retry(countdown=0.01, exc=KeyError("not yet"))
     attempt: int = self.durable.attempt
@@ -98,7 +98,7 @@ def celery_retry(self: Any, times: int) -> int:
     bind=True, autoretry_for=(LookupError,), retry_backoff=False, retry_kwargs={"countdown": 0.01}
 )
 def autoretry(self: Any, times: int) -> int:
-    """Fail so many times with an error for which Celery tries again."""
+    """Fail `times` times with an error that Celery retries."""
     if self.durable.attempt <= times:
         raise LookupError("not yet")
     attempt: int = self.durable.attempt
@@ -107,13 +107,13 @@ def autoretry(self: Any, times: int) -> int:
 
 @durable_task(**FAST)
 def ignore() -> None:
-    """Say that no result counts."""
+    """Raise Ignore."""
     raise Ignore("nobody cares")
 
 
 @durable_task(max_attempts=2, **FAST)
 def reject(requeue: bool) -> None:
-    """Refuse the message."""
+    """Reject the message."""
     raise Reject("not for me", requeue=requeue)
 
 
@@ -125,19 +125,19 @@ def over_soft_limit() -> None:
 
 @durable_task(max_attempts=1, timeout=1)
 def over_hard_limit() -> None:
-    """Wait longer than the hard limit, deaf to the soft one."""
+    """Wait longer than the hard limit, ignoring the soft one."""
     until(lambda: False, within=30)
 
 
 @durable_task(bind=True, max_attempts=1, timeout=0.3)
 def heed_the_clock(self: Any) -> None:
-    """Look at the clock as bodies do on pools that cannot interrupt them."""
+    """Check the limit as bodies do on pools that cannot interrupt them."""
     until(self.durable.check, within=30)
 
 
 @durable_task(max_crashes=2, **FAST)
 def leave(how: str, code: int = 0) -> None:
-    """End the process under the body."""
+    """End the process during the body."""
     if how == "sys.exit":
         sys.exit(code)
     if how == "os._exit":
@@ -150,7 +150,7 @@ def leave(how: str, code: int = 0) -> None:
 
 @durable_task(on_orphan="DEAD_LETTER")
 def leave_an_orphan() -> None:
-    """End the process under a body that must not run twice."""
+    """End the process during a body that must not run twice."""
     os._exit(3)
 
 
@@ -162,13 +162,13 @@ def raise_named(name: str) -> None:
 
 @durable_task(max_attempts=1)
 def raise_unpicklable() -> None:
-    """Raise what cannot be pickled."""
+    """Raise an exception that cannot be pickled."""
     raise Unwilling("no pickle for me")
 
 
 @durable_task
 def give_back(kind: str) -> Any:
-    """Return what is not JSON, too large, or an invalid follow-up."""
+    """Return a value that is not JSON, too large, or an invalid follow-up."""
     return {
         "not json": {1, 2},
         "too large": "x" * 70_000,
@@ -180,7 +180,7 @@ def give_back(kind: str) -> Any:
 
 @durable_task(bind=True)
 def hold(self: Any, folder: str, released: str = "") -> int:
-    """Run until the file `released` exists; look at nothing else."""
+    """Run until the file `released` exists."""
     with _noting(folder):
         until(Path(released or f"{folder}/released").exists, within=600)
     attempt: int = self.durable.attempt
@@ -189,7 +189,7 @@ def hold(self: Any, folder: str, released: str = "") -> int:
 
 @durable_task(bind=True, atomic=True)
 def hold_atomically(self: Any, folder: str) -> int:
-    """Make a row whose effect must happen once, then run until the file `released` exists."""
+    """Write a row whose effect must happen once, then run until the file `released` exists."""
     attempt: int = self.durable.attempt
     Group.objects.create(name=f"{self.durable.idempotency_key}-{attempt}")
     with _noting(folder):
@@ -199,7 +199,7 @@ def hold_atomically(self: Any, folder: str) -> int:
 
 @durable_task(bind=True)
 def heed(self: Any, folder: str) -> None:
-    """Run until asked to stop, saying how far it is."""
+    """Run until its cancellation is requested, reporting progress."""
     with _noting(folder):
         self.durable.progress(1, 3, "waiting")
         until(self.durable.check, within=60)
@@ -207,8 +207,8 @@ def heed(self: Any, folder: str) -> None:
 
 @durable_task
 def work(number: int, seconds: float, folder: str) -> int:
-    """Take so long: one task of a drain. While it works a file of the folder bears the number of
-    its process.
+    """Run for `seconds`: one task of a drain. Meanwhile a file of the folder contains the id of its
+    process.
     """
     mark = Path(folder) / str(os.getpid())
     mark.touch()
@@ -220,5 +220,5 @@ def work(number: int, seconds: float, folder: str) -> int:
 
 @shared_task(name="tests.project.bodies.plain")
 def plain() -> str:
-    """Stand for the tasks of a project that are not durable."""
+    """A task that is not durable."""
     return "plain"

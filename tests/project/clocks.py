@@ -1,7 +1,7 @@
-"""A process of the test project whose clock is wrong: TEST_CLOCK_SHIFT says by how many seconds.
+"""A shifted clock for a process of the test project: TEST_CLOCK_SHIFT is the number of seconds.
 
-Python's wall clocks are shifted, the monotonic one is not; nor is the clock of a database, SQLite's
-in SQL included.
+Python's wall clocks are shifted. The monotonic clock and the clock of a database, including
+SQLite's in SQL, are not.
 """
 
 import os
@@ -12,7 +12,7 @@ from django.utils import timezone
 
 
 def shift() -> None:
-    """Move the clocks of this process, where the environment asks for it."""
+    """Shift the clocks of this process if the environment says so."""
     seconds = float(os.environ.get("TEST_CLOCK_SHIFT", "0"))
     if not seconds:
         return

@@ -21,6 +21,6 @@ def _before_the_gate(sender: Any = None, **_: Any) -> None:
 
 
 def arm() -> None:
-    """Connect the failpoints, where the environment names one."""
+    """Connect the failpoints if the environment names one."""
     if os.environ.get("TEST_FAILPOINT"):
         signals.task_prerun.connect(_before_the_gate, weak=False)

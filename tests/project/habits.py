@@ -1,5 +1,5 @@
 """Pairs of tasks with the same body and options: a plain Celery task and a durable one; see
-tests/broker/habits.py.
+tests/broker/celery_usage.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pair:
 
 
 def pair(hooks: type | None = None, **options: Any) -> Callable[[Callable[..., Any]], Pair]:
-    """Make both tasks of a body, with the same options of Celery's and the same hooks."""
+    """Create both tasks of a body, with the same Celery options and hooks."""
 
     def decorate(body: Callable[..., Any]) -> Pair:
         plain, durable = dict(options), dict(options)
@@ -49,26 +49,26 @@ def add(left: int, right: int) -> int:
 
 @pair()
 def write(notebook: str) -> None:
-    """Write a note."""
+    """Append a line."""
     note("run", notebook)
 
 
 @pair(bind=True, max_retries=2)
 def fail_beside_max_retries(self: Any, notebook: str) -> None:
-    """Raise an error where only ``self.retry()`` is to be retried."""
+    """Raise an error in a task that retries only by ``self.retry()``."""
     note("run", notebook)
     raise KeyError("broken")
 
 
 @pair(default_retry_delay=0.05)
 def fail_beside_default_retry_delay(notebook: str) -> None:
-    """Raise an error where a delay is all that the decorator says of retries."""
+    """Raise an error in a task whose only retry option is a delay."""
     note("run", notebook)
     raise KeyError("broken")
 
 
 class Patient:
-    """Retry options of a class."""
+    """A task class with retry options."""
 
     autoretry_for = (ValueError,)
     max_retries = 1
@@ -77,20 +77,20 @@ class Patient:
 
 @pair(Patient)
 def fail_by_the_options_of_a_class(notebook: str, name: str) -> None:
-    """Raise a built-in error by its name, where the class retries one kind of error once."""
+    """Raise a built-in error by its name in a task whose class retries one kind of error once."""
     note("run", notebook)
     raise {"ValueError": ValueError, "KeyError": KeyError}[name]("broken")
 
 
 @pair()
 def notes_of(notebook: str) -> str:
-    """Return where to write, for a task that follows."""
+    """Return the path to write to, for a following task."""
     return notebook
 
 
 @pair(bind=True)
 def wait(self: Any, notebook: str) -> str:
-    """Note that it runs, and run until the file beside the notebook is there."""
+    """Record that it runs, and run until the file beside the notebook exists."""
     note("run", notebook)
     until(Path(f"{notebook}.released").exists, within=60)
     return "released"
@@ -104,21 +104,21 @@ def wait_for_another(name: str) -> Any:
 
 @pair()
 def fail(notebook: str) -> None:
-    """Raise an error, without any option about retries."""
+    """Raise an error, without any retry options."""
     note("run", notebook)
     raise KeyError("broken")
 
 
 @pair(autoretry_for=(ValueError,), retry_kwargs={"max_retries": 1, "countdown": 0})
 def fail_by_autoretry(notebook: str, name: str) -> None:
-    """Raise a built-in error by its name, where one kind of error is retried once."""
+    """Raise a built-in error by its name in a task that retries one kind of error once."""
     note("run", notebook)
     raise {"ValueError": ValueError, "KeyError": KeyError}[name]("broken")
 
 
 @pair(autoretry_for=(Exception,), dont_autoretry_for=(KeyError,), default_retry_delay=0.05)
 def fail_by_autoretry_of_most(notebook: str, name: str) -> None:
-    """Raise a built-in error by its name, where all but one kind are retried."""
+    """Raise a built-in error by its name in a task that retries all but one kind."""
     fail_by_autoretry.plain.run(notebook, name)
 
 
@@ -127,9 +127,7 @@ class Refused(Exception):
 
 
 class Hooks:
-    """Celery's hooks, each of which writes what it received at the end of the notebook, its first
-    argument.
-    """
+    """Celery's hooks. Each appends its arguments to the notebook file, which is the first argument."""
 
     def _wrote(self, hook: str, task_id: str, args: Any, kwargs: Any, *given: Any) -> None:
         note(f"{hook} {task_id} {list(args)[1:]} {kwargs} {given}", args[0])
@@ -170,8 +168,8 @@ def hooked(self: Any, notebook: str, left: int, *, fail: bool) -> int:
 
 
 @pair(bind=True)
-def tell_of_request(self: Any, notebook: str, times: int) -> dict[str, Any]:
-    """Retry so many times, and return what the request shows."""
+def request_values(self: Any, notebook: str, times: int) -> dict[str, Any]:
+    """Retry `times` times, and return the values of the request."""
     note(self.request.id, notebook)
     if self.request.retries < times:
         raise self.retry(countdown=0)
@@ -188,8 +186,8 @@ def tell_of_request(self: Any, notebook: str, times: int) -> dict[str, Any]:
 
 
 @pair(bind=True)
-def tell_state(self: Any, notebook: str) -> str:
-    """Tell a state of the project's, and run until the file beside the notebook is there."""
+def report_state(self: Any, notebook: str) -> str:
+    """Report a custom state, and run until the file beside the notebook exists."""
     self.update_state(state="PROGRESS", meta={"done": 1})
     until(Path(f"{notebook}.released").exists, within=60)
     return "released"
@@ -197,34 +195,34 @@ def tell_state(self: Any, notebook: str) -> str:
 
 @pair(bind=True)
 def replace(self: Any, notebook: str) -> Any:
-    """Let another task take the place of this one."""
+    """Replace this task by another one."""
     note("run", notebook)
     return self.replace(add.plain.s(1, 2))
 
 
 @pair(max_retries=0)
 def fail_by_own_error(code: int, what: str) -> None:
-    """Raise an error of the project's."""
+    """Raise an exception of the project."""
     raise Refused(code, what)
 
 
 @pair(bind=True, max_retries=1, default_retry_delay=0.05)
 def fail_by_retry_once(self: Any, notebook: str) -> None:
-    """Ask for another attempt, at most once and soon as the decorator says."""
+    """Request a retry, at most once and soon, as the decorator says."""
     note(f"run {self.request.retries}", notebook)
     raise self.retry(exc=KeyError("not yet"))
 
 
 @pair(bind=True, default_retry_delay=0.05)
 def fail_by_retry_without_limit(self: Any, notebook: str) -> None:
-    """Ask for another attempt, as often as Celery allows by default."""
+    """Request a retry, as often as Celery allows by default."""
     note(f"run {self.request.retries}", notebook)
     raise self.retry()
 
 
 @pair(bind=True)
 def retry_and_go_on(self: Any, notebook: str) -> str:
-    """Ask for another attempt, and go on to the end."""
+    """Request a retry, and continue to the end."""
     note(f"run {self.request.retries}", notebook)
     if self.request.retries < 2:
         self.retry(countdown=0, throw=False)
@@ -233,7 +231,7 @@ def retry_and_go_on(self: Any, notebook: str) -> str:
 
 @pair(bind=True)
 def fail_in_an_exhausted_retry(self: Any, notebook: str) -> None:
-    """Fail in another way when no retry is left."""
+    """Fail with another error when no retry is left."""
     note(f"run {self.request.retries}", notebook)
     try:
         raise LookupError("away")
@@ -243,6 +241,6 @@ def fail_in_an_exhausted_retry(self: Any, notebook: str) -> None:
 
 @pair(bind=True)
 def fail_by_retry(self: Any, notebook: str, **options: Any) -> None:
-    """Note the number of the retry, and ask for another one by Celery's means."""
+    """Record the number of the retry, and request another one by Celery's means."""
     note(f"run {self.request.retries}", notebook)
     raise self.retry(exc=KeyError("not yet"), **options)

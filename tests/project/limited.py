@@ -12,39 +12,39 @@ def one_at_a_time() -> None:
 
 @durable_task(rate_limit="10/m")
 def ten_a_minute() -> None:
-    """Start ten times a minute."""
+    """Start at most ten times a minute."""
 
 
 @durable_task(max_concurrency=PerKey(2, "{0}"))
 def two_for_each(customer: str) -> None:
-    """Run twice at once for each customer."""
+    """Run at most twice at once per customer."""
 
 
 @durable_task
 def unlimited() -> None:
-    """Run as often as it is asked."""
+    """Run without limits."""
 
 
 @durable_task(max_concurrency=4, weight=3)
 def heavy() -> None:
-    """Take three of four places."""
+    """Use three of four units."""
 
 
 @durable_task(rate_limit=PerKey("2/d", "{0}"), max_concurrency=PerKey(1, "{0}"), weight=1)
 def slowly_for_each(customer: str) -> None:
-    """Start twice a day for each customer, and never twice at once."""
+    """Start at most twice a day per customer, and never twice at once."""
 
 
 @durable_task(rate_limit=PerKey("10/m", "{0}"))
 def ten_a_minute_for_each(customer: str) -> None:
-    """Start ten times a minute for each customer."""
+    """Start at most ten times a minute per customer."""
 
 
 @durable_task(max_concurrency=PerKey(1, "{0}"))
 def one_for_each(customer: str) -> None:
-    """Run once at once for each customer, whoever else runs for it."""
+    """Run at most once at a time per customer, shared with other tasks of the customer."""
 
 
 @durable_task(max_concurrency=PerKey(5, "{0}"))
 def five_for_each(customer: str) -> None:
-    """Run five times at once for each customer."""
+    """Run at most five times at once per customer."""

@@ -1,4 +1,4 @@
-"""Durable tasks that are nodes of graphs; driven by tests/processes."""
+"""Durable tasks for graphs, used by tests/processes."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tests.waiting import until
 
 
 class NotYet(Exception):
-    """The try is not the one that succeeds."""
+    """The attempt fails on purpose."""
 
 
 @durable_task(bind=True, max_attempts=3, **FAST)
 def node(self: Any, value: int = 1, *, fails: int = 0, grows: int = 0) -> dict[str, int]:
-    """Return the value; fail so often before, and add so many nodes to the workflow."""
+    """Return the value after `fails` failures, and add `grows` tasks to the workflow."""
     if self.durable.attempt <= fails:
         raise NotYet(f"try {self.durable.attempt}")
     for _ in range(grows):
@@ -25,19 +25,19 @@ def node(self: Any, value: int = 1, *, fails: int = 0, grows: int = 0) -> dict[s
 
 @durable_task(max_attempts=1, **FAST)
 def hopeless() -> None:
-    """Give up."""
+    """Fail finally."""
     raise NotYet("never")
 
 
 @durable_task(**FAST)
 def total(values: list[Any]) -> int:
-    """Add up the results of others; what has none counts nothing."""
+    """Add up the results of other tasks. Missing ones count as zero."""
     return sum(value for value in values if value is not None)
 
 
 @durable_task(bind=True, atomic=True, **FAST)
 def write_and_grow(self: Any, name: str) -> str:
-    """Write a row and add a node that writes another, in the transaction of the success."""
+    """Write a row and add a task that writes another, in the transaction of the success."""
     Group.objects.create(name=name)
     self.durable.workflow.add(write_name, f"{name}-more", step="more")
     return name
@@ -67,5 +67,5 @@ def start_another(values: list[int]) -> Workflow:
 
 @durable_task(**FAST)
 def report(run_id: str) -> str:
-    """Hear that a workflow has ended."""
+    """A callback at the end of a workflow."""
     return run_id

@@ -1,4 +1,4 @@
-"""The durable tasks of the test project: one for each habit that a test may need."""
+"""The durable tasks of the test project, one for each feature under test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django_durable_tasks import Retry, Schedule, durable_task
 
 
 class Broken(Exception):
-    """What the failing tasks raise."""
+    """The exception of the failing tasks."""
 
 
 class Hopeless(Exception):
-    """What is never worth another try."""
+    """An exception that is never retried."""
 
 
 @durable_task
@@ -38,25 +38,25 @@ def echo(*values: Any, **named: Any) -> dict[str, Any]:
     max_attempts=3, backoff="FIXED", backoff_base=60, jitter=False, give_up_on=(Hopeless,)
 )
 def failing(text: str = "broken") -> None:
-    """Raise; three tries, a minute apart."""
+    """Raise; three attempts, a minute apart."""
     raise Hopeless(text) if text == "hopeless" else Broken(text)
 
 
 @durable_task(max_attempts=1)
 def failing_once(text: str = "broken") -> None:
-    """Raise; there is no second try."""
+    """Raise; there is no second attempt."""
     raise Broken(text)
 
 
 @durable_task(max_attempts=5)
 def retrying(after: float | None = None) -> None:
-    """Ask for another try."""
+    """Request a retry."""
     raise Retry(after=after, reason="not yet")
 
 
 @durable_task(bind=True, max_attempts=5)
 def third_time_lucky(self: Any) -> int:
-    """Fail twice, then return the number of the try."""
+    """Fail twice, then return the number of the attempt."""
     attempt: int = self.durable.attempt
     if attempt < 3:
         raise Broken(f"try {attempt}")
@@ -65,7 +65,7 @@ def third_time_lucky(self: Any) -> int:
 
 @durable_task(atomic=True, max_attempts=2, backoff="FIXED", backoff_base=60, jitter=False)
 def write_name(name: str, *, fail: bool = False) -> str:
-    """Write a row in the transaction of the success, and fail after it if asked."""
+    """Write a row in the transaction of the success, and fail after it on request."""
     Group.objects.create(name=name)
     if fail:
         raise Broken(name)
@@ -74,19 +74,19 @@ def write_name(name: str, *, fail: bool = False) -> str:
 
 @durable_task(unique="{task}:{0}")
 def unique(subject: str, detail: str = "") -> str:
-    """Run at most once at a time for a subject."""
+    """Run at most once at a time per subject."""
     return f"{subject}:{detail}"
 
 
 @durable_task(unique="{task}:{0}", unique_on_conflict="RAISE")
 def unique_or_raise(subject: str) -> str:
-    """Run at most once at a time for a subject; a second call raises."""
+    """Run at most once at a time per subject; a second call raises."""
     return subject
 
 
 @durable_task(unique="{task}:{0}", unique_on_conflict="REPLACE")
 def unique_latest(subject: str, detail: str = "") -> str:
-    """Run at most once at a time for a subject; a second call replaces the first."""
+    """Run at most once at a time per subject; a second call replaces the first."""
     return f"{subject}:{detail}"
 
 
@@ -98,7 +98,7 @@ def unique_for_an_hour(subject: str) -> str:
 
 @durable_task
 def chain(length: int) -> Any:
-    """Return the next link until the length is used up."""
+    """Return the next task of a chain of this length."""
     return Schedule(chain, (length - 1,)) if length > 1 else "the end"
 
 
@@ -110,13 +110,13 @@ def fan(numbers: list[int]) -> Any:
 
 @durable_task
 def bad_chain() -> Any:
-    """Return a follow-up whose call does not fit."""
+    """Return a follow-up whose arguments do not match."""
     return Schedule(add, (1, 2, 3))
 
 
 @durable_task(bind=True)
 def reporting(self: Any, total: int) -> None:
-    """Say how far it is, and stop when asked to."""
+    """Report progress, and stop when its cancellation is requested."""
     for done in range(total):
         self.durable.progress(done + 1, total, "counting")
         self.durable.check()
@@ -124,12 +124,12 @@ def reporting(self: Any, total: int) -> None:
 
 @durable_task(priority=7, queue="urgent")
 def urgent() -> None:
-    """Do nothing, on a queue of its own."""
+    """Do nothing, in a separate queue."""
 
 
 @durable_task(expires_in=30)
 def perishable() -> None:
-    """Be worthless half a minute after its time."""
+    """Expire half a minute after its time."""
 
 
 @durable_task(on_orphan="DEAD_LETTER")

@@ -1,4 +1,4 @@
-"""Only the admin."""
+"""The admin only."""
 
 from django.contrib import admin
 from django.urls import path

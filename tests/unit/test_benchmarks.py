@@ -1,5 +1,5 @@
-"""What the benchmarks make of their measurements: turns, medians, ratios, and lines of
-one shape.
+"""The evaluation of benchmark measurements: order of runs, medians, ratios, and uniform output
+lines.
 """
 
 import json
@@ -36,7 +36,7 @@ def taking(*seconds: float) -> Callable[[], float]:
     return lambda: next(turns)
 
 
-def test_contenders_take_turns_and_their_medians_count() -> None:
+def test_contenders_alternate_and_their_medians_count() -> None:
     order: list[str] = []
 
     def turn(name: str, measure: Callable[[], float]) -> Callable[[], float]:
@@ -74,7 +74,7 @@ def test_a_peer_is_compared_on_its_own_broker_and_one_without_a_broker_with_our_
     assert [figure.ratio_to_ours for figure in figures] == [1.0, 1.0, 2.0, 2.0, 2.0, None]
 
 
-def test_a_contender_that_fails_a_round_is_told_and_the_others_go_on(
+def test_a_contender_that_fails_a_round_is_reported_and_the_others_continue(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail() -> float:
@@ -96,7 +96,7 @@ def test_a_contender_that_fails_a_round_is_told_and_the_others_go_on(
     assert capsys.readouterr().err.count("no such thing") == 3
 
 
-def test_each_line_of_json_is_an_object_with_the_promised_keys() -> None:
+def test_each_line_of_json_is_an_object_with_the_documented_keys() -> None:
     lines = as_json(
         hold([a_contender(OURS, taking(1.0)), a_contender("celery", taking(1.0))], 1), MACHINE
     ).splitlines()
@@ -114,7 +114,7 @@ def test_each_line_of_json_is_an_object_with_the_promised_keys() -> None:
     assert [list(json.loads(line)) for line in lines] == [[*promised, "rounds", "machine"]] * 2
 
 
-def test_facts_of_a_measurement_stand_in_its_line_as_medians() -> None:
+def test_additional_values_of_a_measurement_are_in_its_line_as_medians() -> None:
     rounds = iter([Measured(1.0, {"lag_p99_ms": lag}) for lag in (90.0, 20.0, 40.0)])
     ours = Contender("recurring", "rows", OURS, "postgresql", "redis", 100, lambda: next(rounds))
     figures = hold([ours], 3)
@@ -122,7 +122,7 @@ def test_facts_of_a_measurement_stand_in_its_line_as_medians() -> None:
     assert "lag p99 ms 40" in as_table(figures, MACHINE)
 
 
-def test_a_message_has_come_at_the_look_that_first_saw_it() -> None:
+def test_a_message_has_arrived_at_the_poll_that_first_saw_it() -> None:
     arrivals = Arrivals([10.0, 10.5, 11.0, 11.5], [1, 1, 3, 4])
     assert [arrivals.instant(position) for position in range(4)] == [10.0, 11.0, 11.0, 11.5]
     assert (arrivals.number, arrivals.seconds) == (3, 1.5)
@@ -135,7 +135,7 @@ def test_the_table_names_the_machine() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMMES)
-def test_every_peer_of_a_programme_has_one_of_ours_to_be_compared_with(name: str) -> None:
+def test_every_peer_of_a_programme_has_a_counterpart(name: str) -> None:
     pythons = dict.fromkeys(
         ("celery", "procrastinate", "django-ox", "oban", "django-celery-beat"), "python"
     )
@@ -149,18 +149,18 @@ def test_every_peer_of_a_programme_has_one_of_ours_to_be_compared_with(name: str
 @pytest.mark.parametrize(
     "arguments", [["walk"], ["run", "--peers", "nobody"], ["run", "--rounds", "0"]]
 )
-def test_a_wrong_argument_is_refused_before_anything_is_touched(arguments: list[str]) -> None:
+def test_a_wrong_argument_is_refused_before_anything_is_started(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(arguments)
     assert refused.value.code == 2
 
 
-def test_a_missing_server_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--postgresql", "postgresql://nobody@127.0.0.1:1/none"]) == 2
     assert capsys.readouterr().err.startswith("Cannot measure: A server does not answer")
 
 
-def test_processor_time_is_booked_by_role() -> None:
+def test_processor_time_is_recorded_by_role() -> None:
     before = {1: Process("python", 0, 5.0), 3: Process("postgres", 0, 1.0)}
     after = {
         1: Process("python", 0, 6.0),

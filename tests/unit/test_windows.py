@@ -1,5 +1,5 @@
-"""The matcher of process tests finds a missing and a doubled run, and takes no other run
-for them.
+"""The matcher of process tests detects a missing and a duplicate run, and does not confuse
+different runs.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ def _seen(*seconds: float, name: str = "job") -> list[Seen]:
     return [Seen(name, _at(second)) for second in seconds]
 
 
-def test_one_run_in_each_window_leaves_nothing_over() -> None:
+def test_one_run_in_each_window_matches_completely() -> None:
     found = matched(_every(5, 3), _seen(10.2, 0.1, 6))
     assert (found.missing, found.surplus, found.lags()) == ((), (), [0.1, 0.2, 1.0])
 
 
-def test_a_missing_run_is_found() -> None:
+def test_a_missing_run_is_detected() -> None:
     found = matched(_every(5, 3), _seen(0.1, 10.2))
     assert found.missing == (Window("job", _at(5), _at(8)),)
     assert not found.surplus
 
 
-def test_a_doubled_run_is_found() -> None:
+def test_a_duplicate_run_is_detected() -> None:
     found = matched(_every(5, 3), _seen(0.1, 5.1, 5.2, 10.2))
     assert found.surplus == tuple(_seen(5.2))
     assert not found.missing
 
 
-def test_a_doubled_run_does_not_stand_in_for_a_missing_one() -> None:
+def test_a_duplicate_run_does_not_replace_a_missing_one() -> None:
     found = matched(_every(5, 3), _seen(0.1, 0.2, 10.2))
     assert (len(found.missing), found.surplus) == (1, tuple(_seen(0.2)))
 
 
-def test_a_run_before_its_window_or_after_it_is_none() -> None:
+def test_a_run_before_or_after_its_window_does_not_match() -> None:
     found = matched(_every(5, 2), _seen(3.5, 4.9))
     assert (len(found.missing), len(found.surplus)) == (2, 2)
 
 
-def test_the_ends_of_a_window_belong_to_it() -> None:
+def test_the_ends_of_a_window_are_inclusive() -> None:
     assert not matched(_every(5, 2), _seen(0, 8)).missing
 
 
-def test_a_run_of_another_name_is_none() -> None:
+def test_a_run_of_another_name_does_not_match() -> None:
     found = matched(_every(5, 1), _seen(0.1, name="other"))
     assert (len(found.missing), found.surplus) == (1, tuple(_seen(0.1, name="other")))
 
 
-def test_late_runs_of_windows_that_overlap_are_matched_all_the_same() -> None:
+def test_late_runs_of_overlapping_windows_are_matched() -> None:
     assert not matched(_every(1, 4), _seen(3, 3, 3, 3.5)).missing
 
 
-def test_notes_of_bodies_are_read_back(tmp_path: Path) -> None:
+def test_records_of_bodies_are_read_back(tmp_path: Path) -> None:
     notebook = tmp_path / "notes"
     assert noted(notebook) == []
     notebook.write_text("a b 2026-03-02T09:00:00+00:00\nc 2026-03-02T09:00:01.5+00:00\n")

@@ -1,1 +1,1 @@
-"""Only for its neighbour, which Python finds by this folder on its path."""
+"""Contains only sitecustomize.py, which Python finds with this folder on its path."""

@@ -1,7 +1,8 @@
-"""Found by every Python started with this folder on its path: CHAOS_CLOCK sets its wall clock off
-by so many seconds.
+"""Loaded by every Python process with this folder on its path: CHAOS_CLOCK shifts its wall clock by
+this number of seconds.
 
-The monotonic clock is left alone, and children inherit it. libfaketime does neither on Python 3.11.
+The monotonic clock is unchanged, and children inherit the shift. libfaketime does neither on Python
+3.11.
 """
 
 import os

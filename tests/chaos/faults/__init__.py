@@ -1,1 +1,1 @@
-"""The faults, by the number they have in the table of the report."""
+"""The faults, with their numbers in the table of the report."""

@@ -1,4 +1,4 @@
-"""Faults of the broker and of what travels over it."""
+"""Faults of the broker and of messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flush(stage: Stage) -> None:
         else:
             purge(settings.CELERY_TASK_DEFAULT_QUEUE)
 
-    stage.again_and_again(5, 1.0, empty)
+    stage.repeatedly(5, 1.0, empty)
 
 
 @fault(17, "broker-killed", ("redis",), private=True)
@@ -58,13 +58,13 @@ def freeze_the_broker(stage: Stage) -> None:
         finally:
             stage.broker.send(signal.SIGCONT)
         return
-    for wire in stage.brokers():
-        wire.freeze()
+    for proxy in stage.brokers():
+        proxy.freeze()
     try:
         stage.linger(8)
     finally:
-        for wire in stage.brokers():
-            wire.restore()
+        for proxy in stage.brokers():
+            proxy.restore()
 
 
 @fault(19, "broker-out-of-memory", ("redis",), private=True)
@@ -83,30 +83,30 @@ def starve_the_broker(stage: Stage) -> None:
 def raise_the_alarm(stage: Stage) -> None:
     """RabbitMQ's memory alarm is raised, which blocks all publishers."""
     assert isinstance(stage.broker, RabbitMQ)
-    stage.broker.tell("set_vm_memory_high_watermark", "absolute", "1MB")
+    stage.broker.run_tool("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
         stage.linger(8)
     finally:
-        stage.broker.tell("set_vm_memory_high_watermark", "0.4")
+        stage.broker.run_tool("set_vm_memory_high_watermark", "0.4")
 
 
 @fault(28, "broker-cut")
 def cut_the_broker(stage: Stage) -> None:
     """Every connection to the broker breaks, and new ones are refused."""
-    for wire in stage.brokers():
-        wire.cut()
+    for proxy in stage.brokers():
+        proxy.cut()
     try:
         stage.linger(6)
     finally:
-        for wire in stage.brokers():
-            wire.restore()
+        for proxy in stage.brokers():
+            proxy.restore()
 
 
 @fault(30, "first-broker-cut")
 def cut_the_first_broker(stage: Stage) -> None:
     """The first broker of the list is away, and tasks run by way of the second."""
-    for wire in stage.first_brokers():
-        wire.cut()
+    for proxy in stage.first_brokers():
+        proxy.cut()
     try:
         tasks = [stage.enqueue("plain", bodies.work, 0.0) for _ in range(20)]
         waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
@@ -117,8 +117,8 @@ def cut_the_first_broker(stage: Stage) -> None:
         )
         stage.linger(6)
     finally:
-        for wire in stage.first_brokers():
-            wire.restore()
+        for proxy in stage.first_brokers():
+            proxy.restore()
 
 
 @fault(29, "queue-rejected")
@@ -133,7 +133,7 @@ def reject_a_queue(stage: Stage) -> None:
     tasks = [stage.enqueue("plain", bodies.work, 0.0, queue=name) for _ in range(20)]
     stage.linger(8)
     rejecting.repair(name, stage.plan.broker, current_app)
-    worker = stage.fleet.worker(pool="solo", slots=1, queues=[name], **stage.wired("worker"))
+    worker = stage.cluster.worker(pool="solo", slots=1, queues=[name], **stage.wired("worker"))
     waiting = Task.objects.filter(pk__in=tasks).exclude(status="SUCCESS")
     until(
         lambda: not waiting.exists(), within=120, message="the tasks of the repaired queue have run"
@@ -145,7 +145,7 @@ def reject_a_queue(stage: Stage) -> None:
 @fault(21, "everything-doubled")
 def double_everything(stage: Stage) -> None:
     """Every message is sent three times."""
-    with stage.on_the_wire('{"copies": 3, "delay": 0}'):
+    with stage.with_orders('{"copies": 3, "delay": 0}'):
         stage.linger(8)
 
 
@@ -154,7 +154,7 @@ def reorder(stage: Stage) -> None:
     """Every message is delayed by up to five seconds: they arrive in any order, some after they were
     republished.
     """
-    with stage.on_the_wire('{"copies": 1, "delay": 5}'):
+    with stage.with_orders('{"copies": 1, "delay": 5}'):
         stage.linger(8)
 
 
@@ -164,8 +164,8 @@ def send_garbage(stage: Stage) -> None:
     exist.
     """
     real = stage.enqueue("plain", bodies.work, 0.0)
-    with current_app.connection_for_write() as wire:
-        producer = current_app.amqp.Producer(wire)
+    with current_app.connection_for_write() as broker:
+        producer = current_app.amqp.Producer(broker)
 
         def send(
             body: Any, name: str, message: str, content_type: str = "application/json"

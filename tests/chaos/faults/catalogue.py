@@ -1,4 +1,4 @@
-"""Every fault there is, and the mixture of them."""
+"""All faults, and their combination."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.chaos.faults import brokers, database, processes
 from tests.chaos.faults.registry import FAULTS, Fault, fault
 from tests.chaos.stage import Stage
 
-__all__ = ["FAULTS", "brokers", "database", "of_lane", "processes"]
+__all__ = ["FAULTS", "brokers", "database", "for_broker", "processes"]
 BRIEF = (
     "broker-flushed",
     "broker-cut",
@@ -27,18 +27,20 @@ def everything(stage: Stage) -> None:
     faults follow one another.
     """
     copies = '{"copies": 2, "delay": 2}'
-    with database.replies_lost(stage, 0.05, 0.002), stage.on_the_wire(copies):
+    with database.replies_lost(stage, 0.05, 0.002), stage.with_orders(copies):
         for name in stage.random.sample(BRIEF, 4):
             stage.notes[f"{name}, amid everything"] += 1
             processes.kill_a_child(stage)
             FAULTS[name].strike(stage)
 
 
-def of_lane(broker: str, *, private: bool = True) -> list[Fault]:
-    """Return the faults that a broker knows, in the order of their numbers, the mixture last."""
+def for_broker(broker: str, *, private: bool = True) -> list[Fault]:
+    """Return the faults that apply to a broker, in the order of their numbers, the combination
+    last.
+    """
     known = [
         fault
         for fault in FAULTS.values()
-        if broker in fault.lanes and (private or not fault.private)
+        if broker in fault.brokers and (private or not fault.private)
     ]
     return sorted(known, key=lambda fault: (fault.name == "everything", fault.number))

@@ -1,5 +1,5 @@
-"""Faults of the database: sessions end, replies are lost, the server dies, refuses, locks, or
-cannot be heard.
+"""Faults of the database: sessions end, replies are lost, the server stops, refuses, locks, or is
+unreachable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def end_sessions(stage: Stage) -> None:
         " LIMIT 1"
     )
     with administrator(stage.database_url) as session:
-        stage.again_and_again(8, 0.2, lambda: session.execute(sql, [name]))
+        stage.repeatedly(8, 0.2, lambda: session.execute(sql, [name]))
 
 
 @fault(11, "commits-cut")
@@ -45,7 +45,7 @@ def cut_commits(stage: Stage) -> None:
 
 @contextmanager
 def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[None]:
-    """Lose the replies to such shares of all that is sent to the database."""
+    """Lose the replies to these shares of all COMMITs and other statements."""
     lock = threading.Lock()
 
     def unlucky(data: bytes) -> bool:
@@ -56,13 +56,13 @@ def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[
             stage.notes[COMMITS_CUT] += lost and commits
         return lost
 
-    for wire in stage.databases():
-        wire.lose_replies(unlucky)
+    for proxy in stage.databases():
+        proxy.lose_replies(unlucky)
     try:
         yield
     finally:
-        for wire in stage.databases():
-            wire.lose_replies(None)
+        for proxy in stage.databases():
+            proxy.lose_replies(None)
 
 
 @fault(12, "database-unheard")
@@ -70,19 +70,19 @@ def swallow_the_database(stage: Stage) -> None:
     """All traffic to and from the database is dropped for longer than a lease, then all
     connections break.
     """
-    for wire in stage.databases():
-        wire.freeze()
+    for proxy in stage.databases():
+        proxy.freeze()
     try:
         stage.linger(8)
     finally:
-        for wire in stage.databases():
-            wire.restore()
+        for proxy in stage.databases():
+            proxy.restore()
 
     def storm() -> None:
-        for wire in stage.databases():
-            wire.storm()
+        for proxy in stage.databases():
+            proxy.storm()
 
-    stage.again_and_again(3, 0.5, storm)
+    stage.repeatedly(3, 0.5, storm)
 
 
 @fault(13, "database-restarted", private=True)
@@ -128,7 +128,7 @@ def serialize(stage: Stage) -> None:
 
     _tell(stage, "default_transaction_isolation", "serializable")
     try:
-        stage.again_and_again(8, 0.1, locked)
+        stage.repeatedly(8, 0.1, locked)
     finally:
         _tell(stage, "default_transaction_isolation", None)
 

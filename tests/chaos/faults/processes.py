@@ -1,4 +1,4 @@
-"""Faults of processes: they die, freeze, are replaced, or live by a wrong clock."""
+"""Faults of processes: they die, freeze, are replaced, or have a wrong clock."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
 from tests.chaos import bodies
 from tests.chaos.faults.registry import fault
 from tests.chaos.servers import administrator
-from tests.chaos.stage import Stage, ask, children
-from tests.processes.fleet import Program
+from tests.chaos.stage import Stage, children, query
+from tests.processes.cluster import Program
 from tests.waiting import until
 
 READY = 60
@@ -26,7 +26,7 @@ READY = 60
 @fault(1, "child-killed")
 def kill_children(stage: Stage) -> None:
     """A child of a worker is killed every second."""
-    stage.again_and_again(8, 1.0, lambda: kill_a_child(stage))
+    stage.repeatedly(8, 1.0, lambda: kill_a_child(stage))
 
 
 def kill_a_child(stage: Stage) -> None:
@@ -63,19 +63,19 @@ def freeze_a_worker(stage: Stage) -> None:
         [worker for worker in stage.workers if "threads" in worker.arguments]
     )
     tasks = [stage.enqueue("long", bodies.work, 1.5, priority=9) for _ in range(12)]
-    told = TaskExecutionLog.objects.filter(task_id__in=tasks)
+    logged = TaskExecutionLog.objects.filter(task_id__in=tasks)
 
     def at_work() -> bool:
         node = worker.node()
         return node is not None and tasks_of(node, tasks) > 0
 
     def lost() -> bool:
-        return told.filter(status="LOST").exists()
+        return logged.filter(status="LOST").exists()
 
     def fenced() -> bool:
-        return told.filter(status="FENCED").exists()
+        return logged.filter(status="FENCED").exists()
 
-    until(lambda: ask(at_work), within=READY, message="the worker is at work")
+    until(lambda: query(at_work), within=READY, message="the worker is at work")
     node = worker.node()
     worker.freeze()
 
@@ -83,9 +83,9 @@ def freeze_a_worker(stage: Stage) -> None:
         return node is None or tasks_of(node, tasks) == 0
 
     try:
-        # A node may be declared dead before the leases of its runs are over.
+        # A node may be declared dead before the leases of its runs have expired.
         until(
-            lambda: ask(lost) or ask(all_ended),
+            lambda: query(lost) or query(all_ended),
             within=READY,
             message="the runs of the frozen worker are lost",
         )
@@ -94,7 +94,7 @@ def freeze_a_worker(stage: Stage) -> None:
         worker.thaw()
     with suppress(AssertionError):  # the figures at the end say if nothing was fenced
         until(
-            lambda: ask(fenced),
+            lambda: query(fenced),
             within=20,
             message="the late ending is refused",
         )
@@ -139,8 +139,8 @@ def freeze_the_leader(stage: Stage) -> None:
 
 
 def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
-    """Freeze it, and let it go on unless the database says that it has stopped between two
-    statements.
+    """Freeze the leader, and let it continue unless the database shows that it stopped inside a
+    transaction.
     """
     leader.freeze()
     with administrator(stage.database_url) as session:
@@ -169,9 +169,9 @@ def make_two_leaders(stage: Stage) -> None:
 
     def take() -> None:
         leases = SchedulerLease.objects.filter(holder__isnull=False)
-        ask(lambda: leases.update(expires_at=after(-1), term=F("term")))
+        query(lambda: leases.update(expires_at=after(-1), term=F("term")))
 
-    stage.again_and_again(8, 1.0, take)
+    stage.repeatedly(8, 1.0, take)
 
 
 @fault(9, "wrong-clocks")
@@ -187,7 +187,7 @@ def shift_clocks(stage: Stage) -> None:
         stage.kill(program)
     stage.notes["nodes whose clock was wrong"] += sum(map(_has_a_wrong_clock, shifted))
     stage.linger(12)
-    _crew(stage)
+    _cluster(stage)
     for program in shifted:
         stage.kill(program)
 
@@ -215,12 +215,15 @@ def poison(stage: Stage) -> None:
 
 
 def _has_a_wrong_clock(program: Program) -> bool:
-    """Whether the shift took hold, as the process itself says."""
-    told = re.search(r"chaos clock (\S+)", program.said())
-    return told is not None and abs(datetime.fromisoformat(told[1]).timestamp() - time.time()) > 200
+    """Return whether the process itself reports the shifted clock."""
+    offset = re.search(r"chaos clock (\S+)", program.output())
+    return (
+        offset is not None
+        and abs(datetime.fromisoformat(offset[1]).timestamp() - time.time()) > 200
+    )
 
 
-def _crew(stage: Stage) -> None:
+def _cluster(stage: Stage) -> None:
     for program in (
         stage.scheduler(),
         stage.scheduler(),
@@ -232,20 +235,22 @@ def _crew(stage: Stage) -> None:
 
 
 def _end(stage: Stage, program: Program) -> None:
-    """Let a process end by itself; one that cannot is killed, as a supervisor would."""
+    """Let a process end. One that does not is killed, as a supervisor would do."""
     program.process.send_signal(signal.SIGTERM)
     try:
         until(lambda: not program.alive(), within=15)
     except AssertionError:
         stage.notes["killed after SIGTERM"] += 1
     program.kill()
-    stage.struck(program)
+    stage.forget(program)
 
 
 def _ready(program: Program) -> None:
-    """Wait for its row; a fault beside may hold it up, and the next one goes on all the same."""
+    """Wait until it has registered. Another fault may delay that, and the next one continues all
+    the same.
+    """
 
     def registered() -> bool:
-        return not program.alive() or ask(program.node) is not None
+        return not program.alive() or query(program.node) is not None
 
-    until(registered, within=READY, message=f"{program.name} is ready:\n{program.said()[-2000:]}")
+    until(registered, within=READY, message=f"{program.name} is ready:\n{program.output()[-2000:]}")

@@ -13,17 +13,17 @@ BOTH = ("redis", "rabbitmq")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to hurt the stage; it leaves the stage healed."""
+    """A fault. When it returns, everything is repaired."""
 
     number: int
     name: str
     strike: Strike
-    lanes: tuple[str, ...]
+    brokers: tuple[str, ...]
     private: bool = False
 
     @property
     def what(self) -> str:
-        """Say in a line what it does."""
+        """Return its description in one line."""
         return " ".join((self.strike.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
 
 
@@ -31,12 +31,12 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    number: int, name: str, lanes: tuple[str, ...] = BOTH, *, private: bool = False
+    number: int, name: str, brokers: tuple[str, ...] = BOTH, *, private: bool = False
 ) -> Callable[[Strike], Strike]:
-    """Enter a fault under its name."""
+    """Register a fault under its name."""
 
     def enter(strike: Strike) -> Strike:
-        FAULTS[name] = Fault(number, name, strike, lanes, private)
+        FAULTS[name] = Fault(number, name, strike, brokers, private)
         return strike
 
     return enter

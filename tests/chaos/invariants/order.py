@@ -11,7 +11,7 @@ from tests.processes.windows import Matched, Seen, Window, matched
 
 BROKEN = frozenset({"FAILED", "CANCELLED", "SKIPPED", "EXPIRED"})
 EARLY = timedelta(milliseconds=20)
-"""Two clocks of one machine are compared: the monotonic one of bodies, the wall clock of the
+"""The tolerance between two clocks of one machine: the monotonic one of bodies and that of the
 database.
 """
 
@@ -23,15 +23,15 @@ def fires_match_their_windows(history: History) -> Iterator[str]:
     matched one to one.
     """
     for table in history.timetables:
-        told = Counter(
+        recorded = Counter(
             round(fire.due, 3)
             for fire in history.fires
             if fire.schedule == table.schedule and fire.task
         )
         wanted = {round(due, 3) for due in table.due()}
-        for due in sorted(wanted - told.keys()):
+        for due in sorted(wanted - recorded.keys()):
             yield f"{table.schedule} never fired for {_text(due)}"
-        for due, number in told.items():
+        for due, number in recorded.items():
             if number > 1 or (due not in wanted and due <= table.through):
                 yield f"{table.schedule} fired {number} times for {_text(due)}"
     found = observed(history)
@@ -42,7 +42,7 @@ def fires_match_their_windows(history: History) -> Iterator[str]:
 
 
 def observed(history: History) -> Matched:
-    """Match the first run of each fired task to the target windows."""
+    """Match the first run of each fired task with the target windows."""
     due_until = {table.schedule: table.through for table in history.timetables}
     targets = [
         Window(

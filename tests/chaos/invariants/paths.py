@@ -1,4 +1,4 @@
-"""H9 to H12: dead letters, paths through the state machine, terms of leaders, and the quiet at the
+"""H9 to H12: dead letters, paths through the state machine, terms of leaders, and the state at the
 end.
 """
 
@@ -55,7 +55,7 @@ def _wrong_step(change: Change, known: tuple[str, int] | None) -> str:
         return "was deleted"
     if change.old is None:
         legal = known is None and change.new in BIRTHS
-        return "" if legal else f"was born {change.new}" + " a second time" * (known is not None)
+        return "" if legal else f"was created {change.new}" + " a second time" * (known is not None)
     if known != (change.old, change.old_epoch):
         return f"left {change.old} in epoch {change.old_epoch}, but stood {known}"
     return _wrong_move(change.old, change.new, change.new_epoch - change.old_epoch)
@@ -78,7 +78,7 @@ def terms_do_not_overlap(history: History) -> Iterator[str]:
     held = {term.term for term in history.terms}
     for fire in history.fires:
         if fire.term is not None and held and fire.term not in held:
-            yield f"{fire.schedule} was fired in term {fire.term}, which nobody held"
+            yield f"{fire.schedule} was fired in term {fire.term}, which had no owner"
 
 
 def _overlaps(terms: Sequence[Term]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""H1 to H6: nothing lost, no ghost, no second start or ending, and effects that happen once."""
+"""H1 to H6: no lost task, no run without a task, no second start or ending, and effects that happen
+once.
+"""
 
 from __future__ import annotations
 
@@ -102,21 +104,21 @@ def effects_happen_once(history: History) -> Iterator[str]:
         yield f"{task} does not exist and has an effect"
 
 
-# Questions that the figures ask too ---------------------------------------------------------------
+# Queries that the figures use too -----------------------------------------------------------------
 
 
 def starts(history: History) -> Iterator[Change]:
-    """Give the accepted starts."""
+    """Return the accepted starts."""
     return (
         change for change in history.changes if change.new == "RUNNING" and change.old != "RUNNING"
     )
 
 
 def overlapping(history: History) -> Iterator[tuple[str, int, int]]:
-    """Give the task and the numbers of two attempts that ran at once, the lower first.
+    """Return the task and the numbers of two attempts that ran at once, the lower first.
 
     A process that was frozen between its start and its body begins the lower one when the higher
-    one runs already.
+    one already runs.
     """
     ends = {(mark.task, mark.run): mark.at for mark in history.marks if not mark.begins}
     begun = defaultdict[str, list[Mark]](list)

@@ -1,6 +1,4 @@
-"""The stories: what the engine is asked to do, on which rows, and how things must stand when all is
-done.
-"""
+"""The scenarios: an operation of the engine, its initial rows, and the expected final state."""
 
 from __future__ import annotations
 

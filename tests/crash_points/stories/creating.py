@@ -1,5 +1,5 @@
-"""Rows are born: alone, in the caller's transaction, under keys, behind others, many at once, as a
-workflow.
+"""Tasks are created: singly, in the caller's transaction, with keys, with dependencies, in bulk, as
+a workflow.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ WELL = "tests.crash_points.bodies.well"
 
 
 def a_workflow() -> Workflow:
-    """Return a graph: a body and a second root, what waits for both, for one, and for those; and a
-    sub-workflow.
+    """Return a workflow: two roots, a task that depends on both, one that depends on one, one on
+    all of those, and a sub-workflow.
     """
     wf, sub = Workflow("dying", on_complete=well), Workflow("sub")
     sub.add(well, step="inner")
@@ -68,16 +68,18 @@ def _flow(_: Any) -> None:
 
 
 STORIES = (
-    Story(name="alone", scene=nothing, deed=_alone, again=_alone),
-    Story(name="in a transaction", scene=nothing, deed=_with_an_order, again=_with_an_order_again),
-    Story(name="behind another", scene=lambda: a_task(name=WELL), deed=_behind, again=_behind),
+    Story(name="alone", scene=nothing, operation=_alone, again=_alone),
+    Story(
+        name="in a transaction", scene=nothing, operation=_with_an_order, again=_with_an_order_again
+    ),
+    Story(name="behind another", scene=lambda: a_task(name=WELL), operation=_behind, again=_behind),
     Story(
         name="under the key of another",
         scene=lambda: a_task(name=WELL, key="editable", args=[1], due=3600),
-        deed=_editing,
+        operation=_editing,
         again=_editing,
     ),
-    Story(name="unique", scene=nothing, deed=_single, again=_single),
-    Story(name="many", scene=nothing, deed=_many, or_nothing=True),
-    Story(name="a workflow", scene=nothing, deed=_flow, again=_flow),
+    Story(name="unique", scene=nothing, operation=_single, again=_single),
+    Story(name="many", scene=nothing, operation=_many, or_nothing=True),
+    Story(name="a workflow", scene=nothing, operation=_flow, again=_flow),
 )

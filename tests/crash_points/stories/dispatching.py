@@ -1,5 +1,5 @@
-"""Due rows are claimed and published, republished when nobody started them, and handed back by a
-broker in trouble.
+"""Due tasks are claimed and published, republished if they have not started, and returned to
+PENDING by a failing broker.
 """
 
 from __future__ import annotations
@@ -52,11 +52,16 @@ def _republish(_: Any) -> None:
 
 
 STORIES = (
-    Story(name="claim and publish", scene=_three_due, deed=_dispatch),
+    Story(name="claim and publish", scene=_three_due, operation=_dispatch),
     Story(
-        name="republish", scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1), deed=_republish
+        name="republish",
+        scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1),
+        operation=_republish,
     ),
     Story(
-        name="hand back", scene=_three_due_and_no_broker, deed=_dispatch, again=_the_broker_is_back
+        name="return to pending",
+        scene=_three_due_and_no_broker,
+        operation=_dispatch,
+        again=_the_broker_is_back,
     ),
 )

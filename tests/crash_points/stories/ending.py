@@ -1,5 +1,5 @@
-"""A run ends: well, with follow-ups, in the body's own transaction, by another try, for good; its
-dependents hear.
+"""A run ends: with success, with follow-ups, in the body's own transaction, by a retry, finally;
+its dependents are resolved.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _message(body: Any, *args: Any) -> Callable[[], Task]:
 
 
 def first_of(body: Any) -> Callable[[], Task]:
-    """Return what starts a workflow whose first task has this body, and rings it; two
-    wait for it.
+    """Return a scene that starts a workflow whose first task has this body and two dependents, and
+    publishes it.
     """
 
     def scene() -> Task:
@@ -40,23 +40,23 @@ def first_of(body: Any) -> Callable[[], Task]:
 
 
 def _with_its_body() -> Stand:
-    """Return how the body's own rows stand: a COMMIT that did not come through is an error of the
-    body, and a try.
+    """Return the state of the body's own rows. A COMMIT that failed is an error of the body, and an
+    attempt.
     """
     names = list(Group.objects.values_list("name", flat=True))
     return names, list(Task.objects.values_list("status", flat=True))
 
 
 STORIES = (
-    Story(name="success", scene=first_of(bodies.well), deed=messages),
-    Story(name="success with follow-ups", scene=_message(bodies.onward, 1), deed=messages),
+    Story(name="success", scene=first_of(bodies.well), operation=messages),
+    Story(name="success with follow-ups", scene=_message(bodies.onward, 1), operation=messages),
     Story(
         name="success with its body",
         scene=_message(bodies.atomically, "once"),
-        deed=messages,
+        operation=messages,
         stand=_with_its_body,
     ),
-    Story(name="success with growth", scene=first_of(bodies.growing), deed=messages),
-    Story(name="failure with another try", scene=_message(bodies.ill), deed=messages),
-    Story(name="failure for good", scene=first_of(bodies.hopeless), deed=messages),
+    Story(name="success with growth", scene=first_of(bodies.growing), operation=messages),
+    Story(name="failure with another try", scene=_message(bodies.ill), operation=messages),
+    Story(name="failure for good", scene=first_of(bodies.hopeless), operation=messages),
 )

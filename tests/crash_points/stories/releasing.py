@@ -1,6 +1,4 @@
-"""The leader tells endings to those that wait, counts them into workflows; an operator replays what
-gave up.
-"""
+"""The leader resolves endings, counts them into workflows; an operator replays a failed task."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ from tests.crash_points import bodies
 from tests.crash_points.stories.creating import a_workflow
 from tests.crash_points.stories.ending import first_of
 from tests.crash_points.stories.story import Story
-from tests.database.dependencies.worker_and_leader import begin, of, question, succeed, tell
+from tests.database.dependencies.worker_and_leader import begin, of, question, resolve_all, succeed
 
 HOPELESS = Outcome(
     kind=EndingKind.FAILED,
-    error="Told: no",
-    error_type="Told",
-    traceback="Told: no",
+    error="ExpectedFailure: no",
+    error_type="ExpectedFailure",
+    traceback="ExpectedFailure: no",
     retryable=False,
 )
 
 
 def _ended(end: Callable[[Task], None]) -> Callable[[], Task]:
-    """Return what starts the workflow and ends its body so; nobody is told of it yet."""
+    """Return a scene that starts the workflow and ends its body, without resolving the ending."""
 
     def scene() -> Task:
         body = of(a_workflow().start(key="the one"), "body")
@@ -56,12 +54,12 @@ def _fail(task: Task) -> None:
 def _given_up() -> Task:
     first = first_of(bodies.ill_at_first)()
     _fail(first)
-    tell()
+    resolve_all()
     Group.objects.create(name="healed")
     return first
 
 
-# On a busy machine a slice could end after another batch than the last time.
+# On a busy machine a slice could end after another batch than in the recorded run.
 _WHOLE = 60.0
 
 
@@ -81,8 +79,8 @@ def _replay(row: Task) -> None:
 
 
 STORIES = (
-    Story(name="tell a success", scene=_ended(succeed), deed=_tell),
-    Story(name="tell a failure", scene=_ended(_fail), deed=_tell),
-    Story(name="count into a workflow", scene=_counted, deed=_count),
-    Story(name="replay", scene=_given_up, deed=_replay, again=_replay),
+    Story(name="resolve a success", scene=_ended(succeed), operation=_tell),
+    Story(name="resolve a failure", scene=_ended(_fail), operation=_tell),
+    Story(name="count into a workflow", scene=_counted, operation=_count),
+    Story(name="replay", scene=_given_up, operation=_replay, again=_replay),
 )

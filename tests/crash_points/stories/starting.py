@@ -1,4 +1,4 @@
-"""A message arrives: the gate starts its row, or refuses it."""
+"""A message arrives: the gate starts its task, or refuses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELDOM = "tests.crash_points.bodies.seldom"
 
 
 def messages(row: Task) -> None:
-    """Deliver the message of a row."""
+    """Deliver the message of a task."""
     deliver(row.name, f"{row.pk}.{row.epoch}.{row.publish_count}")
 
 
@@ -39,8 +39,8 @@ def _seldom() -> Task:
 
 
 STORIES = (
-    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), deed=messages),
-    Story(name="of a paused queue", scene=_of_a_paused_queue, deed=messages, again=_resume),
-    Story(name="too late", scene=_too_late, deed=messages),
-    Story(name="a duplicate", scene=_seldom, deed=messages),
+    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), operation=messages),
+    Story(name="of a paused queue", scene=_of_a_paused_queue, operation=messages, again=_resume),
+    Story(name="too late", scene=_too_late, operation=messages),
+    Story(name="a duplicate", scene=_seldom, operation=messages),
 )

@@ -1,4 +1,4 @@
-"""What a story is made of, and how things stand at its end."""
+"""The definition of a scenario, and its final state."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def nothing() -> None:
 
 
 def stand() -> Stand:
-    """Return what must come out alike whatever happened on the way: how often a run was lost is
-    left out.
-    """
+    """Return what must be equal whatever happened on the way. The number of lost runs is left out."""
     rows = [
         (
             row.name,
@@ -32,7 +30,7 @@ def stand() -> Stand:
             row.failures,
         )
         for row in Task.objects.all()
-    ]  # a workflow's id is another each time
+    ]  # a workflow's id differs each time
     logs = TaskExecutionLog.objects.exclude(status__in=("LOST", "FENCED")).values_list(
         "status", flat=True
     )
@@ -46,17 +44,17 @@ def stand() -> Stand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One thing that a process of the engine does.
+    """One operation of a process of the engine.
 
-    ``scene`` writes the rows that it finds, and returns what the deed is told. ``deed`` is what the
-    process does, every thing it tells being a point. ``again`` is what its caller does, or an
-    operator, who was not told that it is done. ``or_nothing``: the caller does nothing then, and it
-    is well, too, when nothing has come of it.
+    ``scene`` creates the initial rows and returns the argument of the operation. ``operation`` is the
+    operation; each of its calls to database or broker is a point. ``again`` is what its caller, or
+    an operator, does after no confirmation arrived. ``or_nothing``: the caller does nothing then,
+    and no effect at all is correct, too.
     """
 
     name: str
     scene: Callable[[], Any]
-    deed: Callable[[Any], None]
+    operation: Callable[[Any], None]
     again: Callable[[Any], None] = lambda _: None
     stand: Callable[[], Stand] = stand
     or_nothing: bool = False

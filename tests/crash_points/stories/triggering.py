@@ -1,5 +1,5 @@
-"""The leader fires recurring tasks that were due for hours: each way to catch up, and each way to
-overlap.
+"""The leader fires recurring tasks that were due for hours, with each misfire and each overlap
+policy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask, Task
 from tests.crash_points import bodies
 from tests.crash_points.stories.story import Story
-from tests.database.recurring.schedules import begin, told
+from tests.database.recurring.schedules import begin, ledger_of
 from tests.factories import QUEUE
 
 HOUR = timedelta(hours=1)
@@ -34,8 +34,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def _due() -> datetime:
-    """Declare the schedules: their third fire was half an hour ago, and the next is as
-    far ahead.
+    """Declare the schedules: their third fire was half an hour ago, and the next is half an hour
+    ahead.
     """
     start = database_now() - 2 * HOUR - HOUR / 2
     for name, given in SCHEDULES.items():
@@ -67,7 +67,7 @@ def _stand_of(row: RecurringTask) -> Any:
     runs = Task.objects.filter(recurring_task=row).order_by("fire_time")
     lines = [
         (outcome, since(first), since(last), count, re.sub(r"task \S+", "task", reason))
-        for outcome, first, last, count, reason in told(row)
+        for outcome, first, last, count, reason in ledger_of(row)
     ]
     return (
         row.name,
@@ -80,4 +80,4 @@ def _stand_of(row: RecurringTask) -> Any:
     )
 
 
-STORIES = (Story(name="fire", scene=_due, deed=_fire, stand=_stand),)
+STORIES = (Story(name="fire", scene=_due, operation=_fire, stand=_stand),)

@@ -1,4 +1,4 @@
-"""The browser of an operator, for the tests of the admin."""
+"""Shared fixtures of the admin tests."""
 
 import pytest
 from django.test import Client
@@ -8,5 +8,5 @@ from tests.database.admin.site import operator
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of an operator who has every permission."""
+    """Return a client logged in as a superuser."""
     return operator("ann")

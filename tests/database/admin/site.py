@@ -1,4 +1,4 @@
-"""How a test visits the admin: as whom, where, and what was said there."""
+"""Log in to the admin, open its pages and run its actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _number = itertools.count(1)
 
 
 def staff(*permissions: str) -> Client:
-    """Return a browser logged in as somebody who has just these permissions."""
+    """Return a client logged in as a staff user with exactly these permissions."""
     user = User.objects.create_user(f"somebody{next(_number)}", is_staff=True)
     wanted = Permission.objects.filter(content_type__app_label=APP, codename__in=permissions)
     assert wanted.count() == len(permissions), "no such permission"
@@ -26,7 +26,7 @@ def staff(*permissions: str) -> Client:
 
 
 def operator(name: str = "ann") -> Client:
-    """Return a browser logged in as somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return _browser(User.objects.create_superuser(name))
 
 
@@ -42,12 +42,12 @@ def list_of(model: str) -> str:
 
 
 def page_of(row: Any) -> str:
-    """Return the address of a row's page."""
+    """Return the address of the page of an object."""
     return reverse(f"admin:{APP}_{row._meta.model_name}_change", args=[row.pk])
 
 
 def act(client: Client, action: str, *rows: Any, confirm: bool = True, **fields: str) -> Any:
-    """Choose rows in their list and run an action on them, confirmed where that is asked."""
+    """Run an action on the chosen objects of a list, and confirm it if it asks for confirmation."""
     address = list_of(rows[0]._meta.model_name)
     asked = client.post(
         address, {"action": action, "_selected_action": [str(row.pk) for row in rows], **fields}
@@ -56,7 +56,7 @@ def act(client: Client, action: str, *rows: Any, confirm: bool = True, **fields:
 
 
 def confirmed(client: Client, address: str, asked: Any, **fields: str) -> Any:
-    """Press the button of the page that asks; an answer that asks nothing is returned as it is."""
+    """Send the confirmation form. An answer without such a form is returned unchanged."""
     found = re.findall(
         r'<input type="hidden" name="([^"]+)" value="([^"]*)"', asked.content.decode()
     )
@@ -65,17 +65,17 @@ def confirmed(client: Client, address: str, asked: Any, **fields: str) -> Any:
 
 
 def opened(client: Client, address: str) -> str:
-    """Return what an edit form carries to tell which state of the row it shows."""
+    """Return the field of an edit form that identifies the version of the object it shows."""
     value: str = client.get(address).context["form"]["opened"].value()
     return value
 
 
-def said(answer: Any) -> list[str]:
-    """Return the messages that the visitor reads next."""
+def messages_of(answer: Any) -> list[str]:
+    """Return the messages that the next page shows."""
     return [str(message) for message in get_messages(answer.wsgi_request)]
 
 
 def text(answer: Any) -> str:
-    """Return a page's text as a person reads it."""
+    """Return the visible text of a page."""
     body = re.sub(r"<[^>]+>", " ", answer.content.decode())
     return re.sub(r"\s+", " ", html.unescape(body))

@@ -1,5 +1,5 @@
-"""Each action is one verb of the engine, confirmed where it destroys, and says what it moved and
-what not.
+"""Each action performs one operation, asks for confirmation if it is destructive, and reports which
+tasks changed and which did not.
 """
 
 from datetime import timedelta
@@ -14,7 +14,16 @@ from django_durable_tasks.admin import actions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Resolution, Status
-from tests.database.admin.site import act, confirmed, list_of, opened, operator, page_of, said, text
+from tests.database.admin.site import (
+    act,
+    confirmed,
+    list_of,
+    messages_of,
+    opened,
+    operator,
+    page_of,
+    text,
+)
 from tests.factories import a_dead_letter, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -26,36 +35,38 @@ REPLAY = "admin:django_durable_tasks_task_replay"
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return operator("ann")
 
 
-def _fresh(row: Any) -> Any:
+def _reloaded(row: Any) -> Any:
     return type(row).objects.get(pk=row.pk)
 
 
-def test_cancel_is_asked_once_more_and_then_ends_what_waits_and_asks_what_runs(ann: Client) -> None:
+def test_cancel_asks_for_confirmation_then_ends_waiting_tasks_and_requests_cancellation_of_running_ones(
+    ann: Client,
+) -> None:
     waiting, running, ended = a_task(), a_task(Status.RUNNING), a_task(Status.SUCCESS)
     asked = act(ann, "cancel", waiting, running, ended, confirm=False)
     assert "This changes 2 rows" in text(asked)
     assert "1 other selected row stays unchanged" in text(asked)
-    assert _fresh(waiting).status == Status.PENDING
+    assert _reloaded(waiting).status == Status.PENDING
     done = act(ann, "cancel", waiting, running, ended, reason="wrong tariff")
-    assert said(done) == [
+    assert messages_of(done) == [
         "Cancelled 1 task. Requested 1 running task to stop. The status of 1 row does not allow it."
     ]
-    assert _fresh(waiting).status == Status.CANCELLED
-    assert _fresh(waiting).reason == "CANCELLED by ann: wrong tariff"
-    assert _fresh(running).cancel_requested_at is not None
-    assert _fresh(ended).status == Status.SUCCESS
+    assert _reloaded(waiting).status == Status.CANCELLED
+    assert _reloaded(waiting).reason == "CANCELLED by ann: wrong tariff"
+    assert _reloaded(running).cancel_requested_at is not None
+    assert _reloaded(ended).status == Status.SUCCESS
 
 
-def test_replay_runs_ended_tasks_again_and_leaves_waiting_ones_unchanged(ann: Client) -> None:
+def test_replay_reruns_ended_tasks_and_leaves_waiting_ones_unchanged(ann: Client) -> None:
     failed, scheduled = a_task(Status.FAILED), a_task(due=500)
     done = act(ann, "replay", failed, scheduled)
-    assert said(done) == ["Replayed 1 task. The status of 1 row does not allow it."]
-    assert _fresh(failed).status == Status.PENDING
-    assert _fresh(scheduled).due_at > database_now()
+    assert messages_of(done) == ["Replayed 1 task. The status of 1 row does not allow it."]
+    assert _reloaded(failed).status == Status.PENDING
+    assert _reloaded(scheduled).due_at > database_now()
     letter = DeadLetter.objects.get(task=failed.pk)
     assert (letter.resolution, letter.resolved_by) == (Resolution.REPLAYED, "ann")
 
@@ -63,30 +74,30 @@ def test_replay_runs_ended_tasks_again_and_leaves_waiting_ones_unchanged(ann: Cl
 def test_retry_makes_waiting_retries_due_now_and_replays_nothing(ann: Client) -> None:
     failed, waiting, scheduled = a_task(Status.FAILED), a_task(failures=1, due=500), a_task(due=500)
     done = act(ann, "retry", failed, waiting, scheduled)
-    assert said(done) == ["Made 1 retry due now. The status of 2 rows does not allow it."]
-    assert _fresh(failed).status == Status.FAILED
-    assert _fresh(waiting).due_at <= database_now()
-    assert _fresh(waiting).failures == 1
-    assert _fresh(scheduled).due_at > database_now()
+    assert messages_of(done) == ["Made 1 retry due now. The status of 2 rows does not allow it."]
+    assert _reloaded(failed).status == Status.FAILED
+    assert _reloaded(waiting).due_at <= database_now()
+    assert _reloaded(waiting).failures == 1
+    assert _reloaded(scheduled).due_at > database_now()
 
 
-def test_a_replay_that_is_refused_says_why_and_changes_nothing(ann: Client) -> None:
+def test_a_refused_replay_shows_the_reason_and_changes_nothing(ann: Client) -> None:
     failed = a_task(Status.FAILED, key="invoice-7")
     a_task(key="invoice-7")
-    (told,) = said(act(ann, "replay", failed))
-    assert told.startswith("Nothing was changed. ")
-    assert _fresh(failed).status == Status.FAILED
+    (message,) = messages_of(act(ann, "replay", failed))
+    assert message.startswith("Nothing was changed. ")
+    assert _reloaded(failed).status == Status.FAILED
 
 
-def test_counting_as_done_needs_a_reason_and_leaves_a_trace(ann: Client) -> None:
+def test_force_complete_needs_a_reason_and_is_recorded(ann: Client) -> None:
     failed = a_task(Status.FAILED)
     refused = act(ann, "force_complete", failed, reason="  ")
     assert "This field is required." in text(refused)
-    assert _fresh(failed).status == Status.FAILED
-    assert said(act(ann, "force_complete", failed, reason="paid by hand")) == [
+    assert _reloaded(failed).status == Status.FAILED
+    assert messages_of(act(ann, "force_complete", failed, reason="paid by hand")) == [
         "Force-completed 1 task."
     ]
-    assert _fresh(failed).status == Status.SUCCESS
+    assert _reloaded(failed).status == Status.SUCCESS
     assert TaskExecutionLog.objects.filter(task=failed.pk, error_message="paid by hand").exists()
     assert DeadLetter.objects.get(task=failed.pk).resolved_by == "ann"
 
@@ -95,7 +106,7 @@ def test_dead_letters_are_replayed_in_bulk(ann: Client) -> None:
     many_tasks(3, Status.FAILED)
     closed = a_dead_letter(a_task(Status.CANCELLED), open=False)
     done = act(ann, "replay", *DeadLetter.objects.filter(open_task__isnull=False), closed)
-    assert said(done) == ["Replayed 3 tasks."]
+    assert messages_of(done) == ["Replayed 3 tasks."]
     assert Task.objects.filter(status=Status.PENDING).count() == 3
     assert not DeadLetter.objects.open().exists()
 
@@ -104,25 +115,27 @@ def test_discarding_needs_a_reason_and_keeps_the_tasks_failed(ann: Client) -> No
     failed = a_task(Status.FAILED)
     letter = DeadLetter.objects.get()
     assert "This field is required." in text(act(ann, "discard", letter))
-    assert _fresh(letter).resolved_at is None
-    assert said(act(ann, "discard", letter, reason="customer left")) == ["Discarded 1 dead letter."]
-    letter = _fresh(letter)
+    assert _reloaded(letter).resolved_at is None
+    assert messages_of(act(ann, "discard", letter, reason="customer left")) == [
+        "Discarded 1 dead letter."
+    ]
+    letter = _reloaded(letter)
     assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.DISCARDED,
         "ann",
         "customer left",
     )
-    assert _fresh(failed).status == Status.FAILED
+    assert _reloaded(failed).status == Status.FAILED
 
 
-def test_an_action_from_a_rows_page_comes_back_to_it(ann: Client) -> None:
+def test_an_action_from_a_change_page_returns_to_that_page(ann: Client) -> None:
     task = a_task(Status.FAILED)
     answer = act(ann, "replay", task, durable_from_page="1")
     assert answer.headers["Location"] == page_of(task)
     assert "Replayed 1 task." in text(ann.get(page_of(task)))
 
 
-def test_the_page_of_a_row_offers_only_what_its_status_allows(ann: Client) -> None:
+def test_the_change_page_offers_only_actions_that_the_status_allows(ann: Client) -> None:
     offered = {
         status: {
             button.get("action", button["title"])
@@ -143,7 +156,7 @@ def test_the_page_of_a_row_offers_only_what_its_status_allows(ann: Client) -> No
     }
 
 
-def test_all_rows_of_a_filtered_list_are_moved_and_no_others(ann: Client) -> None:
+def test_select_all_applies_to_the_filtered_list_only(ann: Client) -> None:
     many_tasks(3, queue="mail")
     other = a_task(queue="other")
     data = {
@@ -153,24 +166,24 @@ def test_all_rows_of_a_filtered_list_are_moved_and_no_others(ann: Client) -> Non
     }
     address = list_of("task") + "?queue=mail"
     answer = confirmed(ann, address, ann.post(address, data))
-    assert said(answer) == ["Cancelled 3 tasks."]
-    assert _fresh(other).status == Status.PENDING
+    assert messages_of(answer) == ["Cancelled 3 tasks."]
+    assert _reloaded(other).status == Status.PENDING
 
 
-def test_more_rows_than_one_action_moves_are_moved_by_the_next(
+def test_more_tasks_than_one_action_handles_are_handled_by_the_next_action(
     ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "AT_MOST", 2)
     rows = many_tasks(3)
     assert "More rows match" in text(act(ann, "cancel", *rows, confirm=False))
-    for told in (
+    for expected in (
         "Cancelled 2 tasks. More rows match: run the action again for the rest.",
         "Cancelled 1 task. The status of 2 rows does not allow it.",
     ):
-        assert said(act(ann, "cancel", *rows))[-1] == told
+        assert messages_of(act(ann, "cancel", *rows))[-1] == expected
 
 
-def test_who_did_what_stands_in_the_history_of_the_row(ann: Client) -> None:
+def test_the_history_of_an_object_shows_user_and_action(ann: Client) -> None:
     task = a_task()
     act(ann, "cancel", task, reason="wrong tariff")
     entry = LogEntry.objects.get()
@@ -183,7 +196,7 @@ def test_who_did_what_stands_in_the_history_of_the_row(ann: Client) -> None:
 # Queues -------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_nobody_ever_paused_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
+def test_a_queue_without_a_stored_state_is_paused_with_a_reason_and_resumed(ann: Client) -> None:
     many_tasks(2, queue="mail")
     assert "2 tasks wait." in text(ann.get(reverse(PAUSE), {"queue": "mail"}))
     assert "This field is required." in text(
@@ -195,20 +208,23 @@ def test_a_queue_that_nobody_ever_paused_is_paused_with_a_reason_and_resumed(ann
     assert (mark.name, mark.paused_by, mark.reason) == ("mail", "ann", "the printer burns")
     assert mark.paused_at is not None
     assert "by ann: the printer burns" in text(ann.get(list_of("queuecontrol")))
-    assert said(ann.post(reverse(RESUME), {"queue": "mail"})) == ["Resumed queue mail."]
+    assert messages_of(ann.post(reverse(RESUME), {"queue": "mail"})) == ["Resumed queue mail."]
     assert QueueControl.objects.get().paused_at is None
-    assert said(ann.post(reverse(RESUME), {"queue": "mail"}))[-1] == "Queue mail was not paused."
+    assert (
+        messages_of(ann.post(reverse(RESUME), {"queue": "mail"}))[-1]
+        == "Queue mail was not paused."
+    )
 
 
 @pytest.mark.parametrize("name", ["maill", "", "a b", "\x00"])
 def test_a_queue_that_does_not_exist_is_not_paused(ann: Client, name: str) -> None:
     a_task(queue="mail")
-    (told,) = said(ann.post(reverse(PAUSE), {"queue": name, "reason": "typo"}))
-    assert told.endswith("is in use. Nothing was paused.")
+    (message,) = messages_of(ann.post(reverse(PAUSE), {"queue": name, "reason": "typo"}))
+    assert message.endswith("is in use. Nothing was paused.")
     assert not QueueControl.objects.exists()
 
 
-def test_a_queue_is_not_resumed_by_following_a_link(ann: Client) -> None:
+def test_a_get_request_does_not_resume_a_queue(ann: Client) -> None:
     a_paused_queue("mail")
     assert ann.get(reverse(RESUME), {"queue": "mail"}).status_code == 405
 
@@ -224,13 +240,13 @@ def _edit(ann: Client, task: Task, args: str, kwargs: str = "{}") -> Any:
     return ann.post(address, given)
 
 
-def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
+def test_one_dead_letter_is_replayed_with_edited_arguments(ann: Client) -> None:
     task = a_task(Status.FAILED, name=ADD, args=[1, "x"])
     letter = DeadLetter.objects.get()
     page = act(ann, "replay_edited", letter, confirm=False)
     assert page.headers["Location"] == reverse(REPLAY, args=[task.pk])
     assert _edit(ann, task, "[1]", '{"right": 2}').status_code == 302
-    task, letter = _fresh(task), _fresh(letter)
+    task, letter = _reloaded(task), _reloaded(letter)
     assert (task.status, task.args, task.kwargs) == (Status.PENDING, [1], {"right": 2})
     assert (letter.resolution, letter.resolved_by, letter.comment) == (
         Resolution.REPLAYED,
@@ -240,7 +256,7 @@ def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "told"),
+    ("args", "kwargs", "expected"),
     [
         ("[1", "{}", "This is not JSON"),
         ("{}", "{}", "Give a list: [1, 2]"),
@@ -253,36 +269,36 @@ def test_one_case_is_replayed_with_edited_arguments(ann: Client) -> None:
         ('[1, "\\u0000"]', "{}", "NUL"),
     ],
 )
-def test_bad_arguments_are_refused_on_the_page_and_change_nothing(
-    ann: Client, args: str, kwargs: str, told: str
+def test_invalid_arguments_are_refused_on_the_page_and_change_nothing(
+    ann: Client, args: str, kwargs: str, expected: str
 ) -> None:
     task = a_task(Status.FAILED, name=ADD, args=[1, "x"])
     answer = _edit(ann, task, args, kwargs)
     assert answer.status_code == 200
-    assert told in text(answer)
-    task = _fresh(task)
+    assert expected in text(answer)
+    task = _reloaded(task)
     assert (task.status, task.args) == (Status.FAILED, [1, "x"])
 
 
-def test_unchanged_arguments_replay_also_a_task_whose_code_is_gone(ann: Client) -> None:
+def test_unchanged_arguments_replay_also_a_task_whose_code_was_removed(ann: Client) -> None:
     task = a_task(Status.FAILED, name="gone.task", args=[1])
     assert "gone.task" in text(_edit(ann, task, "[2]"))
     assert _edit(ann, task, "[1]").status_code == 302
-    assert _fresh(task).status == Status.PENDING
+    assert _reloaded(task).status == Status.PENDING
 
 
 def test_arguments_of_a_task_that_has_not_ended_are_not_edited(ann: Client) -> None:
     assert ann.get(reverse(REPLAY, args=[a_task().pk])).status_code == 404
 
 
-def test_several_cases_are_not_edited_at_once(ann: Client) -> None:
+def test_several_dead_letters_are_not_edited_at_once(ann: Client) -> None:
     many_tasks(2, Status.FAILED)
     answer = act(ann, "replay_edited", *DeadLetter.objects.all(), confirm=False)
-    assert said(answer) == ["Select exactly one open dead letter to edit its arguments."]
+    assert messages_of(answer) == ["Select exactly one open dead letter to edit its arguments."]
 
 
-def test_an_overdue_run_is_asked_to_stop_only_once(ann: Client) -> None:
+def test_cancellation_of_an_overdue_run_is_requested_only_once(ann: Client) -> None:
     asked_at = database_now() - timedelta(seconds=9)
     task = a_task(Status.RUNNING, cancel_requested_at=asked_at)
     assert "Nothing would change" in text(act(ann, "cancel", task))
-    assert _fresh(task).cancel_requested_at == asked_at
+    assert _reloaded(task).cancel_requested_at == asked_at

@@ -1,4 +1,4 @@
-"""With 100,000 schedules and 300,000 lines in the ledger, a page reads what it shows and not the
+"""With 100,000 schedules and 300,000 ledger entries, a page reads only what it shows, not whole
 tables.
 """
 
@@ -48,7 +48,7 @@ SELECT id, at.moment, at.moment, 'DISPATCHED', '', 1, true
 
 @pytest.fixture
 def busy() -> Iterator[RecurringTask]:
-    """Write the crowd, and give the schedule whose ledger is long."""
+    """Insert the schedules and entries, and return the schedule with the long ledger."""
     row = a_schedule("busy")
     fire(row.start_time)
     own = {"id": "gen_random_uuid()", "name": "'schedule' || lpad(n::text, 6, '0')"}
@@ -76,9 +76,7 @@ def _pages_read(statement: str) -> int:
 
 
 def _reads(client: Client, address: str) -> list[tuple[int, str]]:
-    """Open a page and return how many pages of the database each of its questions touched, the
-    greatest first.
-    """
+    """Open a page and return how many database pages each of its queries read, the largest first."""
     with CaptureQueriesContext(connection) as captured:
         assert client.get(address).status_code == 200
     asked = [query["sql"] for query in captured if any(table in query["sql"] for table in TABLES)]
@@ -88,7 +86,7 @@ def _reads(client: Client, address: str) -> list[tuple[int, str]]:
     )
 
 
-def test_a_page_reads_what_it_shows_and_not_the_tables(busy: RecurringTask) -> None:
+def test_an_admin_page_reads_what_it_shows_and_not_whole_tables(busy: RecurringTask) -> None:
     ann = operator()
     schedules, ledger = list_of("recurringtask"), list_of("occurrencerecord")
     assert RecurringTask.objects.count() == SCHEDULES + 1

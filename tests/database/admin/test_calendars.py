@@ -1,6 +1,4 @@
-"""Calendars in the admin: a year to look at, dates as lines, taken in from holidays or a file and
-then saved.
-"""
+"""Calendars in the admin: the year view, dates entered as lines, imports of holidays and files."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
-from tests.database.admin.site import act, list_of, operator, page_of, said, staff, text
+from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
 from tests.factories import a_tenant
 from tests.project import tasks
 
@@ -43,7 +41,7 @@ END:VCALENDAR
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return operator()
 
 
@@ -61,14 +59,14 @@ def _days() -> list[tuple[str, str]]:
     return [(str(day), kind) for day, kind in CalendarDay.objects.values_list("date", "kind")]
 
 
-def test_a_calendar_is_made_of_its_week_and_of_dates_as_lines(ann: Client) -> None:
+def test_a_calendar_is_created_from_its_week_and_from_dates_entered_as_lines(ann: Client) -> None:
     lines = (
         "2026-12-25 Christmas Day\r\n\r\n2026-12-24  HALF 14:00 Christmas Eve\r\n2026-05-02 OPEN"
     )
     answer = _post(ann, days=lines, description="Head office", origin="by hand")
     row = Calendar.objects.get()
     assert answer["Location"] == page_of(row)
-    assert said(answer) == ["Calendar office is saved. 0 schedules use it."]
+    assert messages_of(answer) == ["Calendar office is saved. 0 schedules use it."]
     assert (row.working_days, row.description, row.origin) == (
         [1, 2, 3, 4, 5],
         "Head office",
@@ -77,7 +75,7 @@ def test_a_calendar_is_made_of_its_week_and_of_dates_as_lines(ann: Client) -> No
     assert business_days(row).special == (EXTRA, EVE, CHRISTMAS)
 
 
-def test_lines_come_back_as_they_were_written() -> None:
+def test_lines_are_shown_again_as_they_were_entered() -> None:
     odd = SpecialDay(date(2026, 7, 1), DayKind.CLOSED, "OPEN air day")
     days = [EXTRA, odd, EVE, CHRISTMAS]
     assert read(written(days)) == days
@@ -90,7 +88,7 @@ def test_lines_come_back_as_they_were_written() -> None:
 @pytest.mark.parametrize(
     "line", ["25.12.2026", "2026-02-30 never", "2026-12-24 HALF", "2026-12-24 HALF noon", "x"]
 )
-def test_a_line_that_is_no_date_is_refused_by_its_number(line: str) -> None:
+def test_a_line_that_is_not_a_date_is_refused_with_its_line_number(line: str) -> None:
     with pytest.raises(InvalidCalendar, match="Line 2"):
         read(f"2026-12-25\n{line}")
 
@@ -104,18 +102,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("field", "given", "told"), REFUSED)
+@pytest.mark.parametrize(("field", "given", "expected"), REFUSED)
 @pytest.mark.parametrize("button", ["_look", "_save", "_take"])
-def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
-    ann: Client, field: str, given: dict[str, Any], told: str, button: str
+def test_errors_are_shown_at_their_field_and_nothing_is_written(
+    ann: Client, field: str, given: dict[str, Any], expected: str, button: str
 ) -> None:
     page = _post(ann, **{**given, button: "1"})
     assert list(page.context["form"].errors) == [field]
-    assert told in text(page)
+    assert expected in text(page)
     assert not Calendar.objects.exists()
 
 
-def test_holidays_are_taken_in_shown_and_saved_only_afterwards(ann: Client) -> None:
+def test_imported_holidays_are_shown_first_and_written_only_on_save(ann: Client) -> None:
     page = _post(
         ann,
         _take="1",
@@ -139,7 +137,7 @@ def test_holidays_are_taken_in_shown_and_saved_only_afterwards(ann: Client) -> N
     assert row.origin == "DE-BY 2026-2027"
 
 
-def test_the_days_of_a_file_are_taken_in(ann: Client) -> None:
+def test_the_dates_of_a_file_are_imported(ann: Client) -> None:
     file = SimpleUploadedFile("outings.ics", ICS.encode(), "text/calendar")
     page = _post(ann, _take="1", file=file, first_year="2026", last_year="2026")
     assert page.context["form"]["days"].value() == "2026-07-03 Outing"
@@ -160,24 +158,24 @@ BAD_SOURCES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "given", "told"), BAD_SOURCES)
-def test_a_source_that_cannot_be_read_is_refused_at_its_field(
-    ann: Client, field: str, given: dict[str, Any], told: str
+@pytest.mark.parametrize(("field", "given", "expected"), BAD_SOURCES)
+def test_an_unreadable_source_is_refused_at_its_field(
+    ann: Client, field: str, given: dict[str, Any], expected: str
 ) -> None:
     if "file" in given:
         given = {"file": SimpleUploadedFile("x.ics", given["file"])}
     page = _post(ann, _take="1", **given)
     assert list(page.context["form"].errors) == [field]
-    assert told in text(page)
+    assert expected in text(page)
 
 
-def test_a_look_shows_the_year_and_saves_nothing(ann: Client) -> None:
+def test_a_preview_shows_the_year_and_saves_nothing(ann: Client) -> None:
     page = _post(ann, _look="1", days="2026-12-25 Christmas Day")
     assert len(page.context["months"]) == 12
     assert not Calendar.objects.exists()
 
 
-def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touch(
+def test_an_edit_moves_the_schedules_of_the_calendar_and_keeps_fields_it_does_not_change(
     ann: Client,
 ) -> None:
     row = calendars.upsert("office", days=[CHRISTMAS], description="Head office")
@@ -187,7 +185,7 @@ def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touc
     assert schedule.next_run_at is not None
     day = schedule.next_run_at.date()
     answer = _post(ann, row, days=f"{written([CHRISTMAS])}\n{day} shut")
-    assert said(answer) == ["Calendar office is saved. 1 schedule uses it."]
+    assert messages_of(answer) == ["Calendar office is saved. 1 schedule uses it."]
     row.refresh_from_db()
     assert (row.description, len(_days())) == ("Head office", 2)
     schedule.refresh_from_db()
@@ -195,7 +193,7 @@ def test_an_edit_moves_the_schedules_that_follow_and_keeps_what_it_does_not_touc
     assert schedule.next_run_at.date() > day
 
 
-def test_adding_under_the_name_of_another_calendar_is_refused(ann: Client) -> None:
+def test_adding_a_calendar_with_an_existing_name_is_refused(ann: Client) -> None:
     calendars.upsert("office", days=[CHRISTMAS])
     assert _post(ann, days="").context["form"].errors["name"]
     assert len(_days()) == 1
@@ -212,7 +210,7 @@ def test_an_edit_that_leaves_a_schedule_without_a_day_is_refused(ann: Client) ->
     assert row.working_days == [1, 2, 3, 4, 5]
 
 
-def test_the_page_pictures_a_year_and_names_the_schedules(ann: Client) -> None:
+def test_the_page_shows_a_year_and_names_the_schedules(ann: Client) -> None:
     row = calendars.upsert("office", days=[CHRISTMAS, EVE, EXTRA])
     schedule = RecurringTask.objects.upsert(
         name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office"
@@ -234,19 +232,20 @@ def test_the_page_pictures_a_year_and_names_the_schedules(ann: Client) -> None:
         assert ann.get(page_of(row), {"year": odd}).status_code == 200
 
 
-def test_a_calendar_that_nobody_could_use_opens_and_says_so(ann: Client) -> None:
+def test_a_calendar_without_an_open_day_can_be_opened_and_shows_a_warning(ann: Client) -> None:
     row = Calendar.objects.unguarded().create(name="broken", working_days=[])
     assert "has no working day" in text(ann.get(page_of(row)))
 
 
-def test_a_calendar_is_deleted_only_while_no_schedule_names_it(ann: Client) -> None:
+def test_a_calendar_is_deleted_only_if_no_schedule_uses_it(ann: Client) -> None:
     row, other = calendars.upsert("office", days=[CHRISTMAS]), calendars.upsert("other")
     schedule = RecurringTask.objects.upsert(
         name="daily", task=tasks.noop, cron="0 9 * * *", calendar="office"
     )
     refused = act(ann, "delete", other, row)
-    assert "Nothing was changed. Calendar 'office' is named by 1 recurring tasks: daily." in said(
-        refused
+    assert (
+        "Nothing was changed. Calendar 'office' is named by 1 recurring tasks: daily."
+        in messages_of(refused)
     )
     assert Calendar.objects.count() == 2
     schedule.cancel()
@@ -256,7 +255,7 @@ def test_a_calendar_is_deleted_only_while_no_schedule_names_it(ann: Client) -> N
     assert not CalendarDay.objects.exists()
 
 
-def test_with_several_tenants_the_calendar_gets_the_chosen_one(ann: Client) -> None:
+def test_with_several_tenants_the_calendar_gets_the_chosen_tenant(ann: Client) -> None:
     tenant = a_tenant()
     assert _post(ann).context["form"].errors["tenant"]
     _post(ann, tenant=tenant.slug)
@@ -277,7 +276,7 @@ def test_each_page_needs_its_own_permission() -> None:
     assert not Calendar.objects.exists()
 
 
-def test_a_list_costs_the_same_statements_for_one_calendar_and_for_fifty(
+def test_the_list_needs_as_many_statements_for_one_calendar_as_for_fifty(
     ann: Client, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(50):

@@ -1,5 +1,5 @@
-"""An edit form that was opened before somebody else's change is not saved, and says who changed
-what meanwhile.
+"""An edit form that is older than another user's change is not saved, and shows who changed which
+field.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ REPLAY = "admin:django_durable_tasks_task_replay"
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return operator("ann")
 
 
 @pytest.fixture
 def bert() -> Client:
-    """Give the browser of a second person who may do everything."""
+    """Return a client logged in as a second superuser."""
     return operator("bert")
 
 
@@ -45,14 +45,12 @@ def _edit(row: Any) -> str:
 
 
 def _opened(client: Client, address: str) -> dict[str, Any]:
-    """Return the fields of the form on this page as a browser would send them back."""
+    """Return the fields of the form on this page as a browser would submit them."""
     return _sent(client.get(address))
 
 
 def _sent(page: Any) -> dict[str, Any]:
-    """Return the fields of the form on this page, or that came back, as a browser sends them: lines
-    end with CRLF.
-    """
+    """Return the fields of this form as a browser submits them: lines end with CRLF."""
     form = page.context["adminform"].form if "adminform" in page.context else page.context["form"]
     shown = {form.add_prefix(name): form[name].value() for name in form.fields}
     return {name: _as_sent(value) for name, value in shown.items()}
@@ -71,7 +69,7 @@ def _errors(page: Any) -> str:
     return unescape(re.sub(r"<[^>]+>", "\n", "".join(found)))
 
 
-def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(
+def test_a_stale_edit_of_a_schedule_keeps_the_other_change_and_names_its_user(
     ann: Client, bert: Client
 ) -> None:
     row = a_schedule("report", cron="0 6 * * *")
@@ -79,10 +77,10 @@ def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(
     ann.post(_edit(row), {**_opened(ann, _edit(row)), "cron": "0 7 * * *"})
     page = bert.post(_edit(row), {**stale, "description": "for the board"})
     assert page.status_code == 200
-    told = _errors(page)
-    assert "Nothing was saved" in told
-    assert "by ann" in told
-    assert "Cron: was “0 6 * * *”, is now “0 7 * * *”." in told
+    errors = _errors(page)
+    assert "Nothing was saved" in errors
+    assert "by ann" in errors
+    assert "Cron: was “0 6 * * *”, is now “0 7 * * *”." in errors
     row.refresh_from_db()
     assert (row.timetable, row.description) == ([{"cron": "0 7 * * *"}], "")
     assert bert.post(_edit(row), _sent(page)).status_code == 302
@@ -90,7 +88,7 @@ def test_a_stale_edit_of_a_schedule_keeps_what_was_changed_and_says_by_whom(
     assert (row.timetable, row.description) == ([{"cron": "0 7 * * *"}], "for the board")
 
 
-def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(
+def test_a_stale_edit_does_not_restore_multi_line_fields_of_a_schedule(
     ann: Client, bert: Client
 ) -> None:
     row = a_schedule("report", cron=["0 6 * * *", "0 18 * * *"])
@@ -105,7 +103,7 @@ def test_a_stale_edit_does_not_restore_the_several_lines_of_a_schedule(
     assert row.description == "for the board"
 
 
-def test_where_both_changed_the_same_field_the_second_one_decides_knowingly(
+def test_if_both_users_changed_the_same_field_the_second_save_overwrites_it(
     ann: Client, bert: Client
 ) -> None:
     row = a_schedule("report", cron="0 6 * * *")
@@ -121,16 +119,16 @@ def test_where_both_changed_the_same_field_the_second_one_decides_knowingly(
     assert row.timetable == [{"cron": "0 8 * * *"}]
 
 
-def test_a_change_by_code_is_told_as_one_outside_the_admin(bert: Client) -> None:
+def test_a_change_by_code_is_shown_as_made_outside_the_admin(bert: Client) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     stale = _opened(bert, _edit(row))
     RecurringTask.objects.upsert(name="report", task=row.task, priority=3, calendar=[])
-    told = _errors(bert.post(_edit(row), {**stale, "description": "x"}))
-    assert "outside the admin" in told
-    assert "Priority: was empty, is now “3”." in told
+    errors = _errors(bert.post(_edit(row), {**stale, "description": "x"}))
+    assert "outside the admin" in errors
+    assert "Priority: was empty, is now “3”." in errors
 
 
-def test_a_pause_in_between_is_no_conflict(bert: Client) -> None:
+def test_a_pause_in_between_is_not_a_conflict(bert: Client) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     stale = _opened(bert, _edit(row))
     row.pause("deploy")
@@ -140,9 +138,7 @@ def test_a_pause_in_between_is_no_conflict(bert: Client) -> None:
 
 
 @pytest.mark.parametrize("opened", [None, "", "forged"])
-def test_a_form_that_does_not_tell_what_it_was_opened_with_is_not_saved(
-    bert: Client, opened: str | None
-) -> None:
+def test_a_form_without_its_version_field_is_not_saved(bert: Client, opened: str | None) -> None:
     row = a_schedule("report", cron="0 6 * * *")
     other = a_schedule("other", cron="0 6 * * *")
     sent = {**_opened(bert, _edit(row)), "description": "x"}
@@ -153,7 +149,7 @@ def test_a_form_that_does_not_tell_what_it_was_opened_with_is_not_saved(
     assert row.description == ""
 
 
-def test_the_check_holds_until_the_row_is_locked(bert: Client) -> None:
+def test_the_conflict_check_runs_under_the_row_lock(bert: Client) -> None:
     row = a_schedule("report")
     before = row.revision
     row.pause("deploy")
@@ -174,9 +170,7 @@ def test_a_stale_edit_of_a_calendar_names_the_dates_that_differ(ann: Client, ber
     assert (row.description, row.days.count()) == ("all offices", 1)
 
 
-def test_a_stale_edit_does_not_restore_the_several_dates_of_a_calendar(
-    ann: Client, bert: Client
-) -> None:
+def test_a_stale_edit_does_not_restore_the_dates_of_a_calendar(ann: Client, bert: Client) -> None:
     row = calendars.upsert("office", days=from_lines("2030-12-25 Christmas\n2030-12-26 Boxing day"))
     stale = _opened(bert, _edit(row))
     ann.post(
@@ -205,7 +199,7 @@ def test_a_stale_edit_of_a_limit_is_not_saved(ann: Client, bert: Client) -> None
     assert (row.max_concurrency, row.comment, row.set_by) == (5, "slow", "bert")
 
 
-def test_a_limit_that_was_removed_meanwhile_is_not_made_anew(bert: Client) -> None:
+def test_a_limit_that_was_removed_meanwhile_is_not_created_again(bert: Client) -> None:
     set_limit("queue:mail", max_concurrency=2, rate=None, burst=None, by="setup")
     row = Limit.objects.get()
     stale = _opened(bert, page_of(row))
@@ -224,7 +218,7 @@ def test_a_stale_edit_of_a_tenant_is_not_saved(ann: Client, bert: Client) -> Non
     assert (row.slug, row.name) == ("acme", "Acme Ltd")
 
 
-def test_arguments_are_not_edited_on_a_task_that_ran_meanwhile(ann: Client, bert: Client) -> None:
+def test_arguments_of_a_task_that_ran_meanwhile_are_not_edited(ann: Client, bert: Client) -> None:
     task = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, "x"])
     address = reverse(REPLAY, args=[task.pk])
     stale = _opened(bert, address)
@@ -243,7 +237,7 @@ def test_the_history_names_the_fields_that_an_edit_changed(ann: Client) -> None:
     assert "Edited: description, cron." in text(ann.get(history))
 
 
-def test_the_history_names_no_field_of_several_lines_that_was_left_alone(ann: Client) -> None:
+def test_the_history_does_not_name_an_unchanged_multi_line_field(ann: Client) -> None:
     row = a_schedule("report", task=tasks.add, cron=["0 6 * * *", "0 18 * * *"], args=[1, 2])
     ann.post(_edit(row), {**_opened(ann, _edit(row)), "description": "x"})
     history = reverse("admin:django_durable_tasks_recurringtask_history", args=[row.pk])

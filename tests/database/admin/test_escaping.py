@@ -1,4 +1,4 @@
-"""What users wrote stays text on every page, and no page needs a script or style of its own."""
+"""User input is escaped on every page, and no page needs inline scripts or styles."""
 
 from datetime import date
 from html.parser import HTMLParser
@@ -48,7 +48,7 @@ DATA = ("application/json", "importmap")
 
 class _Inline(HTMLParser):
     """Collects what a strict Content-Security-Policy would refuse, and elements that only EVIL
-    could have made.
+    could have created.
     """
 
     def __init__(self, page: str) -> None:
@@ -70,7 +70,7 @@ def _refused(page: str) -> list[str]:
 
 
 def _schedule() -> list[Any]:
-    """Return a schedule, lines of its ledger, and a calendar, with EVIL wherever somebody can
+    """Return a schedule, ledger entries and a calendar with EVIL in every field that users can
     write.
     """
     calendars.upsert(
@@ -96,7 +96,7 @@ def _schedule() -> list[Any]:
 
 
 def _task_rows() -> list[Any]:
-    """Create a row of each kind of task, with the text in each field; the failed task is the first."""
+    """Create a task in each status with EVIL in every text field. The failed task is the first."""
     tenant = a_tenant(name=EVIL)
     node = a_node(name=EVIL, host=EVIL, pool=EVIL[:50], version=EVIL[:50], queues=[EVIL])
     texts: dict[str, Any] = {
@@ -131,13 +131,13 @@ def _addresses() -> list[str]:
     task, *of_tasks = _task_rows()
     schedule, *others = _schedule()
     rows = [task, *of_tasks, schedule, *others]
-    verbs = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
+    operations = ("pause", "resume", "run_now", "override", "backfill", "remove_override", "cancel")
     return [
         *map(list_of, LISTS),
         *map(page_of, rows),
         *(
-            reverse("admin:django_durable_tasks_recurringtask_do", args=[schedule.pk, verb])
-            for verb in verbs
+            reverse("admin:django_durable_tasks_recurringtask_do", args=[schedule.pk, operation])
+            for operation in operations
         ),
         *(
             reverse(f"admin:django_durable_tasks_{row._meta.model_name}_edit", args=[row.pk])
@@ -155,7 +155,7 @@ def _addresses() -> list[str]:
     ]
 
 
-def test_text_of_users_is_escaped_on_every_page_and_no_page_holds_a_script_or_style() -> None:
+def test_user_input_is_escaped_on_every_page_and_no_page_contains_a_script_or_style() -> None:
     ann = operator(EVIL[:100])
     seen = 0
     for address in _addresses():
@@ -169,7 +169,7 @@ def test_text_of_users_is_escaped_on_every_page_and_no_page_holds_a_script_or_st
     assert seen > 15
 
 
-def test_the_confirmation_the_messages_and_the_history_escape_too() -> None:
+def test_confirmations_messages_and_history_escape_user_input() -> None:
     ann = operator()
     task = a_task(name=EVIL)
     asked = act(
@@ -177,11 +177,11 @@ def test_the_confirmation_the_messages_and_the_history_escape_too() -> None:
     ).content.decode()
     refused = act(ann, "force_complete", task, reason="").content.decode()
     act(ann, "cancel", task, reason=EVIL)
-    told = ann.get(list_of("task")).content.decode()
+    content = ann.get(list_of("task")).content.decode()
     history = ann.get(
         reverse("admin:django_durable_tasks_task_history", args=[task.pk])
     ).content.decode()
-    for page in (asked, refused, told, history):
+    for page in (asked, refused, content, history):
         assert "<script>alert" not in page
         assert "<img src=x" not in page
         assert not _refused(page)
@@ -199,7 +199,7 @@ def test_the_pages_of_a_node_and_a_tenant_with_long_names_open() -> None:
     assert not TaskExecutionLog.objects.exists()
 
 
-def test_what_a_strict_policy_refuses_is_found() -> None:
+def test_the_checker_finds_what_a_strict_policy_refuses() -> None:
     for page in (
         "<script>x</script>",
         "<p style='x'>",

@@ -1,4 +1,4 @@
-"""Every screen opens, empty and full, and shows an operator what stands there and why."""
+"""Every page opens, without and with data, and shows the state of each object and its reason."""
 
 from datetime import timedelta
 from typing import Any
@@ -46,11 +46,11 @@ OVERVIEW = "admin:django_durable_tasks_overview"
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return operator()
 
 
-def _full_house() -> dict[str, Any]:
+def _write_all_kinds() -> dict[str, Any]:
     tasks = {status: a_task(status) for status in Status}
     failed = tasks[Status.FAILED]
     a_log_row(failed, traceback="Traceback (most recent call last):\n  Broken")
@@ -64,14 +64,16 @@ def _full_house() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", LISTS)
-def test_every_list_opens_empty_and_full(ann: Client, model: str) -> None:
+def test_every_list_opens_with_and_without_data(ann: Client, model: str) -> None:
     assert ann.get(list_of(model)).status_code == 200
-    _full_house()
+    _write_all_kinds()
     assert ann.get(list_of(model)).status_code == 200
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_page_of_a_task_in_every_status_opens_and_says_why(ann: Client, status: Status) -> None:
+def test_the_page_of_a_task_in_every_status_opens_and_shows_the_reason(
+    ann: Client, status: Status
+) -> None:
     task = a_task(status)
     answer = ann.get(page_of(task))
     assert answer.status_code == 200
@@ -79,8 +81,8 @@ def test_the_page_of_a_task_in_every_status_opens_and_says_why(ann: Client, stat
     assert answer.context["sentences"][0].text in text(answer)
 
 
-def test_the_pages_of_all_other_rows_open(ann: Client) -> None:
-    house = _full_house()
+def test_the_pages_of_all_other_objects_open(ann: Client) -> None:
+    house = _write_all_kinds()
     rows: list[Any] = [
         *DeadLetter.objects.all(),
         *TaskExecutionLog.objects.all(),
@@ -94,17 +96,17 @@ def test_the_pages_of_all_other_rows_open(ann: Client) -> None:
 
 
 @pytest.mark.parametrize("model", LISTS)
-def test_somebody_without_permission_sees_no_list(model: str) -> None:
+def test_a_user_without_permission_sees_no_list(model: str) -> None:
     assert staff().get(list_of(model)).status_code == 403
 
 
 @pytest.mark.parametrize("address", [OVERVIEW, "admin:app_list"])
-def test_somebody_without_permission_sees_no_overview(address: str) -> None:
+def test_a_user_without_permission_sees_no_overview(address: str) -> None:
     arguments = ["django_durable_tasks"] if address.endswith("app_list") else []
     assert staff().get(reverse(address, args=arguments)).status_code in (403, 404)
 
 
-def test_nothing_is_added_changed_or_deleted_by_hand(ann: Client) -> None:
+def test_engine_owned_objects_cannot_be_added_changed_or_deleted_by_hand(ann: Client) -> None:
     task = a_task()
     for model in LISTS[:-1]:
         assert ann.get(reverse(f"admin:django_durable_tasks_{model}_add")).status_code == 403
@@ -118,7 +120,7 @@ def test_nothing_is_added_changed_or_deleted_by_hand(ann: Client) -> None:
     assert "delete_selected" not in ann.get(list_of("task")).content.decode()
 
 
-def test_tenants_are_made_and_named_but_never_deleted(ann: Client) -> None:
+def test_tenants_are_created_and_renamed_but_never_deleted(ann: Client) -> None:
     answer = ann.post(
         reverse("admin:django_durable_tasks_tenant_add"), {"slug": "acme", "name": "Acme"}
     )
@@ -130,17 +132,17 @@ def test_tenants_are_made_and_named_but_never_deleted(ann: Client) -> None:
     )
 
 
-def test_a_paused_queue_without_workers_and_schedulers_is_why_a_task_does_not_run(
+def test_a_paused_queue_without_nodes_is_the_reason_why_a_task_does_not_run(
     ann: Client,
 ) -> None:
     a_paused_queue("test", reason="the printer burns")
-    told = text(ann.get(page_of(a_task(due=-60))))
-    assert "Queue test was paused by somebody (the printer burns)" in told
-    assert "No live worker listens on queue test" in told
-    assert "No scheduler is alive" in told
+    content = text(ann.get(page_of(a_task(due=-60))))
+    assert "Queue test was paused by somebody (the printer burns)" in content
+    assert "No live worker listens on queue test" in content
+    assert "No scheduler is alive" in content
 
 
-def test_labels_are_questions_on_the_row(ann: Client) -> None:
+def test_labels_are_predicates_of_the_object(ann: Client) -> None:
     past = database_now() - timedelta(minutes=5)
     a_task(failures=2, due=500)
     a_task(
@@ -151,33 +153,33 @@ def test_labels_are_questions_on_the_row(ann: Client) -> None:
     )
     a_task(Status.RUNNING, due=-60)
     a_task(Status.QUEUED, publish_count=4)
-    told = ann.get(list_of("task")).content.decode()
+    content = ann.get(list_of("task")).content.decode()
     for label in ("retrying", "overdue", "stop requested", "lease expired", "republished"):
-        assert f">{label}</span>" in told
-    assert 'durable-failed">' not in told
+        assert f">{label}</span>" in content
+    assert 'durable-failed">' not in content
 
 
-def test_the_overview_says_what_waits_who_leads_and_what_is_wrong(ann: Client) -> None:
+def test_the_overview_shows_waiting_tasks_the_leader_and_problems(ann: Client) -> None:
     many_tasks(3, queue="mail", due=-600)
     a_task(Status.FAILED)
-    told = text(ann.get(reverse(OVERVIEW)))
-    assert "No scheduler is alive" in told
-    assert "Queue mail has 3 tasks to start and no live worker." in told
-    assert "1 dead letter is open." in told
-    assert "No scheduler is the leader" in told
+    content = text(ann.get(reverse(OVERVIEW)))
+    assert "No scheduler is alive" in content
+    assert "Queue mail has 3 tasks to start and no live worker." in content
+    assert "1 dead letter is open." in content
+    assert "No scheduler is the leader" in content
     leader = a_node(NodeKind.SCHEDULER, name="scheduler-1")
     a_node(queues=["mail"], concurrency=4)
     SchedulerLease.objects.update(
         holder=leader.pk, term=7, expires_at=database_now() + timedelta(minutes=1)
     )
-    told = text(ann.get(reverse(OVERVIEW)))
-    assert "scheduler-1 leads in term 7" in told
-    assert "Queue mail is late: its oldest task could have started" in told
-    assert "concurrency 4" in told
+    content = text(ann.get(reverse(OVERVIEW)))
+    assert "scheduler-1 leads in term 7" in content
+    assert "Queue mail is late: its oldest task could have started" in content
+    assert "concurrency 4" in content
     assert "scheduler-1 leads in term 7" in text(ann.get(list_of("node")))
 
 
-def test_the_page_of_a_scheduler_says_where_it_finds_rows_and_what_wakes_it(ann: Client) -> None:
+def test_the_page_of_a_scheduler_shows_its_due_index_and_its_notifications(ann: Client) -> None:
     states: dict[str, Any] = {
         "index_state": "redis",
         "wakeups_state": "Redis (self-test passed 3 s ago)",
@@ -186,7 +188,7 @@ def test_the_page_of_a_scheduler_says_where_it_finds_rows_and_what_wakes_it(ann:
     assert all(state in page for state in states.values())
 
 
-def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client) -> None:
+def test_the_overview_of_a_healthy_cluster_shows_no_problems(ann: Client) -> None:
     leader = a_node(NodeKind.SCHEDULER)
     SchedulerLease.objects.update(
         holder=leader.pk, expires_at=database_now() + timedelta(minutes=1)
@@ -194,7 +196,7 @@ def test_the_overview_of_a_healthy_house_says_that_nothing_is_wrong(ann: Client)
     assert "There are no problems." in text(ann.get(reverse(OVERVIEW)))
 
 
-def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client) -> None:
+def test_a_broker_that_does_not_answer_is_shown_without_its_password(ann: Client) -> None:
     task = a_task(due=-5)
     with celery_configured(broker_url="redis://:swordfish@127.0.0.1:1/0"):
         for address in (reverse(OVERVIEW), page_of(task)):
@@ -203,7 +205,7 @@ def test_a_broker_that_does_not_answer_is_told_without_its_password(ann: Client)
             assert "swordfish" not in page.content.decode()
 
 
-def test_a_page_shows_the_last_fifty_attempts_and_links_all(ann: Client) -> None:
+def test_a_page_shows_the_last_fifty_attempts_and_links_to_all(ann: Client) -> None:
     task = a_task(Status.FAILED)
     TaskExecutionLog.objects.unguarded().bulk_create(
         TaskExecutionLog(
@@ -223,7 +225,7 @@ def test_a_page_shows_the_last_fifty_attempts_and_links_all(ann: Client) -> None
     )
 
 
-def test_the_page_of_a_failed_task_leads_to_its_case_and_back(ann: Client) -> None:
+def test_a_failed_task_and_its_dead_letter_link_to_each_other(ann: Client) -> None:
     many_tasks(2, Status.FAILED)
     task = Task.objects.first()
     assert task is not None
@@ -237,7 +239,7 @@ def test_the_page_of_a_failed_task_leads_to_its_case_and_back(ann: Client) -> No
     assert page_of(task) in ann.get(page_of(letter)).content.decode()
 
 
-def test_closed_cases_are_listed_only_when_asked_for(ann: Client) -> None:
+def test_closed_dead_letters_are_listed_only_on_request(ann: Client) -> None:
     failed = a_task(Status.FAILED)
     a_dead_letter(failed, open=False, resolution=Resolution.REPLAYED)
     counts = {
@@ -249,7 +251,7 @@ def test_closed_cases_are_listed_only_when_asked_for(ann: Client) -> None:
     assert counts == {"": 1, "all": 2, "REPLAYED": 1, "DISCARDED": 0}
 
 
-def test_a_queue_that_the_broker_rejects_or_whose_messages_go_astray_is_named_on_both_pages(
+def test_a_queue_that_is_rejected_or_whose_messages_are_misrouted_is_named_on_both_pages(
     ann: Client,
 ) -> None:
     a_task(queue="cards")
@@ -270,9 +272,9 @@ def test_a_queue_that_the_broker_rejects_or_whose_messages_go_astray_is_named_on
     )
 
 
-def test_queues_without_a_mark_are_listed_too(ann: Client) -> None:
+def test_queues_without_a_problem_are_listed_too(ann: Client) -> None:
     a_task(queue="never-paused")
-    told = text(ann.get(list_of("queuecontrol")))
-    assert "never-paused" in told
+    content = text(ann.get(list_of("queuecontrol")))
+    assert "never-paused" in content
     assert not QueueControl.objects.exists()
     assert Task.objects.count() == 1

@@ -1,6 +1,4 @@
-"""Each verb has a permission of its own: with it and no other it works, without it nothing is
-offered or done.
-"""
+"""Each operation has its own permission, which is necessary and sufficient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +55,7 @@ def _edit(client: Client) -> Any:
     return client.post(address, {"args": "[]", "kwargs": "{}", "reason": "", **carried})
 
 
-VERBS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [
+OPERATIONS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [
     ("cancel", ("cancel_task",), _cancel),
     ("replay task", ("retry_task",), _on("replay", Task)),
     ("force_complete", ("force_complete_task",), _on("force_complete", Task)),
@@ -67,17 +65,17 @@ VERBS: list[tuple[str, tuple[str, ...], Callable[[Client], Any]]] = [
     ("pause", ("pause_queuecontrol",), _post("queuecontrol_pause", queue="test", reason="because")),
     ("resume", ("pause_queuecontrol",), _post("queuecontrol_resume", queue="held")),
 ]
-IDS = [name for name, *_ in VERBS]
+IDS = [name for name, *_ in OPERATIONS]
 
 
-def _house() -> None:
+def _write_tasks() -> None:
     a_task()
     a_task(Status.FAILED)
     a_paused_queue("held")
 
 
-def _picture() -> list[Any]:
-    """Return everything that a verb of an operator may change."""
+def _state() -> list[Any]:
+    """Return every value that an operation may change."""
     return [
         sorted(Task.objects.values_list("pk", "status", "epoch", "cancel_requested_at")),
         sorted(DeadLetter.objects.values_list("pk", "resolution")),
@@ -85,40 +83,40 @@ def _picture() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "permissions", "verb"), VERBS, ids=IDS)
-def test_a_verb_works_with_its_own_permission_alone(
-    name: str, permissions: tuple[str, ...], verb: Callable[[Client], Any]
+@pytest.mark.parametrize(("name", "permissions", "operation"), OPERATIONS, ids=IDS)
+def test_an_operation_works_with_its_own_permission_alone(
+    name: str, permissions: tuple[str, ...], operation: Callable[[Client], Any]
 ) -> None:
-    _house()
-    before = _picture()
-    verb(staff(*VIEWS, *permissions))
-    assert _picture() != before
+    _write_tasks()
+    before = _state()
+    operation(staff(*VIEWS, *permissions))
+    assert _state() != before
 
 
-@pytest.mark.parametrize(("name", "permissions", "verb"), VERBS, ids=IDS)
-def test_a_verb_does_nothing_without_its_permission_whatever_else_one_may(
-    name: str, permissions: tuple[str, ...], verb: Callable[[Client], Any]
+@pytest.mark.parametrize(("name", "permissions", "operation"), OPERATIONS, ids=IDS)
+def test_an_operation_does_nothing_without_its_permission(
+    name: str, permissions: tuple[str, ...], operation: Callable[[Client], Any]
 ) -> None:
-    _house()
-    before = _picture()
+    _write_tasks()
+    before = _state()
     for missing in permissions:
-        verb(staff(*VIEWS, *(other for other in ALL if other != missing)))
-        assert _picture() == before
+        operation(staff(*VIEWS, *(other for other in ALL if other != missing)))
+        assert _state() == before
 
 
-@pytest.mark.parametrize(("name", "permissions", "verb"), VERBS, ids=IDS)
-def test_a_verb_does_nothing_for_somebody_who_may_not_even_look(
-    name: str, permissions: tuple[str, ...], verb: Callable[[Client], Any]
+@pytest.mark.parametrize(("name", "permissions", "operation"), OPERATIONS, ids=IDS)
+def test_an_operation_does_nothing_for_a_user_without_view_permission(
+    name: str, permissions: tuple[str, ...], operation: Callable[[Client], Any]
 ) -> None:
-    _house()
-    before = _picture()
-    answer = verb(staff())
+    _write_tasks()
+    before = _state()
+    answer = operation(staff())
     assert answer.status_code in (403, 302)
-    assert _picture() == before
+    assert _state() == before
 
 
-def test_somebody_who_may_only_look_is_offered_no_verb() -> None:
-    _house()
+def test_a_user_with_view_permission_only_is_offered_no_action() -> None:
+    _write_tasks()
     looker = staff(*VIEWS)
     for model in ("task", "deadletter"):
         assert 'name="action"' not in looker.get(list_of(model)).content.decode()
@@ -132,11 +130,11 @@ def test_somebody_who_may_only_look_is_offered_no_verb() -> None:
 
 
 def test_every_form_is_refused_without_its_csrf_token() -> None:
-    _house()
+    _write_tasks()
     client = staff(*VIEWS, *ALL)
     strict = Client(enforce_csrf_checks=True)
     strict.cookies = client.cookies
-    before = _picture()
-    for _name, _permissions, verb in VERBS:
-        assert verb(strict).status_code == 403
-    assert _picture() == before
+    before = _state()
+    for _name, _permissions, operation in OPERATIONS:
+        assert operation(strict).status_code == 403
+    assert _state() == before

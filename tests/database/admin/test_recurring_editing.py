@@ -1,5 +1,5 @@
-"""A schedule is made and edited by one call, after a look at its next fires; what is refused stands
-at its field.
+"""A schedule is created and edited by one call after a preview of its next fires; errors are shown
+at their field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from django_durable_tasks.admin.recurring_form import RecurringForm
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
-from tests.database.admin.site import list_of, operator, page_of, said, staff, text
+from tests.database.admin.site import list_of, messages_of, operator, page_of, staff, text
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_tenant
 from tests.project import tasks
@@ -45,7 +45,7 @@ NEW = {
 
 @pytest.fixture
 def ann() -> Client:
-    """Give the browser of somebody who may do everything."""
+    """Return a client logged in as a superuser."""
     return operator()
 
 
@@ -58,13 +58,13 @@ def _edit(row: RecurringTask) -> str:
 
 
 def _as_shown(row: RecurringTask, **given: Any) -> dict[str, Any]:
-    """Return what a browser would send back of the form of this row, with some fields changed."""
+    """Return what a browser would submit for the form of this object, with some fields changed."""
     form = RecurringForm(row=row, secrets=True)
     shown = {name: form[name].value() for name in form.fields}
     return {name: "" if value is None else value for name, value in {**shown, **given}.items()}
 
 
-def test_a_look_writes_nothing_and_saving_makes_the_schedule(ann: Client) -> None:
+def test_a_preview_writes_nothing_and_saving_creates_the_schedule(ann: Client) -> None:
     looked = _add(ann, _look="1")
     assert len(looked.context["fires"]) == 10
     assert "Saved now, it would fire at" in text(looked)
@@ -72,7 +72,7 @@ def test_a_look_writes_nothing_and_saving_makes_the_schedule(ann: Client) -> Non
     answer = _add(ann)
     row = RecurringTask.objects.get()
     assert answer["Location"] == page_of(row)
-    assert said(answer) == ["Schedule report is saved. Past fire times do not fire."]
+    assert messages_of(answer) == ["Schedule report is saved. Past fire times do not fire."]
     assert (row.name, row.task, row.args, row.timetable) == (
         "report",
         "tests.project.tasks.add",
@@ -119,7 +119,7 @@ EVERY_FIELD: dict[str, Any] = {
 }
 
 
-def test_every_field_reaches_its_column(ann: Client) -> None:
+def test_every_field_is_saved_to_its_column(ann: Client) -> None:
     Calendar.objects.unguarded().create(name="berlin")
     _add(ann, **EVERY_FIELD)
     row = RecurringTask.objects.get()
@@ -184,20 +184,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "told"), REFUSED, ids=[f"{field} {given}" for field, given, _ in REFUSED]
+    ("field", "given", "expected"), REFUSED, ids=[f"{field} {given}" for field, given, _ in REFUSED]
 )
 @pytest.mark.parametrize("button", ["_look", "_save"])
-def test_what_is_refused_stands_at_its_field_and_nothing_is_written(
-    ann: Client, field: str, given: dict[str, Any], told: str, button: str
+def test_errors_are_shown_at_their_field_and_nothing_is_written(
+    ann: Client, field: str, given: dict[str, Any], expected: str, button: str
 ) -> None:
     page = _add(ann, **{**given, button: "1"})
     assert page.status_code == 200
     assert list(page.context["form"].errors) == [field]
-    assert told in text(page)
+    assert expected in text(page)
     assert not RecurringTask.objects.exists()
 
 
-def test_adding_under_the_name_of_another_schedule_is_refused(ann: Client) -> None:
+def test_adding_a_schedule_with_an_existing_name_is_refused(ann: Client) -> None:
     row = a_schedule("report")
     page = _add(ann)
     assert page.context["form"].errors["name"] == ["A schedule with this name already exists."]
@@ -205,7 +205,7 @@ def test_adding_under_the_name_of_another_schedule_is_refused(ann: Client) -> No
     assert row.task == "tests.project.tasks.noop"
 
 
-def test_a_form_sent_back_as_it_was_shown_changes_nothing(ann: Client) -> None:
+def test_a_form_submitted_unchanged_changes_nothing(ann: Client) -> None:
     row = a_schedule(
         "odd",
         parts=[
@@ -225,7 +225,7 @@ def test_a_form_sent_back_as_it_was_shown_changes_nothing(ann: Client) -> None:
     assert RecurringTask.objects.values().get() == before
 
 
-def test_an_edit_never_fires_a_time_of_the_past(ann: Client) -> None:
+def test_an_edit_never_fires_a_past_time(ann: Client) -> None:
     row = a_schedule("report")
     looked = ann.post(_edit(row), {**_as_shown(row, interval="86400000"), "_look": "1"})
     answer = ann.post(_edit(row), _as_shown(row, interval="86400000"))
@@ -239,7 +239,7 @@ def test_an_edit_never_fires_a_time_of_the_past(ann: Client) -> None:
     assert not OccurrenceRecord.objects.exists()
 
 
-def test_what_an_edit_leaves_empty_is_taken_away(ann: Client) -> None:
+def test_fields_that_an_edit_leaves_empty_are_cleared(ann: Client) -> None:
     row = a_schedule(
         "report", max_runs=7, expires_in=30, priority=4, end_time=at(days=99_999), catchup_window=5
     )
@@ -265,7 +265,7 @@ def test_what_an_edit_leaves_empty_is_taken_away(ann: Client) -> None:
     assert row.start_time == START
 
 
-def test_an_edit_keeps_who_declared_the_schedule_and_says_so(ann: Client) -> None:
+def test_an_edit_keeps_and_shows_the_source_of_the_schedule(ann: Client) -> None:
     row = a_schedule("report", source="code")
     assert "This schedule is declared by code" in text(ann.get(_edit(row)))
     ann.post(_edit(row), _as_shown(row, description="x"))
@@ -273,7 +273,7 @@ def test_an_edit_keeps_who_declared_the_schedule_and_says_so(ann: Client) -> Non
     assert (row.source, row.description) == ("code", "x")
 
 
-def test_an_edit_that_is_refused_keeps_the_row(ann: Client) -> None:
+def test_a_refused_edit_keeps_the_stored_values(ann: Client) -> None:
     row = a_schedule("report")
     before = RecurringTask.objects.values().get()
     page = ann.post(_edit(row), _as_shown(row, interval="", cron="x"))
@@ -281,7 +281,7 @@ def test_an_edit_that_is_refused_keeps_the_row(ann: Client) -> None:
     assert RecurringTask.objects.values().get() == before
 
 
-def test_a_schedule_of_a_task_that_this_process_does_not_know_opens_for_editing(
+def test_a_schedule_of_an_unregistered_task_can_be_edited(
     ann: Client,
 ) -> None:
     row = a_schedule("report")
@@ -293,14 +293,16 @@ def test_a_schedule_of_a_task_that_this_process_does_not_know_opens_for_editing(
     )
 
 
-def test_with_several_tenants_the_schedule_gets_the_chosen_one(ann: Client) -> None:
+def test_with_several_tenants_the_schedule_gets_the_chosen_tenant(ann: Client) -> None:
     tenant = a_tenant()
     assert _add(ann).context["form"].errors["tenant"]
     _add(ann, tenant=tenant.slug)
     assert RecurringTask.objects.get().tenant_id == tenant.pk
 
 
-def test_who_may_not_read_secrets_edits_all_but_the_call(ann: Client) -> None:
+def test_a_user_without_permission_for_secrets_edits_everything_except_the_arguments(
+    ann: Client,
+) -> None:
     row = a_schedule(
         "report", task=tasks.echo, kwargs={"password": "swordfish"}, options={"max_attempts": 2}
     )
@@ -313,7 +315,7 @@ def test_who_may_not_read_secrets_edits_all_but_the_call(ann: Client) -> None:
     assert (row.description, row.kwargs) == ("x", {"password": "swordfish"})
 
 
-def test_making_and_editing_need_their_permissions() -> None:
+def test_creating_and_editing_need_their_permissions() -> None:
     row = a_schedule("old")
     maker = staff("view_recurringtask", "add_recurringtask", "view_task_arguments")
     editor = staff("view_recurringtask", "change_recurringtask")
@@ -334,13 +336,13 @@ def test_making_and_editing_need_their_permissions() -> None:
     assert "Add recurring task" in text(maker.get(list_of("recurringtask")))
 
 
-def test_a_schedule_that_has_ended_cannot_be_edited(ann: Client) -> None:
+def test_an_ended_schedule_cannot_be_edited(ann: Client) -> None:
     row = a_schedule("report")
     row.cancel("over")
     assert ann.get(_edit(row)).status_code == 404
 
 
-def test_a_schedule_that_rests_may_be_one_that_never_fires(ann: Client) -> None:
+def test_a_paused_schedule_may_never_fire(ann: Client) -> None:
     page = _add(ann, cron="0 0 31 2 *", paused="on", _look="1")
     assert page.context["form"].errors == {}
     assert page.context["fires"] == []

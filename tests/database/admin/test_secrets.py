@@ -1,5 +1,5 @@
-"""Secrets are masked for everybody but those who may read them, and cannot be asked for letter by
-letter.
+"""Secrets are masked for users without the permission to read them, and cannot be guessed by
+filters or searches.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ VIEWS = ("view_task", "view_deadletter", "view_taskexecutionlog")
 
 @durable_task
 def log_in(user: str, password: str, *tokens: str) -> None:
-    """Take secrets by position."""
+    """Take secrets as positional arguments."""
 
 
-def _house() -> list[str]:
+def _write_tasks_with_secrets() -> list[str]:
     task = a_task(
         Status.FAILED,
         args=["ann"],
@@ -44,7 +44,7 @@ def _house() -> list[str]:
 
 
 def test_secrets_are_masked_on_every_page() -> None:
-    addresses = _house()
+    addresses = _write_tasks_with_secrets()
     lists = addresses[4:]
     for address in addresses:
         page = staff(*VIEWS).get(address).content.decode()
@@ -52,16 +52,14 @@ def test_secrets_are_masked_on_every_page() -> None:
         assert "********" in page or address == lists[0], address
 
 
-def test_what_is_no_secret_is_shown() -> None:
-    failed, done, *_ = _house()
+def test_values_that_are_not_secret_are_shown() -> None:
+    failed, done, *_ = _write_tasks_with_secrets()
     assert "42" in staff(*VIEWS).get(done).content.decode()
     assert "&quot;ann&quot;" in staff(*VIEWS).get(failed).content.decode()
 
 
-def test_arguments_and_results_are_plain_for_those_who_may_read_them_but_texts_stay_masked() -> (
-    None
-):
-    failed, done, log, letter, *_ = _house()
+def test_users_with_permission_see_arguments_and_results_while_texts_stay_masked() -> None:
+    failed, done, log, letter, *_ = _write_tasks_with_secrets()
     reader = staff(*VIEWS, "view_task_arguments")
     assert reader.get(failed).content.decode().count(SECRET) == 2
     assert SECRET in reader.get(done).content.decode()
@@ -96,13 +94,13 @@ def test_positional_arguments_of_an_unknown_task_are_all_masked() -> None:
         {"tenant__slug": "default"},
     ],
 )
-def test_a_list_answers_no_question_about_what_it_hides(question: dict[str, Any]) -> None:
-    _house()
+def test_a_list_cannot_be_filtered_by_hidden_values(question: dict[str, Any]) -> None:
+    _write_tasks_with_secrets()
     assert staff(*VIEWS).get(list_of("task"), question).status_code == 400
 
 
-def test_the_lists_of_other_rows_do_not_either() -> None:
-    _house()
+def test_other_lists_cannot_be_filtered_by_hidden_values() -> None:
+    _write_tasks_with_secrets()
     for model in ("taskexecutionlog", "deadletter"):
         answer = staff(*VIEWS).get(list_of(model), {"task__kwargs__password__startswith": "h"})
         assert answer.status_code == 400
@@ -110,8 +108,8 @@ def test_the_lists_of_other_rows_do_not_either() -> None:
     assert TaskExecutionLog.objects.exists()
 
 
-def test_the_page_that_edits_arguments_shows_them_only_to_those_who_may_read_them() -> None:
-    _house()
+def test_the_page_that_edits_arguments_shows_them_only_with_permission() -> None:
+    _write_tasks_with_secrets()
     task = Task.objects.get(status=Status.FAILED)
     address = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
     assert staff(*VIEWS, "replay_deadletter").get(address).status_code == 403

@@ -1,5 +1,5 @@
-"""Where django-celery-results is installed, an attempt links to what it stored; where it is not,
-nothing is missed.
+"""If django-celery-results is installed, an attempt links to its stored result; otherwise the page
+works without it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def _log_row() -> TaskExecutionLog:
     return a_log_row(task, celery_id=f"{task.pk}.3.1")
 
 
-def test_an_attempt_links_to_what_django_celery_results_stored() -> None:
+def test_an_attempt_links_to_the_result_of_django_celery_results() -> None:
     row = _log_row()
     TaskResult.objects.create(task_id=row.celery_id, status="FAILURE")
     TaskResult.objects.create(task_id="another", status="SUCCESS")
     ann = operator()
     for page in (page_of(row), page_of(row.task)):
-        told = ann.get(page).content.decode()
-        (address,) = re.findall(rf'href="([^"]*)">{re.escape(row.celery_id)}<', told)
+        content = ann.get(page).content.decode()
+        (address,) = re.findall(rf'href="([^"]*)">{re.escape(row.celery_id)}<', content)
         results = ann.get(html.unescape(address)).context["cl"].result_list
         assert [result.task_id for result in results] == [row.celery_id]
 
 
-def test_an_attempt_shows_its_celery_id_alone_where_nothing_stores_results(settings: Any) -> None:
+def test_an_attempt_shows_only_its_celery_id_if_results_are_not_stored(settings: Any) -> None:
     settings.INSTALLED_APPS = [
         name for name in settings.INSTALLED_APPS if name != "django_celery_results"
     ]
@@ -45,6 +45,6 @@ def test_an_attempt_shows_its_celery_id_alone_where_nothing_stores_results(setti
     assert display.stored_result("") == display.NOTHING
 
 
-def test_hostile_celery_ids_stay_text() -> None:
+def test_hostile_celery_ids_are_escaped() -> None:
     assert "<b>" not in display.stored_result("<b>")
     assert "%3Cb%3E" in display.stored_result("<b>")

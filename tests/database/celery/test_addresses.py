@@ -1,5 +1,5 @@
-"""An exchange and a routing key lead to the queue that is bound to them; beat's rows go on when
-there is none.
+"""An exchange and a routing key select the queue that is bound to them. Without such a queue, beat
+entries keep the default queue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BY_BEAT = {"headers": {"periodic_task_name": "nightly"}}
 
 @pytest.fixture(autouse=True)
 def _queues() -> Iterator[None]:
-    """Give Celery queues on exchanges of each type beside its default queue."""
+    """Declare Celery queues on exchanges of each type beside the default queue."""
     app = current_app._get_current_object()
     before, news = app.amqp, Exchange("news", type="fanout")
     queues = [
@@ -69,7 +69,7 @@ def _called(**options: Any) -> str:
         ({}, DEFAULT),
     ],
 )
-def test_an_address_leads_to_the_queue_that_is_bound_to_it(
+def test_an_address_selects_the_queue_that_is_bound_to_it(
     options: dict[str, Any], queue: str
 ) -> None:
     assert _called(**options) == queue
@@ -86,7 +86,7 @@ def test_an_address_leads_to_the_queue_that_is_bound_to_it(
         {"exchange": "post", "routing_key": "parcel.new.large"},
     ],
 )
-def test_an_address_without_a_queue_is_refused_but_for_beat(
+def test_an_address_without_a_queue_is_refused_except_for_beat(
     options: dict[str, Any], caplog: Any
 ) -> None:
     with pytest.raises(
@@ -119,7 +119,7 @@ def test_an_address_of_several_queues_is_refused() -> None:
         ("gone", "x"),
     ],
 )
-def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(
+def test_a_call_and_a_route_of_the_same_address_use_the_same_queue(
     address: tuple[str, str],
 ) -> None:
     exchange, key = address
@@ -131,7 +131,7 @@ def test_a_call_and_a_route_of_the_same_address_have_the_same_queue(
     assert queue_at(exchange, key) == routed
 
 
-def test_an_entry_of_beat_schedule_that_would_fail_is_named_by_a_check() -> None:
+def test_a_check_names_an_entry_of_beat_schedule_that_would_fail() -> None:
     entry = {"task": add.name, "schedule": 60, "options": {"exchange": "ex"}}
     good = {**entry, "options": {"exchange": "post", "routing_key": "mail.#"}}
     with celery_configured(

@@ -1,4 +1,4 @@
-"""Plain messages for a durable task: refused, or turned into one task for each message."""
+"""Plain messages of a durable task are refused, or create one task for each message."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _deliver(*args: Any, message: str | None = None, **request: Any) -> Any:
-    """Deliver what anybody who may write to the broker could send: a name and arguments, and no
-    row.
-    """
+    """Deliver a message with a name and arguments that belongs to no task."""
     task: Any = add
     message = message or str(uuid.uuid4())
     task.push_request(
@@ -42,19 +40,19 @@ def _deliver(*args: Any, message: str | None = None, **request: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _empty_queue() -> None:
-    """Begin without messages of other tests."""
+    """Remove messages of other tests."""
     take_messages(str(django_settings.CELERY_TASK_DEFAULT_QUEUE))
 
 
 @pytest.fixture
 def adopting(settings: Any) -> None:
-    """Let this process turn plain messages into tasks."""
+    """Accept plain messages in this process."""
     settings.DURABLE_TASKS = {"ACCEPT_PLAIN_MESSAGES": True}
 
 
 @pytest.fixture
 def backend() -> Iterator[None]:
-    """Give Celery a result backend."""
+    """Configure a result backend of Celery."""
     task: Any = add
     with result_backend("cache+memory://"):
         task._backend = None
@@ -62,7 +60,7 @@ def backend() -> Iterator[None]:
     task._backend = None
 
 
-def test_a_plain_message_is_refused_and_whoever_sent_it_learns_of_it(backend: None) -> None:
+def test_a_plain_message_is_refused_and_its_sender_gets_the_error(backend: None) -> None:
     message = str(uuid.uuid4())
     with pytest.raises(PlainMessageRefused, match="ACCEPT_PLAIN_MESSAGES"):
         _deliver(1, 2, message=message)
@@ -72,7 +70,7 @@ def test_a_plain_message_is_refused_and_whoever_sent_it_learns_of_it(backend: No
     assert "PlainMessageRefused" in repr(result.result)
 
 
-def test_a_plain_message_becomes_one_task_however_often_it_is_delivered(adopting: None) -> None:
+def test_a_plain_message_creates_one_task_however_often_it_is_delivered(adopting: None) -> None:
     message = str(uuid.uuid4())
     for _ in range(3):
         with pytest.raises(Ignore, match=message):
@@ -86,7 +84,7 @@ def test_a_plain_message_becomes_one_task_however_often_it_is_delivered(adopting
     ]
 
 
-def test_an_id_that_is_no_uuid_names_one_task_too(adopting: None) -> None:
+def test_an_id_that_is_not_a_uuid_identifies_one_task_too(adopting: None) -> None:
     for _ in range(2):
         with pytest.raises(Ignore):
             _deliver(1, 2, message="nightly-7")
@@ -104,13 +102,15 @@ def test_limits_and_expiry_of_the_message_are_kept(adopting: None) -> None:
 
 
 @pytest.mark.parametrize("part", ["callbacks", "errbacks", "chain", "chord"])
-def test_a_part_of_a_canvas_runs_as_the_plain_task_it_was(adopting: None, part: str) -> None:
+def test_a_step_of_a_canvas_runs_as_a_plain_task(adopting: None, part: str) -> None:
     rest: dict[str, Any] = {part: [{"task": "shop.next"}]}
     assert _deliver(1, 2, **rest) == 3
     assert not Task.objects.exists()
 
 
-def test_arguments_that_do_not_fit_are_refused(adopting: None, backend: None) -> None:
+def test_arguments_that_do_not_match_the_signature_are_refused(
+    adopting: None, backend: None
+) -> None:
     message = str(uuid.uuid4())
     with pytest.raises(PlainMessageRefused, match="cannot become a task"):
         _deliver(1, 2, 3, message=message)
@@ -118,7 +118,7 @@ def test_arguments_that_do_not_fit_are_refused(adopting: None, backend: None) ->
     assert AsyncResult(message, backend=current_app.backend).state == "FAILURE"
 
 
-def test_on_commit_forms_create_the_row_with_the_transaction() -> None:
+def test_delay_on_commit_creates_the_task_with_the_transaction() -> None:
     task: Any = add
     with transaction.atomic():
         results = [
@@ -132,7 +132,9 @@ def test_on_commit_forms_create_the_row_with_the_transaction() -> None:
     assert task.apply_async_on_commit((1, 2), queue="post").task.queue == "post"
 
 
-def test_on_commit_means_the_default_transaction_when_tasks_are_elsewhere(settings: Any) -> None:
+def test_on_commit_uses_the_default_transaction_if_tasks_are_in_another_database(
+    settings: Any,
+) -> None:
     task: Any = add
     settings.DURABLE_TASKS = {"DATABASE": "tasks"}
     with transaction.atomic():

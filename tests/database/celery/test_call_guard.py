@@ -1,4 +1,4 @@
-"""Celery's forms of calling a durable task: a row, or an error at the call before anything is
+"""Celery's ways to call a durable task create a task or raise at the call before anything is
 published.
 """
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @shared_task(name="tests.call_guard.plain")
 def plain(*_: Any) -> int:
-    """Be an ordinary Celery task."""
+    """Serve as an ordinary Celery task."""
     return 1
 
 
@@ -76,19 +76,19 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _empty_queue() -> None:
-    """Begin without messages of other tests."""
+    """Remove messages of other tests."""
     take_messages(QUEUE)
 
 
 @pytest.fixture
 def backend() -> Any:
-    """Give Celery a result backend, without which it refuses chords by itself."""
+    """Configure a result backend, without which Celery itself refuses chords."""
     with result_backend("cache+memory://"):
         yield
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_be_lost_later_is_refused_before_anything_is_published(
+def test_a_canvas_that_would_be_lost_is_refused_before_anything_is_published(
     backend: None, case: str
 ) -> None:
     with pytest.raises(InvalidOption, match=r"from_canvas|plain Celery task|queue=") as refused:
@@ -117,7 +117,7 @@ def test_what_would_be_lost_later_is_refused_before_anything_is_published(
         lambda: plain.delay(dict(durable.s(1))),
     ],
 )
-def test_what_celery_can_carry_out_is_published(backend: None, call: Callable[[], Any]) -> None:
+def test_a_canvas_that_celery_can_run_is_published(backend: None, call: Callable[[], Any]) -> None:
     call()
     assert len(take_messages(QUEUE)) >= 1
     assert not Task.objects.exists()
@@ -135,7 +135,7 @@ def test_what_celery_can_carry_out_is_published(backend: None, call: Callable[[]
         lambda: durable.s(1, 2).delay(),
     ],
 )
-def test_a_call_by_name_makes_a_row(call: Callable[[], Any]) -> None:
+def test_a_call_by_name_creates_a_task(call: Callable[[], Any]) -> None:
     result = call()
     assert isinstance(result, DurableResult)
     row = Task.objects.get(pk=result.id)
@@ -143,7 +143,7 @@ def test_a_call_by_name_makes_a_row(call: Callable[[], Any]) -> None:
     assert [message.headers["id"] for message in take_messages(QUEUE)] == [f"{row.pk}.1.1"]
 
 
-def test_a_call_by_name_is_checked_at_the_call() -> None:
+def test_a_call_by_name_is_validated_at_the_call() -> None:
     with pytest.raises(InvalidArguments):
         current_app.send_task(add.name, (1, 2, 3))
     assert not Task.objects.exists()
@@ -154,5 +154,5 @@ def test_the_result_of_a_chain_is_that_of_its_durable_last_step() -> None:
     assert isinstance(result, DurableResult)
     [message] = take_messages(QUEUE)
     rest = message.payload[2]["chain"]
-    signature(rest[0]).apply_async((1,))  # what the worker does with the rest of a chain
+    signature(rest[0]).apply_async((1,))  # what the worker does with the following steps of a chain
     assert Task.objects.get(pk=result.id).args == [1, 2]

@@ -1,6 +1,4 @@
-"""What strangers on the broker, dead connections and limits at any instruction cannot do
-to a run.
-"""
+"""Foreign messages, broken connections and time limits at any instruction do not corrupt a run."""
 
 from __future__ import annotations
 
@@ -43,18 +41,18 @@ class _Strange(type):
 
 
 class Strange(Exception, metaclass=_Strange):
-    """Cannot be asked what is one."""
+    """An exception whose class cannot be examined."""
 
 
 @durable_task(name="tests.gate.strange", give_up_on=(Strange,))
 def strange() -> None:
-    """Fail in a way that cannot be judged."""
+    """Raise an exception that cannot be classified."""
     raise ValueError("from the body")
 
 
 @durable_task(name="tests.gate.hooked", atomic=True)
 def hooked(name: str) -> str:
-    """Write a row, and fail after the COMMIT."""
+    """Create a task, and fail after the COMMIT."""
     Group.objects.create(name=name)
     transaction.on_commit(_broken_hook)
     return name
@@ -62,14 +60,14 @@ def hooked(name: str) -> str:
 
 @durable_task(name="tests.gate.beaten", atomic=True, max_attempts=1)
 def beaten(name: str) -> None:
-    """Write a row, and let a heartbeat come before the success."""
+    """Create a task, and send a heartbeat before the success."""
     Group.objects.create(name=name)
     process_runs.leases.renew()
 
 
 @durable_task(name="tests.gate.doubled")
 def doubled() -> list[bool]:
-    """Tell whether this run is found before and after a refused message that bears its id ends."""
+    """Return whether this run is registered before and after a refused message with its id ends."""
     live = process_runs.current()
     assert live is not None
     found = [process_runs.find(live.run.celery_id) is live]
@@ -98,7 +96,7 @@ def _deliver_to(name: str, message: str) -> Any:
         process_runs.forget(message)
 
 
-def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
+def test_a_message_of_one_task_cannot_start_the_body_of_another_task() -> None:
     row = a_task(Status.QUEUED, name=tasks.noop.name)
     with pytest.raises(Ignore, match="STALE"):
         _deliver_to(tasks.echo.name, f"{row.pk}.{row.epoch}.1")
@@ -125,7 +123,7 @@ def test_a_ring_of_one_row_cannot_start_the_body_of_another_task() -> None:
         None,
     ],
 )
-def test_only_an_id_spelled_as_we_spell_it_is_one_of_ours(spelled: Any) -> None:
+def test_only_an_id_in_canonical_form_is_treated_as_ours(spelled: Any) -> None:
     here = uuid.uuid4()
     assert parse(f"{here}.1.1") is not None
     assert (
@@ -133,14 +131,14 @@ def test_only_an_id_spelled_as_we_spell_it_is_one_of_ours(spelled: Any) -> None:
     )
 
 
-def test_a_refused_twin_of_a_message_does_not_make_its_run_unknown() -> None:
+def test_a_refused_duplicate_of_a_message_does_not_unregister_its_run() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.doubled")
     assert deliver(row) == [True, True]
     signal_handlers.on_postrun(task_id=f"{row.pk}.{row.epoch}.{row.publish_count}")
     assert process_runs.find(f"{row.pk}.{row.epoch}.{row.publish_count}") is None
 
 
-def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None:
+def test_a_run_whose_outcome_cannot_be_determined_is_removed_from_the_heartbeat() -> None:
     row = a_task(Status.QUEUED, name="tests.gate.strange")
     with pytest.raises(RuntimeError, match="no class to ask"):
         deliver(row)
@@ -149,7 +147,7 @@ def test_a_run_whose_ending_cannot_even_be_judged_leaves_the_heartbeat() -> None
 
 @pytest.fixture
 def dead_connection() -> None:
-    """Let the connection that the gate will borrow be a dead one."""
+    """Make the next connection that the gate uses a broken one."""
     with dedicated_connection():
         driver = connections["default"]
         driver.ensure_connection()
@@ -161,7 +159,7 @@ def dead_connection() -> None:
         driver.connection.close()
 
 
-def test_a_message_that_meets_a_dead_connection_is_not_dropped(dead_connection: None) -> None:
+def test_a_message_that_meets_a_broken_connection_is_not_dropped(dead_connection: None) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2])
     assert deliver(row) == 3
     row.refresh_from_db()
@@ -169,39 +167,43 @@ def test_a_message_that_meets_a_dead_connection_is_not_dropped(dead_connection: 
 
 
 @pytest.mark.postgresql
-def test_no_connection_of_ours_waits_for_hours_for_a_server_that_vanished() -> None:
+def test_connections_of_the_engine_time_out_if_the_server_vanished() -> None:
     with dedicated_connection():
-        told = connections["default"].connection.info.get_parameters()
+        parameters = connections["default"].connection.info.get_parameters()
     assert {"connect_timeout", "tcp_user_timeout", "keepalives_idle", "keepalives_interval"} <= set(
-        told
+        parameters
     )
 
 
 class _AnsweredBy:
-    """Lets the first statement of this kind on a connection of ours stand, and its caller hear
-    something else.
+    """Lets the first statement of this kind on an engine connection succeed, and raises an error to
+    its caller.
     """
 
-    def __init__(self, verb: str, error: BaseException) -> None:
-        self.verb, self.error, self.told = verb, error, 0
+    def __init__(self, operation: str, error: BaseException) -> None:
+        self.operation, self.error, self.answered = operation, error, 0
 
     def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         answer = execute(sql, params, many, context)
-        if self.verb in sql and not self.told and not context["connection"].in_atomic_block:
-            self.told += 1
+        if (
+            self.operation in sql
+            and not self.answered
+            and not context["connection"].in_atomic_block
+        ):
+            self.answered += 1
             raise self.error
         return answer
 
 
 @pytest.fixture
 def answered() -> Iterator[Any]:
-    """Give a way to have one statement of ours answered by an error."""
+    """Return a function that lets one statement succeed and its caller receive an error."""
     with dedicated_connection():
         ours = connections["default"]
     installed: list[_AnsweredBy] = []
 
-    def by(verb: str, error: BaseException) -> _AnsweredBy:
-        installed.append(_AnsweredBy(verb, error))
+    def by(operation: str, error: BaseException) -> _AnsweredBy:
+        installed.append(_AnsweredBy(operation, error))
         ours.execute_wrappers.append(installed[-1])
         return installed[-1]
 
@@ -211,17 +213,17 @@ def answered() -> Iterator[Any]:
 
 def test_a_start_whose_reply_was_lost_is_read_back_and_runs_once(answered: Any) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
-    verb = "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE"
-    lost = answered(verb, OperationalError("cut before the reply"))
+    operation = "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE"
+    lost = answered(operation, OperationalError("cut before the reply"))
     assert deliver(row) == 3
     row.refresh_from_db()
-    assert (lost.told, row.status, row.attempts) == (1, Status.SUCCESS, 1)
+    assert (lost.answered, row.status, row.attempts) == (1, Status.SUCCESS, 1)
     assert [log.status for log in row.executions.all()] == ["SUCCESS"]
 
 
 @pytest.fixture
 def unreachable() -> Iterator[Callable[[int], list[int]]]:
-    """Give a way to let some new connections fail at their first statement."""
+    """Return a function that makes the first statement on some new connections fail."""
     failed: list[int] = []
     left: list[int] = []
 
@@ -258,8 +260,8 @@ def test_a_start_whose_reply_was_lost_is_read_back_after_the_database_has_return
 
 
 def _waiting_for_a_lock(number: int) -> list[int]:
-    """Return the server processes that wait for a lock of this database, if there are so many of
-    them.
+    """Return the server processes that wait for a lock of this database, if there are at least
+    `number`.
     """
     with connections["witness"].cursor() as cursor:
         cursor.execute(
@@ -281,7 +283,7 @@ def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() 
         ours.ensure_connection()
     locked, broken = threading.Event(), threading.Event()
 
-    def hold_the_row_until_both_wait() -> None:
+    def lock_the_row_until_both_wait() -> None:
         connections["witness"] = connection.copy("witness")
         try:
             with transaction.atomic():
@@ -298,7 +300,7 @@ def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() 
             del connections["witness"]
             connections.close_all()
 
-    thread = threading.Thread(target=hold_the_row_until_both_wait)
+    thread = threading.Thread(target=lock_the_row_until_both_wait)
     thread.start()
     assert locked.wait(30)
     try:
@@ -311,19 +313,19 @@ def test_a_start_that_the_server_executes_after_its_connection_broke_is_found() 
 
 
 @pytest.mark.postgresql
-def test_a_soft_limit_that_strikes_the_ending_of_a_success_leaves_it_a_success(
+def test_a_soft_time_limit_while_a_success_is_recorded_leaves_it_a_success(
     answered: Any,
 ) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], max_attempts=1)
     struck = answered("'SUCCESS', epoch", SoftTimeLimitExceeded())
     assert deliver(row) == 3
     row.refresh_from_db()
-    assert (struck.told, row.status, row.result) == (1, Status.SUCCESS, 3)
+    assert (struck.answered, row.status, row.result) == (1, Status.SUCCESS, 3)
     assert [log.status for log in row.executions.all()] == ["SUCCESS"]
     assert process_runs.leases._runs == {}
 
 
-def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back(
+def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_undoes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     row = a_task(Status.QUEUED, name="tests.gate.hooked", args=["kept"])
@@ -337,7 +339,7 @@ def test_a_hook_that_fails_after_the_commit_of_an_atomic_body_takes_nothing_back
 
 @pytest.mark.postgresql
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
-def test_an_atomic_body_that_outlasts_a_heartbeat_says_which_isolation_level_it_needs(
+def test_an_atomic_body_that_outlasts_a_heartbeat_names_the_isolation_level_it_needs(
     monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
     levels = import_string("django.db.backends.postgresql.psycopg_any.IsolationLevel")

@@ -1,5 +1,5 @@
-"""What keeps runs and nodes alive outlives bad progress, held rows, lost replies and a death
-declared by mistake.
+"""Heartbeats of runs and nodes survive invalid progress, locked rows, lost replies and a wrong
+declaration of death.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from tests.concurrency.racing import elsewhere
+from tests.concurrency.racing import on_another_connection
 from tests.factories import a_run, a_task
 from tests.waiting import until
 
@@ -44,14 +44,14 @@ def _lease_is_kept(row: Task) -> bool:
 
 
 @pytest.mark.parametrize("done", [math.nan, math.inf, 10**400, None, "half", object()])
-def test_progress_that_no_database_could_keep_is_refused_at_the_call(done: Any) -> None:
+def test_progress_that_no_database_could_store_is_refused_at_the_call(done: Any) -> None:
     live = _live(a_task(Status.RUNNING))
     with pytest.raises(InvalidOption, match="finite number"):
         RunContext(live).progress(done)
     assert live.progress is None
 
 
-def test_progress_of_any_number_and_note_is_written_by_the_heartbeat() -> None:
+def test_progress_of_any_number_and_text_is_written_by_the_heartbeat() -> None:
     leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
     leases.add(live := _live(row))
     done: Any = Decimal("1.5")
@@ -64,7 +64,9 @@ def test_progress_of_any_number_and_note_is_written_by_the_heartbeat() -> None:
     leases.remove(live)
 
 
-def test_one_run_s_bad_news_ends_neither_the_heartbeat_nor_its_thread(settings: Any) -> None:
+def test_an_invalid_value_of_one_run_stops_neither_the_heartbeat_nor_its_thread(
+    settings: Any,
+) -> None:
     settings.DURABLE_TASKS = {"HEARTBEAT": 0.05, "LEASE": 60}
     leases, row = LeaseHeartbeat(), a_task(Status.RUNNING, due=5)
     live = _live(row)
@@ -78,14 +80,14 @@ def test_one_run_s_bad_news_ends_neither_the_heartbeat_nor_its_thread(settings: 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeats_do_not_wait_for_locked_rows(caplog: pytest.LogCaptureFixture) -> None:
     *held, free = (a_task(Status.RUNNING, due=5) for _ in range(4))
     leases, lives = LeaseHeartbeat(), [_live(row) for row in (*held, free)]
     for live in lives:
         leases.add(live)
     with transaction.atomic():
         list(Task.objects.filter(pk__in=[row.pk for row in held]).select_for_update())
-        behind = elsewhere(leases.renew)
+        behind = on_another_connection(leases.renew)
         assert set(behind) == {row.run_id for row in held}
         assert [
             record for record in caplog.records if record.levelno >= logging.WARNING
@@ -98,12 +100,12 @@ def test_heartbeats_wait_for_no_row_that_somebody_holds(caplog: pytest.LogCaptur
     assert all(map(_lease_is_kept, held))
     assert not _lease_is_kept(free)
     for live in lives:
-        leases.remove(live)  # or its thread beats on through the tests that follow
+        leases.remove(live)  # or its thread would continue during the following tests
 
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
+def test_a_lost_run_is_distinguished_from_one_whose_row_is_locked() -> None:
     held, lost = a_task(Status.RUNNING, due=5), a_task(Status.RUNNING, due=5)
     leases, lives = LeaseHeartbeat(), [_live(row) for row in (held, lost)]
     for live in lives:
@@ -111,12 +113,12 @@ def test_a_run_that_was_lost_is_told_from_one_whose_row_is_locked() -> None:
     Task.objects.unguarded().filter(pk=lost.pk).update(run_id=uuid.uuid4())
     with transaction.atomic():
         list(Task.objects.select_for_update())
-        assert set(elsewhere(leases.renew)) == {held.run_id}
+        assert set(on_another_connection(leases.renew)) == {held.run_id}
     assert [live.lost for live in lives] == [False, True]
     leases.remove(lives[0])
 
 
-def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_children_know() -> None:
+def test_a_node_declared_dead_by_mistake_registers_again_under_the_id_its_children_have() -> None:
     beat = NodeBeat(
         place(60).node, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=2, queues=["a"]
     )
@@ -135,14 +137,14 @@ def test_a_node_declared_dead_by_mistake_comes_back_under_the_id_that_its_childr
     )
 
 
-def test_a_registration_whose_reply_was_lost_is_done_again() -> None:
+def test_a_registration_whose_reply_was_lost_is_repeated() -> None:
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER)
     nodes.register(beat.node, "worker@host", NodeKind.WORKER)
     beat._beat()
     assert list(nodes.beats()) == [beat.node]
 
 
-def test_a_node_beats_on_after_an_error_that_is_not_the_database_s(settings: Any) -> None:
+def test_a_node_keeps_sending_heartbeats_after_an_unexpected_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 0.05}
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER, concurrency=object())
     beat.start()
@@ -154,8 +156,8 @@ def test_a_node_beats_on_after_an_error_that_is_not_the_database_s(settings: Any
 
 
 def _break_connections() -> None:
-    """End every session of our own connections on the server, as a firewall does that forgets a
-    connection.
+    """End every session of the engine's connections on the server, as a firewall does that drops
+    idle connections.
     """
     free = ours._pool.idle((conf.settings().DATABASE, ours.WORK))
     assert free
@@ -171,7 +173,9 @@ def _break_connections() -> None:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: Any) -> None:
+def test_a_node_repeats_its_heartbeat_at_once_when_its_connection_was_dropped(
+    settings: Any,
+) -> None:
     settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 3600}
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER)
     beat.start()
@@ -181,7 +185,7 @@ def test_a_node_beats_again_at_once_when_its_connection_was_dropped(settings: An
         within=20,
     )
     _break_connections()
-    beat.drain()  # its next beat, on the connection that is gone
+    beat.drain()  # its next heartbeat uses the connection that is gone
     until(lambda: Node.objects.get(pk=beat.node).draining, within=20)
     beat.leave()
 

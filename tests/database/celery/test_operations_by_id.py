@@ -1,5 +1,5 @@
-"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database, and durable ones
-call back.
+"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database; durable tasks
+support callbacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.project import tasks
 PLAIN, OURS = str(uuid.uuid4()), "0193b0e0-0000-7000-8000-000000000000"
 
 
-def test_a_plain_id_is_not_known_where_a_test_may_not_ask_the_database() -> None:
+def test_a_plain_id_is_unknown_in_a_test_without_database_access() -> None:
     assert known([PLAIN]) == set()
     with pytest.raises(RuntimeError, match="Database access not allowed"):
         known([OURS])
@@ -32,7 +32,7 @@ def test_a_plain_id_is_not_known_where_a_test_may_not_ask_the_database() -> None
 class TestWithoutDatabase(SimpleTestCase):
     """Django's own way to forbid the database."""
 
-    def test_a_plain_id_is_not_known(self) -> None:
+    def test_a_plain_id_is_unknown(self) -> None:
         assert known([PLAIN]) == set()
         with pytest.raises(AssertionError, match="Database queries"):
             known([OURS])
@@ -40,7 +40,7 @@ class TestWithoutDatabase(SimpleTestCase):
 
 @pytest.mark.django_db
 @pytest.mark.postgresql
-def test_a_question_that_fails_leaves_the_callers_transaction_alone(
+def test_a_lookup_that_fails_leaves_the_callers_transaction_intact(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
@@ -62,10 +62,10 @@ def test_the_callback_of_get_receives_id_and_value(
     settings.CELERY_TASK_ALWAYS_EAGER = True
     with django_capture_on_commit_callbacks(execute=True):
         task_id = tasks.add.delay(1, 2).id
-    told = list[tuple[str, int]]()
-    assert form(task_id).get(callback=lambda *given: told.append(given)) == 3
-    assert form(task_id).get(9, True, 0.1, True, True, lambda *given: told.append(given)) == 3
-    assert told == [(task_id, 3)] * 2
+    received = list[tuple[str, int]]()
+    assert form(task_id).get(callback=lambda *given: received.append(given)) == 3
+    assert form(task_id).get(9, True, 0.1, True, True, lambda *given: received.append(given)) == 3
+    assert received == [(task_id, 3)] * 2
 
 
 FORMS: list[Any] = [DurableResult, AsyncResult]
@@ -89,7 +89,7 @@ def test_on_interval_of_get_is_called_while_the_task_is_open(form: Any) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("form", FORMS)
-def test_options_of_get_that_could_have_no_effect_are_refused(form: Any) -> None:
+def test_options_of_get_without_effect_are_refused(form: Any) -> None:
     result = form(tasks.add.apply_async((1, 2), countdown=60).id)
     with pytest.raises(InvalidOption, match=r"on_message=.* use callback="):
         result.get(on_message=print)
@@ -108,7 +108,7 @@ def test_options_of_get_that_could_have_no_effect_are_refused(form: Any) -> None
     ids=["AsyncResult", "DurableResult", "control"],
 )
 def test_a_revoke_inside_a_transaction_does_not_wait_for_the_workers(revoke: Any) -> None:
-    """They would wait for its locks."""
+    """Workers would wait for its locks."""
     task_id = tasks.add.apply_async((1, 2), countdown=60).id
     with (
         transaction.atomic(),
@@ -119,7 +119,7 @@ def test_a_revoke_inside_a_transaction_does_not_wait_for_the_workers(revoke: Any
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_revoke_without_terminate_has_no_reply_to_wait_for() -> None:
+def test_a_revoke_without_terminate_does_not_wait_for_a_reply() -> None:
     task_id = tasks.add.apply_async((1, 2), countdown=60).id
     with transaction.atomic():
         DurableResult(task_id).revoke(wait=True)

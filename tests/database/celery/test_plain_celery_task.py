@@ -1,5 +1,5 @@
-"""``django_durable_tasks.plain_celery_task`` sends what the settings allow, under one Celery id,
-and nothing else.
+"""``django_durable_tasks.plain_celery_task`` sends only tasks that the settings allow, always under
+the same Celery id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _messages() -> list[Any]:
     return found
 
 
-def test_the_message_is_sent_and_the_row_remembers_it(settings: Any) -> None:
+def test_the_message_is_sent_and_its_id_is_stored_with_the_task(settings: Any) -> None:
     settings.DURABLE_TASKS = {"PLAIN_CELERY_TASKS": ["shop.tasks.plain"]}
     row = _carry()
     [message] = _messages()
@@ -68,7 +68,7 @@ def test_another_attempt_sends_the_same_id(settings: Any) -> None:
     assert len({message.headers["id"] for message in _messages()}) == 1
 
 
-def test_what_the_settings_do_not_allow_ends_in_a_dead_letter() -> None:
+def test_a_task_that_the_settings_do_not_allow_ends_in_a_dead_letter() -> None:
     with pytest.raises(CeleryTaskNotAllowed):
         _carry()
     row = Task.objects.get()

@@ -1,4 +1,4 @@
-"""Celery's ``self.retry()`` in a run: the limit and the wait are in the row."""
+"""Celery's ``self.retry()`` in a run: the limit and the delay are stored with the task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNLIMITED = _task("unlimited", max_retries=None)
 
 
 def _run(task: Any, **fields: Any) -> Task:
-    """Deliver a row of this task; return it as the run left it."""
+    """Deliver a message of this task and return the task after the run."""
     row = a_task(Status.QUEUED, name=task.name, **fields)
     with pytest.raises((KeyError, Retry, InvalidOption)):
         deliver(row)
@@ -56,7 +56,7 @@ def _wait(row: Task) -> timedelta:
         (SPACED, {"countdown": 20}, 20),
     ],
 )
-def test_a_retry_waits_for_its_countdown_else_for_default_retry_delay_or_the_backoff_given(
+def test_a_retry_waits_for_its_countdown_or_default_retry_delay_or_the_backoff(
     task: Any, options: dict[str, Any], wait: int
 ) -> None:
     row = _run(task, kwargs=options)
@@ -78,7 +78,7 @@ def test_a_retry_waits_for_its_countdown_else_for_default_retry_delay_or_the_bac
         (UNLIMITED, {}, 500, 1_000, Status.PENDING),
     ],
 )
-def test_the_retries_are_limited_by_celerys_option_and_by_max_attempts_where_it_is_given(
+def test_retries_are_limited_by_max_retries_or_by_max_attempts_if_given(
     task: Any, given: dict[str, Any], failures: int, max_attempts: int, status: Status
 ) -> None:
     before = 1_000 if task is UNLIMITED else 3 if task is LIMITED else 5
@@ -89,7 +89,7 @@ def test_the_retries_are_limited_by_celerys_option_and_by_max_attempts_where_it_
     assert row.last_error == "KeyError: 'not yet'"
 
 
-def test_the_max_attempts_of_a_call_bounds_celerys_retries() -> None:
+def test_the_max_attempts_of_a_call_limits_celery_retries() -> None:
     result = PLAIN.using(max_attempts=2, run_at=None).schedule(countdown=0)
     assert (result.max_attempts, result.options) == (2, {"max_attempts": 2})
     row = _run(
@@ -99,7 +99,7 @@ def test_the_max_attempts_of_a_call_bounds_celerys_retries() -> None:
 
 
 @pytest.mark.parametrize("options", [{"args": [1]}, {"kwargs": {"x": 1}}, {"queue": "slow"}])
-def test_what_a_retry_cannot_change_is_refused_once(options: dict[str, Any]) -> None:
+def test_a_retry_with_unsupported_options_is_refused_once(options: dict[str, Any]) -> None:
     row = _run(PLAIN, kwargs=options)
     assert (row.status, row.reason) == (Status.FAILED, "GAVE_UP")
     assert "return Schedule(...) instead" in row.last_error

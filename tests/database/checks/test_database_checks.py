@@ -1,6 +1,4 @@
-"""The check of the database connects to it, and finds servers that are too old or set up
-to lose.
-"""
+"""The database check connects and reports servers that are too old or configured to lose data."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ def _ids(**options: Any) -> list[str]:
     return [str(message.id).removeprefix("durable_tasks.") for message in check_database(**options)]
 
 
-def test_the_database_of_this_run_is_good_enough() -> None:
+def test_the_database_of_this_run_passes() -> None:
     assert _ids(databases=["default"]) == []
 
 
-def test_it_looks_only_where_django_asks_it_to() -> None:
+def test_the_check_connects_only_to_databases_that_django_selects() -> None:
     assert _ids(databases=None) == _ids(databases=["other"]) == []
     registered: list[Any] = list(django_checks.registry.registry.get_checks())
     assert check_database in registered
@@ -46,7 +44,7 @@ def test_an_old_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _ids(databases=["default"]) == ["E012"]
 
 
-def test_a_server_that_nobody_tried_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OLDEST, connections["default"].display_name)
     assert _ids(databases=["default"]) == ["E012"]
 
@@ -63,7 +61,7 @@ def test_a_server_that_django_itself_refuses_is_an_error(monkeypatch: pytest.Mon
     )
 
 
-def test_the_floors_are_the_promised_ones() -> None:
+def test_the_minimum_versions_are_the_documented_ones() -> None:
     assert OLDEST == {
         "PostgreSQL": (14,),
         "MySQL": (8, 0, 13),
@@ -74,8 +72,8 @@ def test_the_floors_are_the_promised_ones() -> None:
 
 @pytest.fixture
 def elsewhere(settings: Any) -> Iterator[Any]:
-    """Give a maker of a second connection with other options, which the check then finds as the
-    default one.
+    """Return a function that opens a second connection with other options, which the check then
+    uses as the default one.
     """
     before, made = connections["default"], list[BaseDatabaseWrapper]()
 
@@ -110,7 +108,7 @@ def test_atomic_tasks_under_a_stricter_isolation_level_are_an_error(
     elsewhere: Any, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "tests.project.tasks.write_name"
-    # The message names the first few; what other tests have registered must not count.
+    # The message names the first few tasks; those that other tests registered must not count.
     monkeypatch.setattr(registry, "_tasks", {name: registry.get(name)})
     options, levels = connections["default"].settings_dict["OPTIONS"], import_string(LEVELS)
     elsewhere(OPTIONS={**options, "isolation_level": levels[level]})
@@ -138,6 +136,6 @@ def test_a_file_without_wal_or_immediate_transactions_is_a_warning(
 
 
 @pytest.mark.sqlite
-def test_a_database_in_memory_has_one_writer_anyway(elsewhere: Any) -> None:
+def test_a_database_in_memory_needs_neither(elsewhere: Any) -> None:
     elsewhere(NAME=":memory:", OPTIONS={})
     assert _ids(databases=["default"]) == []

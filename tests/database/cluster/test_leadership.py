@@ -1,4 +1,4 @@
-"""One leader at a time by a lease on the database's clock; terms only grow."""
+"""At most one scheduler leads, by a lease on the database's clock; terms only increase."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def _expire() -> None:
     SchedulerLease.objects.update(expires_at=database_now() - timedelta(seconds=1))
 
 
-def _reigns(holder: uuid.UUID, term: int) -> bool:
+def _is_leader(holder: uuid.UUID, term: int) -> bool:
     mine = SchedulerLease.objects.filter(name=lease_name(), holder=holder, term=term)
     return mine.filter(expires_at__gte=database_now()).exists()
 
 
-def test_a_free_office_is_taken_once() -> None:
+def test_a_free_lease_is_taken_once() -> None:
     term = leadership.take(ANNA, 60)
     assert term is not None
     assert leadership.take(BERT, 60) is None
     assert leadership.take(ANNA, 60) is None
-    assert _reigns(ANNA, term)
+    assert _is_leader(ANNA, term)
 
 
 def test_a_leader_renews_its_own_term_only() -> None:
@@ -43,12 +43,12 @@ def test_a_leader_renews_its_own_term_only() -> None:
     assert not leadership.renew(ANNA, term + 1, 60)
 
 
-def test_a_lease_that_is_over_cannot_be_renewed_only_taken_under_a_higher_term() -> None:
+def test_an_expired_lease_is_taken_under_a_higher_term_and_not_renewed() -> None:
     first = leadership.take(ANNA, 60)
     assert first is not None
     _expire()
     assert not leadership.renew(ANNA, first, 60)
-    assert not _reigns(ANNA, first)
+    assert not _is_leader(ANNA, first)
     second = leadership.take(ANNA, 60)
     assert second == first + 1
     assert not leadership.renew(ANNA, first, 60)
@@ -61,7 +61,7 @@ def test_a_lease_ends_by_the_clock_of_the_database() -> None:
     assert not leadership.renew(ANNA, first, 60)
 
 
-def test_a_resigned_office_is_free_at_once_and_terms_only_grow() -> None:
+def test_a_released_lease_is_free_at_once_and_terms_only_increase() -> None:
     terms = []
     for number in range(5):
         holder = (ANNA, BERT)[number % 2]
@@ -72,11 +72,11 @@ def test_a_resigned_office_is_free_at_once_and_terms_only_grow() -> None:
     assert terms == list(range(terms[0], terms[0] + 5))
 
 
-def test_a_deposed_leader_cannot_resign_its_successors_office() -> None:
+def test_a_former_leader_cannot_release_the_lease_of_its_successor() -> None:
     old = leadership.take(ANNA, 60)
     assert old is not None
     _expire()
     new = leadership.take(BERT, 60)
     assert new is not None
     assert not leadership.resign(ANNA, old)
-    assert _reigns(BERT, new)
+    assert _is_leader(BERT, new)

@@ -1,4 +1,4 @@
-"""Nodes say that they live; others judge their silence in looks of their own."""
+"""Nodes send heartbeats; a monitor counts the checks without a new heartbeat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY, WITHIN = 5.0, 15.0
 
 
 class _Watch:
-    """A monitor with a clock that advances by five seconds a look."""
+    """A monitor with a clock that advances by five seconds per check."""
 
     def __init__(self) -> None:
         self.monitor, self.now = HeartbeatMonitor(), 0.0
@@ -35,7 +35,7 @@ def test_a_node_whose_counter_rises_is_never_silent() -> None:
     assert watch.monitor.silent(1) == []
 
 
-def test_a_node_is_silent_after_so_many_looks_without_a_beat() -> None:
+def test_a_node_is_silent_after_several_checks_without_a_heartbeat() -> None:
     watch = _Watch()
     for number in range(6):
         watch.look({A: 1, B: number})
@@ -43,7 +43,7 @@ def test_a_node_is_silent_after_so_many_looks_without_a_beat() -> None:
     assert watch.monitor.silent(6) == []
 
 
-def test_one_beat_ends_the_silence() -> None:
+def test_one_heartbeat_ends_the_silence() -> None:
     watch = _Watch()
     for beat in (1, 1, 1, 2):
         watch.look({A: beat})
@@ -58,7 +58,7 @@ def test_a_node_that_left_is_forgotten() -> None:
     assert watch.monitor.silent(1) == []
 
 
-def test_an_outage_of_the_database_condemns_nobody() -> None:
+def test_an_outage_of_the_database_declares_no_node_dead() -> None:
     watch = _Watch()
     for _ in range(4):
         watch.look({A: 1})
@@ -69,7 +69,7 @@ def test_an_outage_of_the_database_condemns_nobody() -> None:
     assert (watch.monitor.silent(4), watch.monitor.contact) == ([], 3)
 
 
-def test_a_watcher_that_slept_begins_anew() -> None:
+def test_a_monitor_that_was_suspended_starts_again() -> None:
     watch = _Watch()
     for _ in range(4):
         watch.look({A: 1})
@@ -81,7 +81,7 @@ def test_a_watcher_that_slept_begins_anew() -> None:
 @given(
     st.lists(st.sampled_from(["beat", "quiet", "missed", "slept"]), max_size=60), st.integers(1, 5)
 )
-def test_only_unbroken_contact_for_the_whole_threshold_condemns(
+def test_a_node_is_declared_dead_only_after_unbroken_contact_for_the_whole_threshold(
     events: list[str], threshold: int
 ) -> None:
     watch, beats, quiet = _Watch(), 1, -1
@@ -99,7 +99,7 @@ def test_only_unbroken_contact_for_the_whole_threshold_condemns(
 
 
 @pytest.mark.django_db
-def test_a_node_registers_beats_and_leaves() -> None:
+def test_a_node_registers_sends_heartbeats_and_leaves() -> None:
     me = uuid.uuid4()
     nodes.register(
         me, "worker@host", NodeKind.WORKER, pool="prefork", concurrency=4, queues=["a", "b"]
@@ -120,7 +120,7 @@ def test_a_node_registers_beats_and_leaves() -> None:
 
 
 @pytest.mark.django_db
-def test_a_node_that_was_declared_dead_is_told_by_its_next_beat() -> None:
+def test_the_next_heartbeat_of_a_node_declared_dead_reports_it() -> None:
     node = a_node()
     assert nodes.declare_dead([node.pk]) == 1
     assert nodes.declare_dead([node.pk]) == 0

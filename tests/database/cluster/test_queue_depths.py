@@ -1,4 +1,4 @@
-"""What stands in the queues, as admin and command line show it."""
+"""Numbers of tasks per queue and status, as admin and command line show them."""
 
 from datetime import timedelta
 
@@ -18,7 +18,7 @@ def _depth(queue: str) -> queues.Depth:
     return {depth.queue: depth for depth in queues.depths(database_now())}[queue]
 
 
-def test_open_rows_are_counted_by_queue_and_status_and_ended_ones_are_not() -> None:
+def test_open_tasks_are_counted_by_queue_and_status_and_ended_ones_are_not() -> None:
     many_tasks(3, queue="mail", due=-90)
     many_tasks(2, queue="mail", due=900)
     many_tasks(2, Status.QUEUED, queue="mail", publish_count=1)
@@ -44,7 +44,7 @@ def test_open_rows_are_counted_by_queue_and_status_and_ended_ones_are_not() -> N
     assert [depth.queue for depth in queues.depths(database_now())] == ["mail"]
 
 
-def test_the_oldest_row_that_could_have_started_is_told() -> None:
+def test_the_oldest_task_that_could_have_started_is_reported() -> None:
     a_task(queue="mail", due=-90)
     a_task(queue="mail", due=-30)
     a_task(queue="later", due=500)
@@ -59,7 +59,7 @@ def test_the_oldest_row_that_could_have_started_is_told() -> None:
     assert ages["later"] is None
 
 
-def test_a_queue_shows_its_workers_and_the_operators_hand_even_when_it_is_empty() -> None:
+def test_a_queue_shows_its_workers_and_its_pause_even_if_it_is_empty() -> None:
     a_node(queues=["mail", "reports"], concurrency=4)
     a_node(queues=["mail"], concurrency=2)
     a_node(queues=["mail"], concurrency=8, stopped=1)
@@ -74,11 +74,11 @@ def test_a_queue_shows_its_workers_and_the_operators_hand_even_when_it_is_empty(
     assert reports.paused_at is not None
 
 
-def test_a_named_queue_is_there_though_nothing_is_known_of_it() -> None:
+def test_a_requested_queue_without_any_tasks_is_listed() -> None:
     assert queues.depths(database_now(), named=["unheard-of"]) == [queues.Depth(queue="unheard-of")]
 
 
-def test_the_depths_cost_the_same_number_of_statements_for_one_row_and_for_fifty() -> None:
+def test_queue_depths_need_as_many_statements_for_one_task_as_for_fifty() -> None:
     counts = []
     for number in (1, 50):
         many_tasks(number, queue=f"mail{number}")

@@ -1,4 +1,4 @@
-"""Each region has a leader of its own, who judges the nodes of that region and no others."""
+"""Each region has its own leader, which monitors the nodes of that region only."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _europe(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": "eu"}
 
 
-def test_the_office_of_no_region_keeps_its_name() -> None:
+def test_the_lease_of_the_default_region_keeps_its_name() -> None:
     assert (lease_name(), region_of(lease_name())) == ("leader", "")
 
 
 @pytest.mark.usefixtures("_europe")
-def test_a_region_has_a_leader_beside_that_of_another() -> None:
+def test_each_region_has_its_own_leader() -> None:
     SchedulerLease.objects.filter(name="leader").update(holder=BERT, expires_at=after(60))
     term = leadership.take(ANNA, 60)
     assert term == 1
@@ -48,7 +48,7 @@ def test_a_region_has_a_leader_beside_that_of_another() -> None:
 
 
 @pytest.mark.usefixtures("_europe")
-def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
+def test_nodes_are_monitored_in_their_own_region_only(settings: Any) -> None:
     mine, there = a_node(region="eu"), a_node()
     led = SchedulerLease.objects.filter(name="leader")
     led.update(expires_at=database_now() + timedelta(seconds=60))
@@ -61,29 +61,29 @@ def test_nodes_are_judged_in_their_own_region_only(settings: Any) -> None:
     assert reap_dead_nodes.nodes_with_orphaned_runs(database_now()) == {departed.pk: False}
     assert there.pk not in nodes.beats()
     led.update(expires_at=database_now() - timedelta(hours=1))
-    assert there.pk in nodes.beats(), "nobody leads its region"
+    assert there.pk in nodes.beats(), "its region has no leader"
 
 
 @pytest.mark.usefixtures("_europe")
-def test_verify_finds_nothing_wrong_with_a_region_and_the_office_nobody_wants() -> None:
+def test_verify_accepts_a_region_and_a_default_lease_without_leader() -> None:
     node = a_node(NodeKind.SCHEDULER, region="eu", started_at=database_now() - timedelta(hours=1))
     assert leadership.take(node.pk, 60) is not None
     answer = durable("verify", "--format", "json")
-    assert [one for one in answer.told["findings"] if one["check"] in ("seed-rows", "leases")] == []
+    assert [one for one in answer.data["findings"] if one["check"] in ("seed-rows", "leases")] == []
 
 
 @pytest.mark.usefixtures("_europe")
-def test_verify_writes_the_office_of_a_region_that_is_missing() -> None:
+def test_verify_inserts_the_missing_lease_of_a_region() -> None:
     SchedulerLease.objects.all().delete()
     assert any(
         one["check"] == "seed-rows"
-        for one in durable("verify", "--format", "json").told["findings"]
+        for one in durable("verify", "--format", "json").data["findings"]
     )
     durable("verify", "--repair", "--yes")
     assert SchedulerLease.objects.filter(name="leader@eu").exists()
 
 
 @pytest.mark.parametrize("region", ["a@b", "x" * 51, None, 3])
-def test_a_region_that_cannot_name_an_office_is_refused(region: object) -> None:
+def test_an_invalid_region_name_is_refused(region: object) -> None:
     with pytest.raises(InvalidSetting, match="REGION"):
         read({"REGION": region})

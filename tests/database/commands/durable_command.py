@@ -1,4 +1,4 @@
-"""``manage.py durable`` as a test calls it: what it wrote, and its exit code."""
+"""Call ``manage.py durable`` in a test and return its output and exit code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from django.core.management.base import CommandError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the command wrote on both streams, and the exit code that a shell would see."""
+    """The output of the command on both streams, and its exit code."""
 
     code: int
     out: str
     err: str
 
     @property
-    def told(self) -> Any:
-        """The JSON that it wrote."""
+    def data(self) -> Any:
+        """The JSON output."""
         return json.loads(self.out)
 
 
@@ -39,8 +39,8 @@ def durable(*words: object) -> Answer:
     return Answer(code, out.getvalue(), err.getvalue())
 
 
-def told(*words: object) -> Any:
-    """Run the command, expect it to succeed, and return its JSON."""
+def json_of(*words: object) -> Any:
+    """Run the command, expect it to succeed, and return its JSON output."""
     answer = durable(*words, "--format", "json")
     assert answer.code == 0, answer
-    return answer.told
+    return answer.data

@@ -1,5 +1,5 @@
-"""``durable cancel, retry, replay, discard, force-complete``: what moves, what is left alone, who
-is written down.
+"""``durable cancel, retry, replay, discard, force-complete``: which tasks change, which do not, and
+the recorded user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import OPEN, Status
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_dead_letter, a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +36,7 @@ def _letter(row: Task) -> DeadLetter:
 
 def test_a_waiting_task_is_cancelled_by_its_id() -> None:
     row = a_task()
-    assert told("cancel", row.pk) == {
+    assert json_of("cancel", row.pk) == {
         "command": "cancel",
         "cancelled": 1,
         "stop_requested": 0,
@@ -46,31 +46,31 @@ def test_a_waiting_task_is_cancelled_by_its_id() -> None:
     assert Task.objects.get(pk=row.pk).reason == f"CANCELLED by {ME}"
 
 
-def test_a_running_task_is_asked_to_stop_and_the_reason_is_kept() -> None:
+def test_cancellation_of_a_running_task_is_requested_and_the_reason_is_kept() -> None:
     row = a_task(Status.RUNNING)
-    assert told("cancel", row.pk, "--reason", "too slow")["stop_requested"] == 1
+    assert json_of("cancel", row.pk, "--reason", "too slow")["stop_requested"] == 1
     row.refresh_from_db()
     assert row.cancel_requested_at is not None
     assert row.reason == f"CANCELLED by {ME}: too slow"
 
 
-def test_an_ended_and_an_unknown_task_are_left_alone_and_exit_with_2() -> None:
+def test_an_ended_and_an_unknown_task_are_left_unchanged_and_exit_with_2() -> None:
     row, missing = a_task(Status.SUCCESS), uuid.uuid4()
     answer = durable("cancel", row.pk, missing, "--format", "json")
     assert answer.code == 2
-    assert answer.told["left_alone"] == [
+    assert answer.data["left_alone"] == [
         {"id": str(row.pk), "why": "it is SUCCESS"},
         {"id": str(missing), "why": "there is no such task"},
     ]
     assert "left unchanged" in durable("cancel", row.pk).out
 
 
-def test_some_of_several_ids_are_enough_for_0() -> None:
+def test_exit_code_0_if_at_least_one_of_several_ids_changed() -> None:
     waiting, ended = a_task(), a_task(Status.SUCCESS)
-    assert told("cancel", waiting.pk, ended.pk)["cancelled"] == 1
+    assert json_of("cancel", waiting.pk, ended.pk)["cancelled"] == 1
 
 
-def test_filters_change_nothing_unseen() -> None:
+def test_filters_need_a_dry_run_or_confirmation() -> None:
     rows = many_tasks(3, queue="mail")
     answer = durable("cancel", "--queue", "mail")
     assert answer.code == 2
@@ -82,32 +82,32 @@ def test_a_dry_run_shows_exactly_what_would_change() -> None:
     rows = many_tasks(3, queue="mail")
     many_tasks(2, Status.SUCCESS, queue="mail")
     a_task(queue="other")
-    seen = told("cancel", "--queue", "mail", "--dry-run")
+    seen = json_of("cancel", "--queue", "mail", "--dry-run")
     assert seen["dry_run"] is True
     assert [row["id"] for row in seen["would_change"]] == [str(row.pk) for row in rows]
     assert Task.objects.filter(status__in=OPEN).count() == 4
     assert "cancel would change 3 rows:" in durable("cancel", "--queue", "mail", "--dry-run").out
-    told("cancel", "--queue", "mail", "--yes")
+    json_of("cancel", "--queue", "mail", "--yes")
     assert set(Task.objects.filter(status="CANCELLED").values_list("pk", flat=True)) == {
         row.pk for row in rows
     }
 
 
-def test_one_row_picked_by_a_filter_needs_no_yes() -> None:
+def test_one_task_selected_by_a_filter_needs_no_confirmation() -> None:
     row = a_task(key="post-42")
-    assert told("cancel", "--key", "post-42")["cancelled"] == 1
+    assert json_of("cancel", "--key", "post-42")["cancelled"] == 1
     assert _status(row) == "CANCELLED"
 
 
-def test_a_key_means_ended_tasks_too() -> None:
+def test_a_key_selects_ended_tasks_too() -> None:
     row = a_task(Status.EXPIRED, key="post-42")
-    assert told("replay", "--key", "post-42")["replayed"] == 1
+    assert json_of("replay", "--key", "post-42")["replayed"] == 1
     assert _status(row) == "PENDING"
 
 
-def test_a_limit_takes_the_oldest() -> None:
+def test_a_limit_selects_the_oldest() -> None:
     rows = many_tasks(3, queue="mail")
-    told("cancel", "--queue", "mail", "--limit", 2, "--yes")
+    json_of("cancel", "--queue", "mail", "--limit", 2, "--yes")
     assert [_status(row) for row in rows] == ["CANCELLED", "CANCELLED", "PENDING"]
 
 
@@ -116,32 +116,32 @@ def test_every_filter_of_cancel_narrows() -> None:
     wanted = a_task(Status.QUEUED, queue="mail", name="shop.tasks.mail", tenant=tenant)
     a_task()
     for words in (("--name", "shop.tasks.mail"), ("--tenant", tenant.slug), ("--status", "QUEUED")):
-        assert [row["id"] for row in told("cancel", *words, "--dry-run")["would_change"]] == [
+        assert [row["id"] for row in json_of("cancel", *words, "--dry-run")["would_change"]] == [
             str(wanted.pk)
         ]
 
 
-def test_rows_are_named_by_ids_or_filters_and_never_by_both_or_neither() -> None:
+def test_tasks_are_selected_by_ids_or_by_filters_but_not_by_both_or_neither() -> None:
     row = a_task()
     for words in ((), (row.pk, "--queue", "test")):
-        for verb in ("cancel", "retry", "replay"):
-            answer = durable(verb, *words)
+        for operation in ("cancel", "retry", "replay"):
+            answer = durable(operation, *words)
             assert answer.code == 2
             assert "either by their ids or by filters" in answer.err
 
 
-def test_many_rows_move_in_batches_of_the_setting_with_progress(settings: Any) -> None:
+def test_many_tasks_are_changed_in_batches_with_progress(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "BATCH_SIZE": 2}
     many_tasks(5, queue="mail")
     answer = durable("cancel", "--queue", "mail", "--yes", "--format", "json")
-    assert answer.told["cancelled"] == 5
+    assert answer.data["cancelled"] == 5
     assert answer.err.splitlines() == ["2 of 5", "4 of 5", "5 of 5"]
 
 
-def test_a_batch_costs_the_statements_of_one_row() -> None:
+def test_a_batch_needs_as_many_statements_as_one_task() -> None:
     def statements(queue: str) -> int:
         with CaptureQueriesContext(connection) as captured:
-            told("cancel", "--queue", queue, "--yes")
+            json_of("cancel", "--queue", queue, "--yes")
         return len(captured)
 
     a_task(queue="one")
@@ -152,79 +152,79 @@ def test_a_batch_costs_the_statements_of_one_row() -> None:
 # Retry and replay ---------------------------------------------------------------------------------
 
 
-def test_a_waiting_try_is_released_and_keeps_its_budgets() -> None:
+def test_a_waiting_retry_is_released_and_keeps_its_budgets() -> None:
     row = a_task(due=3_600, attempts=2, failures=2)
     asked_for = row.run_at
-    assert told("retry", row.pk)["released"] == 1
+    assert json_of("retry", row.pk)["released"] == 1
     row.refresh_from_db()
     assert row.due_at is not None
     assert row.due_at <= database_now()
     assert (row.status, row.failures, row.run_at) == ("PENDING", 2, asked_for)
 
 
-def test_an_ended_task_is_not_retried_but_replayed() -> None:
+def test_an_ended_task_is_replayed_and_not_retried() -> None:
     row = a_task(Status.FAILED)
     answer = durable("retry", row.pk, "--format", "json")
     assert answer.code == 2
-    assert answer.told["left_alone"] == [{"id": str(row.pk), "why": "it is FAILED"}]
-    assert told("replay", row.pk) == {"command": "replay", "replayed": 1, "left_alone": []}
+    assert answer.data["left_alone"] == [{"id": str(row.pk), "why": "it is FAILED"}]
+    assert json_of("replay", row.pk) == {"command": "replay", "replayed": 1, "left_alone": []}
     assert _status(row) == "PENDING"
 
 
-def test_a_status_selects_ended_tasks_without_a_dead_letter_too() -> None:
+def test_a_status_filter_selects_ended_tasks_without_a_dead_letter_too() -> None:
     expired = a_task(Status.EXPIRED, queue="mail")
     failed = a_task(Status.FAILED, queue="mail")
-    assert told("replay", "--queue", "mail", "--status", "EXPIRED")["replayed"] == 1
+    assert json_of("replay", "--queue", "mail", "--status", "EXPIRED")["replayed"] == 1
     assert (_status(expired), _status(failed)) == ("PENDING", "FAILED")
 
 
-def test_a_task_that_never_failed_is_not_hurried() -> None:
+def test_a_task_that_never_failed_is_not_retried() -> None:
     row = a_task(due=3_600)
     answer = durable("retry", row.pk, "--format", "json")
     assert answer.code == 2
-    assert answer.told["left_alone"] == [{"id": str(row.pk), "why": "it is PENDING"}]
+    assert answer.data["left_alone"] == [{"id": str(row.pk), "why": "it is PENDING"}]
 
 
-def test_a_replay_closes_the_dead_letter_and_says_who() -> None:
+def test_a_replay_closes_the_dead_letter_and_records_the_user() -> None:
     row = a_task(Status.FAILED)
-    assert told("replay", row.pk, "--reason", "mended")["replayed"] == 1
+    assert json_of("replay", row.pk, "--reason", "mended")["replayed"] == 1
     letter = _letter(row)
     assert (letter.resolution, letter.resolved_by, letter.comment) == ("REPLAYED", ME, "mended")
     row.refresh_from_db()
     assert (row.status, row.failures) == ("PENDING", 0)
 
 
-def test_a_dead_letters_number_means_its_task() -> None:
+def test_the_id_of_a_dead_letter_selects_its_task() -> None:
     row = a_task(Status.FAILED)
-    assert told("replay", _letter(row).pk)["replayed"] == 1
+    assert json_of("replay", _letter(row).pk)["replayed"] == 1
     answer = durable("replay", 999_999)
     assert answer.code == 2
     assert "There is no dead letter 999999" in answer.err
 
 
-def test_filters_of_a_replay_pick_open_dead_letters_only() -> None:
+def test_filters_of_a_replay_select_open_dead_letters_only() -> None:
     wanted = a_task(Status.FAILED, queue="mail", name="shop.tasks.mail")
     DeadLetter.objects.unguarded().filter(task=wanted).update(fingerprint="f" * 16)
     a_task(Status.FAILED)
     discarded = a_task(Status.FAILED, queue="mail")
-    told("discard", discarded.pk, "--reason", "old")
+    json_of("discard", discarded.pk, "--reason", "old")
     a_task(Status.CANCELLED, queue="mail")
     for words in (("--queue", "mail"), ("--name", "shop.tasks.mail"), ("--fingerprint", "f" * 16)):
-        assert [row["id"] for row in told("replay", *words, "--dry-run")["would_change"]] == [
+        assert [row["id"] for row in json_of("replay", *words, "--dry-run")["would_change"]] == [
             str(wanted.pk)
         ]
-    assert told("replay", "--queue", "mail")["replayed"] == 1
+    assert json_of("replay", "--queue", "mail")["replayed"] == 1
     assert _status(discarded) == "FAILED"
 
 
 def test_one_task_is_replayed_with_other_arguments() -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
-    told("replay", row.pk, "--args", "[3]", "--kwargs", '{"right": 4}')
+    json_of("replay", row.pk, "--args", "[3]", "--kwargs", '{"right": 4}')
     row.refresh_from_db()
     assert (row.args, row.kwargs) == ([3], {"right": 4})
 
 
-def test_other_arguments_must_fit_the_task() -> None:
+def test_replaced_arguments_must_match_the_signature() -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
     answer = durable("replay", row.pk, "--args", "[1, 2, 3]")
     assert answer.code == 2
@@ -233,13 +233,13 @@ def test_other_arguments_must_fit_the_task() -> None:
 
 
 @pytest.mark.parametrize("words", [("--args", "{}"), ("--args", "[1"), ("--kwargs", "[]")])
-def test_other_arguments_must_be_json_of_the_right_kind(words: tuple[str, ...]) -> None:
+def test_replaced_arguments_must_be_json_of_the_right_type(words: tuple[str, ...]) -> None:
     row = a_task(Status.FAILED)
     assert "JSON" in durable("replay", row.pk, *words).err
     assert _status(row) == "FAILED"
 
 
-def test_other_arguments_are_for_exactly_one_task() -> None:
+def test_replaced_arguments_need_exactly_one_task() -> None:
     rows = many_tasks(2, Status.FAILED)
     for words in ((rows[0].pk, rows[1].pk), ("--queue", "test")):
         answer = durable("replay", *words, "--args", "[1]")
@@ -248,14 +248,14 @@ def test_other_arguments_are_for_exactly_one_task() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_refused_row_does_not_hold_up_the_others() -> None:
+def test_one_refused_task_does_not_block_the_others() -> None:
     held = a_task(Status.FAILED, key="post-42")
     free = a_task(Status.FAILED)
     a_task(key="post-42")
     answer = durable("replay", "--queue", "test", "--yes", "--format", "json")
     assert answer.code == 0
-    assert answer.told["replayed"] == 1
-    assert [row["id"] for row in answer.told["left_alone"]] == [str(held.pk)]
+    assert answer.data["replayed"] == 1
+    assert [row["id"] for row in answer.data["left_alone"]] == [str(held.pk)]
     assert (_status(held), _status(free)) == ("FAILED", "PENDING")
     assert durable("replay", held.pk).code == 2
 
@@ -263,15 +263,15 @@ def test_one_refused_row_does_not_hold_up_the_others() -> None:
 # Discard and force-complete -----------------------------------------------------------------------
 
 
-def test_a_discard_needs_a_note() -> None:
+def test_a_discard_needs_a_reason() -> None:
     row = a_task(Status.FAILED)
     assert "--reason" in durable("discard", row.pk).err
     assert _letter(row).resolved_at is None
 
 
-def test_a_discarded_dead_letter_says_who_and_why() -> None:
+def test_a_discarded_dead_letter_records_user_and_reason() -> None:
     row = a_task(Status.FAILED)
-    assert told("discard", _letter(row).pk, "--reason", "refunded")["discarded"] == 1
+    assert json_of("discard", _letter(row).pk, "--reason", "refunded")["discarded"] == 1
     letter = _letter(row)
     assert (letter.resolution, letter.resolved_by, letter.comment) == ("DISCARDED", ME, "refunded")
     assert _status(row) == "FAILED"
@@ -284,52 +284,52 @@ def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     rows = many_tasks(3, Status.FAILED, queue="mail")
     a_task(Status.FAILED)
     assert durable("discard", "--queue", "mail", "--reason", "old").code == 2
-    seen = told("discard", "--queue", "mail", "--reason", "old", "--dry-run")
+    seen = json_of("discard", "--queue", "mail", "--reason", "old", "--dry-run")
     assert {row["task_id"] for row in seen["would_change"]} == {str(row.pk) for row in rows}
     assert (
         "FINGERPRINT" in durable("discard", "--queue", "mail", "--reason", "old", "--dry-run").out
     )
-    assert told("discard", "--queue", "mail", "--reason", "old", "--yes")["discarded"] == 3
+    assert json_of("discard", "--queue", "mail", "--reason", "old", "--yes")["discarded"] == 3
     assert DeadLetter.objects.open().count() == 1
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.SUCCESS])
-def test_any_task_but_a_success_is_called_done(status: Status) -> None:
+def test_any_task_except_a_success_is_force_completed(status: Status) -> None:
     row = a_task(status)
-    assert told("force-complete", row.pk, "--reason", "paid by hand")["completed"] == 1
+    assert json_of("force-complete", row.pk, "--reason", "paid by hand")["completed"] == 1
     row.refresh_from_db()
     assert (row.status, row.reason) == ("SUCCESS", f"completed by {ME}: paid by hand")
     assert TaskExecutionLog.objects.filter(task=row, error_message="paid by hand").exists()
     assert not DeadLetter.objects.open().exists()
 
 
-def test_a_success_is_not_completed_again() -> None:
+def test_a_success_is_not_force_completed() -> None:
     row = a_task(Status.SUCCESS)
     assert durable("force-complete", row.pk).code == 2
     assert durable("force-complete").code == 2
 
 
-@pytest.mark.parametrize("verb", ["cancel", "retry", "replay", "discard", "force-complete"])
-def test_a_dry_run_of_every_verb_writes_nothing(verb: str) -> None:
-    ended = verb not in ("cancel", "retry")
+@pytest.mark.parametrize("operation", ["cancel", "retry", "replay", "discard", "force-complete"])
+def test_a_dry_run_of_every_operation_writes_nothing(operation: str) -> None:
+    ended = operation not in ("cancel", "retry")
     row = a_task(Status.FAILED) if ended else a_task(failures=1, due=500)
     if not ended:
         a_dead_letter(row)
     before = Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)
-    words = ("--reason", "x") if verb == "discard" else ()
-    assert len(told(verb, row.pk, "--dry-run", *words)["would_change"]) == 1
+    words = ("--reason", "x") if operation == "discard" else ()
+    assert len(json_of(operation, row.pk, "--dry-run", *words)["would_change"]) == 1
     assert (
         Task.objects.values().get(pk=row.pk),
         DeadLetter.objects.values().get(task=row),
     ) == before
 
 
-def test_filters_that_pick_nothing_change_nothing_and_exit_with_0() -> None:
-    assert told("cancel", "--queue", "nowhere") == {"command": "cancel", "left_alone": []}
+def test_filters_that_select_nothing_change_nothing_and_exit_with_0() -> None:
+    assert json_of("cancel", "--queue", "nowhere") == {"command": "cancel", "left_alone": []}
     assert durable("cancel", "--queue", "nowhere").out.strip() == "cancel: nothing changed"
     assert "nothing would change" in durable("cancel", "--queue", "nowhere", "--dry-run").out
 
 
-def test_the_age_of_a_row_plays_no_part() -> None:
+def test_the_age_of_a_task_does_not_matter_for_selection_by_id() -> None:
     row = a_task(Status.FAILED, created_at=database_now() - timedelta(days=400))
-    assert told("replay", row.pk)["replayed"] == 1
+    assert json_of("replay", row.pk)["replayed"] == 1

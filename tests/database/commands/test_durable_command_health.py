@@ -1,6 +1,4 @@
-"""``durable health``, ``status`` and the admin: a node that lives and does nothing, and a clock
-that is far off.
-"""
+"""``durable health``, ``status`` and the admin report stalled nodes and clock skew."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def _ago(seconds: float) -> Any:
 
 
 def _worker(*, idle: float = LONG, busy: int = 0, **fields: Any) -> Node:
-    told = {
+    report = {
         "started_at": _ago(3_600),
         "last_start_at": _ago(idle),
         "concurrency": 2,
@@ -40,12 +38,12 @@ def _worker(*, idle: float = LONG, busy: int = 0, **fields: Any) -> Node:
         "active": {"number": busy, "ids": []},
         "versions": nodes.versions(),
     }
-    return a_node(**{**told, **fields})
+    return a_node(**{**report, **fields})
 
 
 def _scheduler(*, idle: float = 0.0, **fields: Any) -> Node:
-    told = {"started_at": _ago(3_600), "last_scan_at": _ago(idle), "versions": nodes.versions()}
-    return a_node(NodeKind.SCHEDULER, **{**told, **fields})
+    report = {"started_at": _ago(3_600), "last_scan_at": _ago(idle), "versions": nodes.versions()}
+    return a_node(NodeKind.SCHEDULER, **{**report, **fields})
 
 
 def _waits(since: float = LONG, **fields: Any) -> Task:
@@ -58,7 +56,7 @@ def _stalled() -> set[Any]:
     return set(health.stalled(Node.objects.alive(), database_now()))
 
 
-def test_a_worker_that_starts_nothing_while_rows_wait_has_stalled() -> None:
+def test_a_worker_that_starts_nothing_although_tasks_wait_is_stalled() -> None:
     idle, at_work, starts = _worker(), _worker(busy=2), _worker(idle=1)
     assert _stalled() == set()
     _waits()
@@ -76,7 +74,7 @@ def test_a_worker_that_starts_nothing_while_rows_wait_has_stalled() -> None:
         {"seen": 3_600.0},
     ],
 )
-def test_a_worker_is_not_called_stalled_where_it_drains_tells_nothing_or_has_nothing_to_do(
+def test_a_worker_that_drains_reports_nothing_or_has_nothing_to_do_is_not_stalled(
     fields: Any,
 ) -> None:
     _waits()
@@ -84,7 +82,7 @@ def test_a_worker_is_not_called_stalled_where_it_drains_tells_nothing_or_has_not
     assert _stalled() == set()
 
 
-def test_a_worker_that_has_just_come_is_given_time() -> None:
+def test_a_worker_that_has_just_started_is_not_stalled() -> None:
     _waits()
     _worker(last_start_at=None, started_at=_ago(5))
     assert _stalled() == set()
@@ -92,7 +90,7 @@ def test_a_worker_that_has_just_come_is_given_time() -> None:
     assert _stalled() == {node.pk}
 
 
-def test_rows_that_were_rung_a_moment_ago_or_stand_in_a_paused_queue_accuse_nobody() -> None:
+def test_tasks_just_published_or_in_a_paused_queue_do_not_count_for_stalling() -> None:
     _waits(since=5)
     a_paused_queue("held")
     _waits(queue="held")
@@ -100,13 +98,13 @@ def test_rows_that_were_rung_a_moment_ago_or_stand_in_a_paused_queue_accuse_nobo
     assert _stalled() == set()
 
 
-def test_rows_that_were_rung_once_accuse_nobody_for_the_broker_may_be_away() -> None:
+def test_tasks_published_only_once_do_not_count_because_the_broker_may_be_unavailable() -> None:
     _waits(publish_count=1)
     _worker()
     assert _stalled() == set()
 
 
-def test_a_scheduler_that_looks_no_more_has_stalled(settings: Any) -> None:
+def test_a_scheduler_that_no_longer_polls_is_stalled(settings: Any) -> None:
     _scheduler(idle=30)
     node = _scheduler(idle=LONG)
     never = _scheduler(last_scan_at=None)
@@ -116,7 +114,7 @@ def test_a_scheduler_that_looks_no_more_has_stalled(settings: Any) -> None:
     assert _stalled() == set()
 
 
-def test_status_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
+def test_status_names_stalled_nodes_and_clock_skew() -> None:
     leader = _scheduler(skew=0.5)
     assert leadership.take(leader.pk, 60) is not None
     assert durable("status").code == 0
@@ -124,20 +122,20 @@ def test_status_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
     _scheduler(skew=-300.0)
     answer = durable("status", "--format", "json")
     assert answer.code == 1
-    problems = "\n".join(answer.told["problems"])
+    problems = "\n".join(answer.data["problems"])
     assert "has stalled: it has not polled for due tasks for 2 min" in problems
     assert "300.0 s behind the database's (SKEW_MAX 2 s)" in problems
-    assert {row["state"] for row in answer.told["nodes"]} == {"leads", "stalled", "alive"}
+    assert {row["state"] for row in answer.data["nodes"]} == {"leads", "stalled", "alive"}
 
 
-def test_status_warns_of_nodes_with_other_releases() -> None:
+def test_status_warns_of_nodes_with_different_releases() -> None:
     _scheduler()
     _scheduler(versions={**nodes.versions(), "tzdata": "1999a"})
-    warnings = durable("status", "--format", "json").told["warnings"]
+    warnings = durable("status", "--format", "json").data["warnings"]
     assert any("different releases of tzdata: 1999a, " in text for text in warnings)
 
 
-def test_the_admin_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
+def test_the_admin_names_stalled_nodes_and_clock_skew() -> None:
     node = _scheduler(idle=LONG, skew=300.0)
     ann = operator()
     page = ann.get(list_of("node")).content.decode()
@@ -150,10 +148,10 @@ def test_the_admin_names_stalled_nodes_and_clocks_that_are_far_off() -> None:
 
 def _alive(*words: str) -> tuple[int, list[str]]:
     answer = durable("health", *words, "--format", "json")
-    return answer.code, [row["state"] for row in answer.told["nodes"]]
+    return answer.code, [row["state"] for row in answer.data["nodes"]]
 
 
-def test_a_probe_passes_for_nodes_that_live_and_drain_and_fails_for_others() -> None:
+def test_the_probe_passes_for_live_and_draining_nodes_and_fails_for_others() -> None:
     here = platform.node()
     assert _alive() == (1, [])
     _scheduler(host=here, name="a")
@@ -170,18 +168,18 @@ def test_a_probe_passes_for_nodes_that_live_and_drain_and_fails_for_others() -> 
     assert _alive("--node", "e") == (1, ["dead"])
 
 
-def test_a_probe_judges_the_process_that_runs_now_not_the_one_before_it() -> None:
+def test_the_probe_examines_the_current_process_and_not_its_predecessor() -> None:
     a_node(NodeKind.SCHEDULER, name="a", seen=3_600, started_at=_ago(7_200))
     _scheduler(name="a")
     assert _alive("--node", "a") == (0, ["alive"])
 
 
 def away(*_: Any) -> Any:
-    """Stand for a connection that cannot be made."""
+    """Raise as a connection that cannot be opened."""
     raise OperationalError("it is away")
 
 
-def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_database_does_not_fail_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     _scheduler(name="a", idle=LONG)
     monkeypatch.setattr(health_command, "dedicated_connection", away)
     answer = durable("health", "--node", "a")
@@ -189,25 +187,27 @@ def test_a_database_that_is_away_restarts_nobody(monkeypatch: pytest.MonkeyPatch
     assert "the state of the nodes is unknown" in answer.err
 
 
-# What a heartbeat tells ---------------------------------------------------------------------------
+# Contents of a heartbeat --------------------------------------------------------------------------
 
 
-def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_queries: Any) -> None:
+def test_a_heartbeat_reports_the_activity_of_the_node_in_one_update(
+    django_assert_num_queries: Any,
+) -> None:
     node = a_node(NodeKind.SCHEDULER)
     tasks = [a_task(Status.RUNNING).pk for _ in range(25)]
     report = NodeReport(active=tasks, shards={3, 1}, scanned=0.0, started=None, skew=-0.25)
     with django_assert_num_queries(1):
         assert nodes.beat(node.pk, report)
-    told = Node.objects.get(pk=node.pk)
-    assert told.active == {"number": 25, "ids": [str(one) for one in tasks[:20]]}
-    assert (told.shards, told.skew, told.draining, told.last_start_at) == (
+    stored = Node.objects.get(pk=node.pk)
+    assert stored.active == {"number": 25, "ids": [str(one) for one in tasks[:20]]}
+    assert (stored.shards, stored.skew, stored.draining, stored.last_start_at) == (
         [1, 3],
         -0.25,
         False,
         None,
     )
-    assert told.last_scan_at is not None
-    assert told.last_scan_at < database_now()
+    assert stored.last_scan_at is not None
+    assert stored.last_scan_at < database_now()
     assert nodes.beat(node.pk, NodeReport(draining=True))
     assert nodes.beat(node.pk)
     kept = Node.objects.get(pk=node.pk)
@@ -215,20 +215,20 @@ def test_a_heartbeat_tells_in_one_update_what_the_node_does(django_assert_num_qu
         [1, 3],
         -0.25,
         True,
-        told.last_scan_at,
+        stored.last_scan_at,
     )
 
 
-def test_a_heartbeat_tells_where_a_scheduler_finds_rows_and_what_wakes_it() -> None:
+def test_a_heartbeat_reports_the_due_index_and_the_notifications_of_a_scheduler() -> None:
     node = a_node(NodeKind.SCHEDULER)
     assert (node.index_state, node.wakeups_state) == ("", "")
     nodes.beat(node.pk, NodeReport(index_state="in memory", wakeups_state="w" * 1_000))
     nodes.beat(node.pk)
-    told = Node.objects.get(pk=node.pk)
-    assert (told.index_state, told.wakeups_state) == ("in memory", "w" * 300)
+    stored = Node.objects.get(pk=node.pk)
+    assert (stored.index_state, stored.wakeups_state) == ("in memory", "w" * 300)
 
 
-def test_a_scheduler_tells_them_by_itself_and_all_shards_where_it_is_alone() -> None:
+def test_a_scheduler_reports_them_and_all_shards_if_it_is_the_only_one() -> None:
     report = Scheduler()._report()
     assert report.index_state == "in memory"
     assert report.wakeups_state is not None
@@ -237,14 +237,14 @@ def test_a_scheduler_tells_them_by_itself_and_all_shards_where_it_is_alone() -> 
     assert sorted(report.shards) == list(range(64))
 
 
-def test_a_node_that_drains_counts_no_slots() -> None:
+def test_a_draining_node_reports_no_concurrency() -> None:
     node = a_node(queues=["mail"], concurrency=4)
     assert list(Node.objects.alive().workers()) == [node]
     nodes.beat(node.pk, NodeReport(draining=True))
     assert list(Node.objects.alive().workers()) == []
 
 
-def test_a_node_says_which_releases_it_runs() -> None:
+def test_a_node_reports_the_releases_it_runs() -> None:
     node = a_node()
     nodes.register(node.pk, "a", NodeKind.WORKER)
     assert set(Node.objects.get(pk=node.pk).versions or {}) == {

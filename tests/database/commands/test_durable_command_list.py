@@ -10,26 +10,26 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.models import DeadLetter, NodeKind
 from django_durable_tasks.rules.states import Status
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_dead_letter, a_node, a_paused_queue, a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db
 
 
 def _ids(*words: object) -> list[Any]:
-    return [row["id"] for row in told("list", *words)]
+    return [row["id"] for row in json_of("list", *words)]
 
 
-def test_tasks_are_listed_the_newest_first() -> None:
+def test_tasks_are_listed_newest_first() -> None:
     rows = many_tasks(3)
     assert _ids() == [str(row.pk) for row in reversed(rows)]
     assert _ids("tasks", "--limit", 2) == [str(row.pk) for row in reversed(rows[1:])]
 
 
-def test_the_next_page_goes_on_after_the_last_id() -> None:
+def test_the_next_page_continues_after_the_last_id() -> None:
     rows = many_tasks(5)
     answer = durable("list", "--limit", 2, "--format", "json")
-    last = answer.told[-1]["id"]
+    last = answer.data[-1]["id"]
     assert f"--after {last}" in answer.err
     assert _ids("--limit", 10, "--after", last) == [str(row.pk) for row in reversed(rows[:3])]
 
@@ -50,7 +50,7 @@ def test_tasks_are_narrowed_by_each_filter() -> None:
     assert _ids("--status", "EXPIRED") == []
 
 
-def test_a_table_is_aligned_and_has_one_line_a_row() -> None:
+def test_a_table_is_aligned_and_has_one_line_per_task() -> None:
     many_tasks(2, last_error="one\ntwo")
     head, *lines = durable("list").out.splitlines()
     assert head.split()[:4] == ["ID", "STATUS", "QUEUE", "NAME"]
@@ -70,7 +70,7 @@ def test_secrets_in_errors_are_masked() -> None:
     assert "********" in durable("list", "dead-letters").out
 
 
-def test_open_dead_letters_are_listed_and_closed_ones_on_demand() -> None:
+def test_open_dead_letters_are_listed_and_closed_ones_on_request() -> None:
     row = a_task(Status.FAILED, queue="mail", name="shop.tasks.mail")
     closed = a_dead_letter(row, open=False, fingerprint="f" * 16)
     opened = DeadLetter.objects.open().get()
@@ -86,13 +86,13 @@ def test_queues_are_listed_with_their_depth_and_their_pause() -> None:
     many_tasks(2, queue="mail")
     a_paused_queue("reports", reason="month's end")
     a_node(queues=["mail"], concurrency=3)
-    rows = {row["queue"]: row for row in told("list", "queues")}
+    rows = {row["queue"]: row for row in json_of("list", "queues")}
     assert (rows["mail"]["due"], rows["mail"]["concurrency"]) == (2, 3)
     assert (rows["reports"]["paused_by"], rows["reports"]["reason"]) == ("somebody", "month's end")
-    assert [row["queue"] for row in told("list", "queues", "--queue", "mail")] == ["mail"]
+    assert [row["queue"] for row in json_of("list", "queues", "--queue", "mail")] == ["mail"]
 
 
-def test_living_nodes_are_listed_and_departed_ones_on_demand() -> None:
+def test_live_nodes_are_listed_and_departed_ones_on_request() -> None:
     here, gone = a_node(NodeKind.SCHEDULER), a_node(seen=90, stopped=60)
     assert _ids("nodes") == [str(here.pk)]
     assert _ids("nodes", "--all") == [str(here.pk), str(gone.pk)]
@@ -112,7 +112,7 @@ def test_living_nodes_are_listed_and_departed_ones_on_demand() -> None:
         ("cats",),
     ],
 )
-def test_a_filter_that_does_not_fit_is_wrong_usage(words: tuple[str, ...]) -> None:
+def test_a_filter_that_does_not_apply_is_a_usage_error(words: tuple[str, ...]) -> None:
     answer = durable("list", *words)
     assert answer.out == ""
     assert answer.err
@@ -122,7 +122,7 @@ def test_a_filter_that_does_not_fit_is_wrong_usage(words: tuple[str, ...]) -> No
 def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(kind: str) -> None:
     def statements() -> int:
         with CaptureQueriesContext(connection) as captured:
-            told("list", kind)
+            json_of("list", kind)
         return len(captured)
 
     a_task(Status.FAILED)

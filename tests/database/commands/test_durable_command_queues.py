@@ -1,4 +1,6 @@
-"""``durable pause, resume, ring, prune``, and what every verb has: help, examples, exit codes."""
+"""``durable pause, resume, republish, prune``, and what every subcommand has: help, examples, exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 from tests.architecture.sources import ROOT
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_queue_is_paused_with_name_and_reason_and_goes_on() -> None:
+def test_a_queue_is_paused_with_user_and_reason_and_resumed() -> None:
     a_task(queue="mail")
     answer = durable("pause", "mail", "--reason", "a move")
     assert (answer.code, answer.out.strip(), answer.err) == (
@@ -41,11 +43,11 @@ def test_a_queue_is_paused_with_name_and_reason_and_goes_on() -> None:
     mark = QueueControl.objects.get(name="mail")
     assert (mark.paused_by, mark.reason) == (getpass.getuser(), "a move")
     assert mark.paused_at is not None
-    assert told("resume", "mail")["resumed"] is True
+    assert json_of("resume", "mail")["resumed"] is True
     assert QueueControl.objects.get(name="mail").paused_at is None
 
 
-def test_a_queue_that_nobody_knows_is_paused_with_a_remark() -> None:
+def test_pausing_an_unused_queue_prints_a_remark() -> None:
     answer = durable("pause", "mial")
     assert answer.code == 0
     assert "No task waits in queue 'mial'" in answer.err
@@ -53,36 +55,36 @@ def test_a_queue_that_nobody_knows_is_paused_with_a_remark() -> None:
     assert durable("pause", "mail").err == ""
 
 
-def test_a_queue_that_was_not_paused_exits_with_2() -> None:
+def test_resuming_a_queue_that_is_not_paused_exits_with_2() -> None:
     answer = durable("resume", "mail", "--format", "json")
-    assert (answer.code, answer.told["resumed"]) == (2, False)
+    assert (answer.code, answer.data["resumed"]) == (2, False)
 
 
-def test_a_name_that_no_queue_can_have_is_refused() -> None:
+def test_an_impossible_queue_name_is_refused() -> None:
     answer = durable("pause", "no such\nqueue")
     assert answer.code == 2
     assert "queue=" in answer.err
 
 
-# Ring ---------------------------------------------------------------------------------------------
+# Republish ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
-def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
+def test_every_queued_task_of_a_queue_is_republished(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "BATCH_SIZE": 2}
     rows = many_tasks(5, Status.QUEUED)
     many_tasks(2, Status.QUEUED, queue="other")
     a_task()
     a_task(Status.RUNNING)
     answer = durable("republish", "--queue", QUEUE, "--format", "json")
-    assert answer.told == {
+    assert answer.data == {
         "command": "republish",
         "republished": {QUEUE: 5},
         "rejected": {},
         "complete": True,
     }
     assert answer.err.splitlines() == ["2 of 5", "4 of 5", "5 of 5"]
-    assert sorted((message.task_id, message.epoch) for message in take_rings(QUEUE)) == [
+    assert sorted((message.task_id, message.epoch) for message in take_task_messages(QUEUE)) == [
         (row.pk, row.epoch) for row in rows
     ]
     for row in Task.objects.filter(pk__in=[row.pk for row in rows]):
@@ -91,29 +93,29 @@ def test_everything_published_of_a_queue_is_rung_again(settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_all_queues_are_rung_when_asked() -> None:
+def test_all_queues_are_republished_on_request() -> None:
     a_task(Status.QUEUED)
     a_task(Status.QUEUED, queue=f"{QUEUE}-other")
-    assert told("republish", "--all", "--dry-run")["would_republish"] == {
+    assert json_of("republish", "--all", "--dry-run")["would_republish"] == {
         QUEUE: 1,
         f"{QUEUE}-other": 1,
     }
-    assert take_rings(QUEUE) == []
-    assert told("republish", "--all")["republished"] == {QUEUE: 1, f"{QUEUE}-other": 1}
-    assert len(take_rings(QUEUE)) == len(take_rings(f"{QUEUE}-other")) == 1
+    assert take_task_messages(QUEUE) == []
+    assert json_of("republish", "--all")["republished"] == {QUEUE: 1, f"{QUEUE}-other": 1}
+    assert len(take_task_messages(QUEUE)) == len(take_task_messages(f"{QUEUE}-other")) == 1
 
 
-def test_a_ring_needs_a_queue_or_all() -> None:
+def test_republish_needs_a_queue_or_all() -> None:
     assert "required" in durable("republish").err
     assert "not allowed" in durable("republish", "--all", "--queue", "x").err
 
 
-def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
+def test_an_unavailable_broker_is_reported_and_the_tasks_stay_queued() -> None:
     row = a_task(Status.QUEUED)
     broker_outage.breaker.failed()
     answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
-    assert answer.told == {"command": "republish", "republished": {}, "complete": False}
+    assert answer.data == {"command": "republish", "republished": {}, "complete": False}
     assert "The broker does not accept messages" in answer.err
     assert Task.objects.get(pk=row.pk).status == "QUEUED"
 
@@ -122,45 +124,45 @@ def test_a_broker_that_is_away_is_told_and_the_rows_stay() -> None:
 
 
 def _old(number: int, status: Status = Status.SUCCESS) -> list[Task]:
-    """Tasks that were born and ended long before any retention."""
+    """Create tasks that were created and ended long before any retention."""
     long_ago = database_now() - timedelta(days=400 + list(Status).index(status))
-    born = first_uuid7_of(int(long_ago.timestamp() * 1000))
+    first = first_uuid7_of(int(long_ago.timestamp() * 1000))
     times: dict[str, Any] = {"created_at": long_ago, "completed_at": long_ago}
-    return [a_task(status, id=uuid.UUID(int=born.int + at), **times) for at in range(number)]
+    return [a_task(status, id=uuid.UUID(int=first.int + at), **times) for at in range(number)]
 
 
 def test_ended_tasks_are_pruned_in_batches_after_their_retention(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "BATCH_SIZE": 2}
     _old(5)
     kept = [a_task(Status.SUCCESS).pk, _old(1, Status.FAILED)[0].pk, a_task().pk]
-    assert told("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
+    assert json_of("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
     assert Task.objects.count() == 8
     answer = durable("prune", "--format", "json")
-    assert answer.told == {"command": "prune", "deleted": 5}
+    assert answer.data == {"command": "prune", "deleted": 5}
     assert answer.err.splitlines() == ["2 deleted", "4 deleted"]
     assert set(Task.objects.values_list("pk", flat=True)) == set(kept)
 
 
-def test_what_is_kept_for_ever_is_not_counted(settings: Any) -> None:
+def test_tasks_that_are_kept_indefinitely_are_not_counted(settings: Any) -> None:
     _old(1)
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RETENTION": {"SUCCESS": None}}
-    assert "SUCCESS" not in told("prune", "--dry-run")["would_delete"]
-    assert told("prune")["deleted"] == 0
+    assert "SUCCESS" not in json_of("prune", "--dry-run")["would_delete"]
+    assert json_of("prune")["deleted"] == 0
 
 
-# What every verb has ------------------------------------------------------------------------------
+# Every subcommand ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", SUBCOMMANDS)
-def test_every_verb_has_help_with_examples_and_exit_codes(
-    verb: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("operation", SUBCOMMANDS)
+def test_every_subcommand_has_help_with_examples_and_exit_codes(
+    operation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        Command().run_from_argv(["manage.py", "durable", verb, "--help"])
+        Command().run_from_argv(["manage.py", "durable", operation, "--help"])
     assert not ended.value.code
     out = capsys.readouterr().out
     assert "examples:" in out
-    assert f"manage.py durable {verb}" in out
+    assert f"manage.py durable {operation}" in out
     assert "exit codes:" in out
     assert "--format" in out
 
@@ -178,7 +180,7 @@ def test_help_is_printed_in_a_shell() -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("dance",), ("status", "--fast"), ("show",), ("pause",)])
-def test_wrong_usage_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
+def test_a_usage_error_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "django", "durable", *words],
         capture_output=True,
@@ -192,7 +194,7 @@ def test_wrong_usage_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
     assert "usage:" in answer.stderr
 
 
-def test_settings_that_cannot_be_used_exit_with_2(settings: Any) -> None:
+def test_invalid_settings_exit_with_2(settings: Any) -> None:
     settings.DURABLE_TASKS = {"LEESE": 60}
     answer = durable("status")
     assert answer.code == 2
@@ -212,7 +214,7 @@ def test_a_database_that_does_not_answer_exits_with_1(tmp_path: Path, vendor: st
     )
     assert answer.returncode == 1, answer
     assert answer.stdout == ""
-    # SQLite makes an empty file of a database that is missing.
+    # SQLite creates an empty file if the database is missing.
     problem = (
         "run `manage.py migrate`"
         if vendor == "sqlite"
@@ -222,18 +224,18 @@ def test_a_database_that_does_not_answer_exits_with_1(tmp_path: Path, vendor: st
     assert "Traceback" not in answer.stderr
 
 
-def test_every_example_of_every_verb_can_be_parsed() -> None:
+def test_every_example_of_every_subcommand_can_be_parsed() -> None:
     parser = Command().create_parser("manage.py", "durable")
-    for verb in SUBCOMMANDS.values():
-        for example in verb.examples:
-            assert parser.parse_args(shlex.split(example)).subcommand == verb.name
+    for operation in SUBCOMMANDS.values():
+        for example in operation.examples:
+            assert parser.parse_args(shlex.split(example)).subcommand == operation.name
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume"])
-def test_a_verb_of_a_queue_costs_the_same_with_many_rows(verb: str) -> None:
+@pytest.mark.parametrize("operation", ["pause", "resume"])
+def test_a_subcommand_of_a_queue_needs_as_many_statements_for_many_tasks(operation: str) -> None:
     def statements() -> int:
         with CaptureQueriesContext(connection) as captured:
-            durable(verb, QUEUE)
+            durable(operation, QUEUE)
         return len(captured)
 
     a_task()

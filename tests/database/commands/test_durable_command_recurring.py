@@ -1,6 +1,4 @@
-"""``durable`` on recurring tasks: looking, running by hand, holding, telling, and their
-calendars.
-"""
+"""``durable`` on recurring tasks and calendars: list, show, trigger, pause, override, explain."""
 
 from __future__ import annotations
 
@@ -16,40 +14,48 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
-from tests.database.commands.durable_command import durable, told
-from tests.database.recurring.schedules import DAILY, START, a_schedule, at, born, fire, tomorrow
+from tests.database.commands.durable_command import durable, json_of
+from tests.database.recurring.schedules import (
+    DAILY,
+    START,
+    a_schedule,
+    at,
+    fire,
+    fire_times,
+    tomorrow,
+)
 
 pytestmark = pytest.mark.django_db
 
 
 def iso(instant: datetime) -> str:
-    """Return an instant as the command takes it."""
+    """Return an instant in the format of the command."""
     return instant.isoformat()
 
 
 def a_daily_schedule() -> RecurringTask:
-    """Declare a schedule that fires once a day, recorded up to now."""
+    """Declare a schedule that fires once a day and whose ledger is complete up to now."""
     row = a_schedule(cron=DAILY)
     RecurringTask.objects.unguarded().update(watermark_at=database_now(), next_run_at=tomorrow())
     return row
 
 
-# Looking ------------------------------------------------------------------------------------------
+# Lists --------------------------------------------------------------------------------------------
 
 
 def test_recurring_tasks_are_listed_with_their_schedule_in_words() -> None:
     a_schedule("first")
     a_schedule("second", cron="30 2 * * *", timezone="Europe/Berlin").pause("deploy")
-    second, first = told("list", "recurring")
+    second, first = json_of("list", "recurring")
     assert (first["name"], first["status"], first["next_run_at"]) == (
         "first",
         "ACTIVE",
         "2026-03-02T09:00:00Z",
     )
     assert "02:30" in second["schedule"]
-    assert [row["name"] for row in told("list", "recurring", "--status", "PAUSED")] == ["second"]
-    assert told("list", "recurring", "--queue", "nowhere") == []
-    page = told("list", "recurring", "--after", second["id"], "--limit", 1)
+    assert [row["name"] for row in json_of("list", "recurring", "--status", "PAUSED")] == ["second"]
+    assert json_of("list", "recurring", "--queue", "nowhere") == []
+    page = json_of("list", "recurring", "--after", second["id"], "--limit", 1)
     assert [row["name"] for row in page] == ["first"]
     assert "second" in durable("list", "recurring").out
 
@@ -61,10 +67,10 @@ def test_a_status_of_schedules_is_refused_for_tasks() -> None:
     assert "is the id of one" in durable("list", "recurring", "--after", 5).err
 
 
-def test_a_list_costs_the_same_with_many_rows() -> None:
+def test_the_list_of_schedules_needs_as_many_statements_for_many_rows() -> None:
     def statements() -> int:
         with CaptureQueriesContext(connection) as asked:
-            told("list", "recurring")
+            json_of("list", "recurring")
         return len(asked)
 
     a_schedule("one")
@@ -78,8 +84,8 @@ def test_a_recurring_task_is_shown_with_its_next_fires_its_ledger_and_no_secrets
     row = a_schedule(kwargs={"password": "hunter2"}, task="tests.project.tasks.echo")
     fire(START)
     row.refresh_from_db()
-    shown = told("show", "nightly")
-    assert shown == told("show", row.pk)
+    shown = json_of("show", "nightly")
+    assert shown == json_of("show", row.pk)
     assert shown["ledger"][0]["outcome"] == "DISPATCHED"
     assert len(shown["next_fires"]) == 5
     assert "hunter2" not in str(shown)
@@ -88,58 +94,58 @@ def test_a_recurring_task_is_shown_with_its_next_fires_its_ledger_and_no_secrets
     assert "last ledger entries:" in text
 
 
-def test_a_row_that_cannot_be_read_is_shown_all_the_same() -> None:
+def test_a_corrupted_schedule_is_shown_with_its_error() -> None:
     a_schedule()
     RecurringTask.objects.unguarded().update(time_zone="Moon/Crater", revision=99)
-    shown = told("show", "nightly")
+    shown = json_of("show", "nightly")
     assert "Moon/Crater" in shown["problem"]
     assert shown["next_fires"] == []
 
 
-def test_a_name_that_nobody_has_is_refused() -> None:
-    for verb in (
+def test_an_unknown_name_is_refused() -> None:
+    for operation in (
         ("run-now", "x"),
         ("explain", "x", iso(START)),
         ("ledger", "x"),
         ("pause", "--recurring", "x"),
     ):
-        answer = durable(*verb)
+        answer = durable(*operation)
         assert answer.code == 2
         assert "There is no recurring task 'x'" in answer.err
 
 
-def test_a_name_that_two_tenants_have_wants_the_tenant() -> None:
+def test_a_name_that_two_tenants_have_needs_the_tenant() -> None:
     a_schedule()
     other = Tenant.objects.create(slug="other", name="Other")
     a_schedule(tenant=other)
     assert "add --tenant" in durable("run-now", "nightly").err
-    assert told("run-now", "nightly", "--tenant", "other")["status"] in ("PENDING", "QUEUED")
+    assert json_of("run-now", "nightly", "--tenant", "other")["status"] in ("PENDING", "QUEUED")
     assert Task.objects.get().tenant_id == other.pk
 
 
-# Running ------------------------------------------------------------------------------------------
+# Triggering ---------------------------------------------------------------------------------------
 
 
-def test_a_run_by_hand_is_written_under_the_operators_name_and_once_a_request() -> None:
+def test_a_manual_trigger_records_the_user_and_runs_once_per_request() -> None:
     a_schedule()
-    first = told("run-now", "nightly", "--request-id", "deploy-17")
-    assert told("run-now", "nightly", "--request-id", "deploy-17")["task"] == first["task"]
+    first = json_of("run-now", "nightly", "--request-id", "deploy-17")
+    assert json_of("run-now", "nightly", "--request-id", "deploy-17")["task"] == first["task"]
     assert OccurrenceRecord.objects.get().reason == f"by {getpass.getuser()}"
-    assert told("run-now", "nightly")["held"] is True
+    assert json_of("run-now", "nightly")["held"] is True
     assert "waiting until earlier runs" in durable("run-now", "nightly").out
 
 
-def test_a_backfill_is_shown_and_then_done() -> None:
+def test_a_backfill_is_shown_and_then_executed() -> None:
     row = a_schedule(catch_up_mode="SKIP_MISSED", misfire_grace=1)
     fire(at(150))
     span = ("backfill", "nightly", iso(START), iso(at(120)))
-    would = told(*span, "--dry-run")
-    assert (would["created"], would["dry_run"], born(row)) == (3, True, [])
+    would = json_of(*span, "--dry-run")
+    assert (would["created"], would["dry_run"], fire_times(row)) == (3, True, [])
     assert "would be: 3 created, 0 replayed, 0 left" in durable(*span, "--dry-run").out
-    done = told(*span, "--concurrency", 3, "--order", "NEWEST")
+    done = json_of(*span, "--concurrency", 3, "--order", "NEWEST")
     assert [step["action"] for step in done["steps"]] == ["CREATED"] * 3
-    assert born(row) == [START, at(60), at(120)]
-    assert told(*span, "--reprocess", "ALL")["left"] == 3
+    assert fire_times(row) == [START, at(60), at(120)]
+    assert json_of(*span, "--reprocess", "ALL")["left"] == 3
     assert (
         "nightly has no fire time from"
         in durable("backfill", "nightly", iso(at(1)), iso(at(2))).out
@@ -157,21 +163,21 @@ def test_a_backfill_is_shown_and_then_done() -> None:
         ),
     ],
 )
-def test_a_backfill_that_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:
+def test_an_impossible_backfill_is_refused(words: tuple[str, ...], why: str) -> None:
     a_schedule()
     answer = durable("backfill", "nightly", *words)
     assert answer.code == 2
     assert why in answer.err
 
 
-# Holding ------------------------------------------------------------------------------------------
+# Pausing ------------------------------------------------------------------------------------------
 
 
-def test_a_recurring_task_is_paused_and_goes_on() -> None:
+def test_a_recurring_task_is_paused_and_resumed() -> None:
     a_schedule()
     until = tomorrow()
     assert (
-        told("pause", "--recurring", "nightly", "--reason", "deploy", "--until", iso(until))[
+        json_of("pause", "--recurring", "nightly", "--reason", "deploy", "--until", iso(until))[
             "paused"
         ]
         is True
@@ -191,15 +197,15 @@ def test_a_recurring_task_is_paused_and_goes_on() -> None:
             iso(database_now().replace(second=0, microsecond=0) + timedelta(minutes=2)),
         ).out
     )
-    assert told("resume", "--recurring", "nightly")["resumed"] is True
+    assert json_of("resume", "--recurring", "nightly")["resumed"] is True
     answer = durable("resume", "--recurring", "nightly", "--format", "json")
-    assert (answer.code, answer.told["resumed"]) == (2, False)
+    assert (answer.code, answer.data["resumed"]) == (2, False)
 
 
-def test_a_resume_catches_up_at_a_pace_when_asked() -> None:
+def test_a_resume_catches_up_at_a_pace_on_request() -> None:
     row = a_schedule(catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=2, overlap="ALLOW")
     durable("pause", "--recurring", "nightly")
-    told("resume", "--recurring", "nightly", "--run-missed", "--pace", "30")
+    json_of("resume", "--recurring", "nightly", "--run-missed", "--pace", "30")
     assert fire(database_now()) >= 2
     row.refresh_from_db()
     assert row.catchup_pace == 30
@@ -210,9 +216,9 @@ def test_options_of_recurring_tasks_are_refused_for_queues() -> None:
     assert "need --recurring" in durable("resume", "mail", "--run-missed").err
 
 
-def test_a_snooze_ends_by_itself() -> None:
+def test_a_snooze_ends_automatically() -> None:
     a_schedule()
-    assert told("snooze", "nightly", iso(tomorrow()))["until"] == iso(tomorrow()).replace(
+    assert json_of("snooze", "nightly", iso(tomorrow()))["until"] == iso(tomorrow()).replace(
         "+00:00", "Z"
     )
     row = RecurringTask.objects.get()
@@ -220,46 +226,46 @@ def test_a_snooze_ends_by_itself() -> None:
     assert "is not after now" in durable("snooze", "nightly", iso(START)).err
 
 
-def test_fire_times_are_overridden_and_taken_back() -> None:
+def test_fire_times_are_overridden_and_restored() -> None:
     a_daily_schedule()
     day = timedelta(days=1)
-    one = told("override", "nightly", iso(tomorrow()), "--skip", "--reason", "holiday")
+    one = json_of("override", "nightly", iso(tomorrow()), "--skip", "--reason", "holiday")
     assert one["next_run_at"] == iso(tomorrow() + day).replace("+00:00", "Z")
     assert (
         "will not run: skipped by hand: holiday"
         in durable("explain", "nightly", iso(tomorrow())).out
     )
     assert (
-        told(
+        json_of(
             "override", "nightly", iso(tomorrow()), "--move", iso(tomorrow() + timedelta(hours=1))
         )["action"]
         == "MOVE"
     )
     assert (
-        told("override", "nightly", iso(tomorrow() + timedelta(hours=2)), "--add")["action"]
+        json_of("override", "nightly", iso(tomorrow() + timedelta(hours=2)), "--add")["action"]
         == "ADD"
     )
-    assert [row["action"] for row in told("show", "nightly")["overrides"]] == ["MOVE", "ADD"]
-    assert told("override", "nightly", iso(tomorrow()), "--remove")["removed"] is True
+    assert [row["action"] for row in json_of("show", "nightly")["overrides"]] == ["MOVE", "ADD"]
+    assert json_of("override", "nightly", iso(tomorrow()), "--remove")["removed"] is True
     answer = durable("override", "nightly", iso(tomorrow()), "--remove")
     assert (answer.code, "There was no override" in answer.out) == (2, True)
 
 
-# Telling ------------------------------------------------------------------------------------------
+# Explaining ---------------------------------------------------------------------------------------
 
 
 def test_an_instant_is_explained_and_the_ledger_is_paged() -> None:
     row = a_schedule(overlap="ALLOW")
     for minute in range(3):
         fire(at(60 * minute))
-    assert told("explain", "nightly", iso(START))["account"] == row.explain(START)
-    lines = told("ledger", "nightly", "--limit", 2)
+    assert json_of("explain", "nightly", iso(START))["account"] == row.explain(START)
+    lines = json_of("ledger", "nightly", "--limit", 2)
     assert [line["fire_time"] for line in lines] == ["2026-03-02T09:02:00Z", "2026-03-02T09:01:00Z"]
     answer = durable("ledger", "nightly", "--limit", 2)
     assert "--before 2026-03-02T09:01:00+00:00" in answer.err
-    rest = told("ledger", "nightly", "--before", "2026-03-02T09:01:00+00:00")
+    rest = json_of("ledger", "nightly", "--before", "2026-03-02T09:01:00+00:00")
     assert [line["fire_time"] for line in rest] == ["2026-03-02T09:00:00Z"]
-    assert told("ledger", "nightly", "--outcome", "MISSED") == []
+    assert json_of("ledger", "nightly", "--outcome", "MISSED") == []
 
 
 # Calendars ----------------------------------------------------------------------------------------
@@ -274,11 +280,13 @@ END:VCALENDAR
 """
 
 
-def test_a_calendar_file_is_imported_and_moves_the_schedules_that_name_it(tmp_path: Path) -> None:
+def test_a_calendar_file_is_imported_and_moves_the_schedules_of_the_calendar(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "office.ics").write_text(_ICS)
     calendars.upsert("office")
     row = a_schedule(cron="0 9 * * *", start_time=START + timedelta(days=7), calendar="office")
-    done = told(
+    done = json_of(
         "calendars",
         "import",
         tmp_path / "office.ics",
@@ -292,7 +300,7 @@ def test_a_calendar_file_is_imported_and_moves_the_schedules_that_name_it(tmp_pa
     assert (done["dates"], done["revision"]) == (1, 2)
     row.refresh_from_db()
     assert row.next_run_at == START + timedelta(days=8)
-    (listed,) = told("calendars")
+    (listed,) = json_of("calendars")
     assert (listed["name"], listed["dates"], listed["origin"]) == (
         "office",
         1,
@@ -305,7 +313,7 @@ def test_a_calendar_file_is_imported_and_moves_the_schedules_that_name_it(tmp_pa
 def test_holidays_are_imported_for_a_tenant_and_deleted() -> None:
     Tenant.objects.create(slug="other", name="Other")
     words: Any = ("--name", "germany", "--tenant", "other")
-    told(
+    json_of(
         "calendars",
         "import",
         "holidays:DE",
@@ -317,8 +325,8 @@ def test_holidays_are_imported_for_a_tenant_and_deleted() -> None:
     )
     made = Calendar.objects.get(tenant__slug="other")
     assert made.working_days == [1, 2, 3, 4, 5, 6]
-    assert told("calendars", "--tenant", "other")[0]["name"] == "germany"
-    assert told("calendars", "delete", *words)["deleted"] is True
+    assert json_of("calendars", "--tenant", "other")[0]["name"] == "germany"
+    assert json_of("calendars", "delete", *words)["deleted"] is True
     assert durable("calendars", "delete", *words).code == 2
 
 
@@ -336,14 +344,16 @@ def test_holidays_are_imported_for_a_tenant_and_deleted() -> None:
         (("delete",), "delete needs --name"),
     ],
 )
-def test_a_calendar_verb_that_lacks_something_says_what(words: tuple[str, ...], why: str) -> None:
+def test_a_calendar_subcommand_names_its_missing_arguments(
+    words: tuple[str, ...], why: str
+) -> None:
     answer = durable("calendars", *words)
     assert answer.code == 2
     assert why in answer.err
     assert not Calendar.objects.exists()
 
 
-def test_words_that_cannot_be_read_are_refused_before_anything_is_looked_at() -> None:
+def test_arguments_that_cannot_be_parsed_are_refused_before_any_query() -> None:
     assert (
         "are not weekdays" in durable("calendars", "import", "weekdays", "--working-days", "8").err
     )

@@ -1,4 +1,4 @@
-"""``durable preview``, ``simulate``, ``dst-report`` and ``tzdata`` of stored schedules tell, and
+"""``durable preview``, ``simulate``, ``dst-report`` and ``tzdata`` of stored schedules report and
 change nothing.
 """
 
@@ -20,7 +20,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_tenant
 
@@ -38,17 +38,17 @@ def _effective(fires: list[dict[str, Any]]) -> list[str]:
 
 def test_a_stored_schedule_is_previewed_by_its_name() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
-    assert _effective(told("preview", "nightly", *WEEKEND)) == [
+    assert _effective(json_of("preview", "nightly", *WEEKEND)) == [
         "2026-03-06T07:30:00Z",
         "2026-03-07T07:30:00Z",
         "2026-03-08T07:00:00Z",
     ]
 
 
-def test_an_edit_is_shown_beside_what_is_stored() -> None:
+def test_an_edit_is_shown_beside_the_stored_schedule() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
     words = ("preview", "nightly", "--cron", "30 2,14 * * *", *WEEKEND)
-    found = told(*words)
+    found = json_of(*words)
     assert _effective(found["before"]) == [
         "2026-03-06T07:30:00Z",
         "2026-03-07T07:30:00Z",
@@ -64,7 +64,7 @@ def test_an_edit_is_shown_beside_what_is_stored() -> None:
     assert RecurringTask.objects.get().timetable == [{"cron": "30 2 * * *"}]
 
 
-def test_an_edit_keeps_the_stored_calendar_and_overrides_unless_told_otherwise() -> None:
+def test_an_edit_keeps_the_stored_calendar_and_overrides_by_default() -> None:
     calendar = Calendar.objects.unguarded().create(name="office")
     CalendarDay.objects.unguarded().create(
         calendar=calendar, date=date(2026, 3, 9), name="Inventory"
@@ -76,7 +76,7 @@ def test_an_edit_keeps_the_stored_calendar_and_overrides_unless_told_otherwise()
         action="SKIP",
         reason="moved house",
     )
-    found = told("preview", "daily", "--cron", "0 10 * * *", *WEEKEND)
+    found = json_of("preview", "daily", "--cron", "0 10 * * *", *WEEKEND)
     assert _effective(found["before"]) == [
         "2026-03-06T09:00:00Z",
         "2026-03-10T09:00:00Z",
@@ -94,7 +94,7 @@ def test_an_edit_keeps_the_stored_calendar_and_overrides_unless_told_otherwise()
     )
 
 
-def test_a_paused_schedule_is_previewed_with_a_word() -> None:
+def test_the_preview_of_a_paused_schedule_says_so() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH).pause("the vendor is closed")
     answer = durable("preview", "nightly", *WEEKEND)
     assert "nightly is PAUSED: it does not fire. the vendor is closed" in answer.err
@@ -107,7 +107,7 @@ def test_names_are_looked_up_by_tenant() -> None:
     a_schedule("nightly", cron="0 5 * * *", start_time=MARCH, tenant=other)
     assert "Several tenants" in durable("preview", "nightly").err
     assert (
-        _effective(told("preview", "nightly", *WEEKEND, "--tenant", other.slug))[0]
+        _effective(json_of("preview", "nightly", *WEEKEND, "--tenant", other.slug))[0]
         == "2026-03-06T05:00:00Z"
     )
     assert "no recurring task 'daily'" in durable("preview", "daily").err
@@ -121,7 +121,7 @@ def test_names_are_looked_up_by_tenant() -> None:
 
 def test_an_outage_is_caught_up_by_one_run() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
-    found = told("simulate", "nightly", *OUTAGE)["schedule"]
+    found = json_of("simulate", "nightly", *OUTAGE)["schedule"]
     assert found["due"] == {"count": 4, "exact": True}
     (run,) = found["runs"]
     assert (run["nominal"], run["starts"], run["caught_up"]) == (
@@ -136,10 +136,10 @@ def test_an_outage_is_caught_up_by_one_run() -> None:
     assert found["complete"] is True
 
 
-def test_catch_up_after_an_edit_stands_beside_the_stored_one() -> None:
+def test_catch_up_after_an_edit_is_shown_beside_the_stored_one() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
     edit = ("--catch-up-mode", "RUN_ALL_MISSED", "--catchup-pace", 60)
-    found = told("simulate", "nightly", *OUTAGE, *edit)
+    found = json_of("simulate", "nightly", *OUTAGE, *edit)
     assert [len(found[when]["runs"]) for when in ("before", "after")] == [1, 4]
     assert [run["starts"] for run in found["after"]["runs"]] == [
         f"2026-03-10T12:0{minute}:00Z" for minute in range(4)
@@ -150,7 +150,7 @@ def test_catch_up_after_an_edit_stands_beside_the_stored_one() -> None:
     assert RecurringTask.objects.get().catch_up_mode == "RUN_ONE_NOW"
 
 
-def test_what_is_too_late_and_what_a_calendar_closes_is_left_out() -> None:
+def test_fires_that_are_too_late_or_on_closed_days_are_left_out() -> None:
     words = (
         "simulate",
         "--cron",
@@ -161,7 +161,7 @@ def test_what_is_too_late_and_what_a_calendar_closes_is_left_out() -> None:
         "--expires-in",
         3600,
     )
-    found = told(*words)["schedule"]
+    found = json_of(*words)["schedule"]
     assert found["runs"] == []
     assert {(gone["outcome"], gone["count"]) for gone in found["left_out"]} == {
         ("SKIPPED_CALENDAR", 2),
@@ -172,7 +172,7 @@ def test_what_is_too_late_and_what_a_calendar_closes_is_left_out() -> None:
 
 def test_ten_million_missed_fires_are_simulated_at_once() -> None:
     outage = ("--outage", "2026-01-01T00:00:00Z", "2026-07-01T00:00:00Z")
-    found = told(
+    found = json_of(
         "simulate", "--every", 1, *outage, "--catch-up-mode", "SKIP_MISSED", "--misfire-grace", 10
     )["schedule"]
     assert found["due"] == {"count": 181 * 86_400 + 1, "exact": True}
@@ -187,26 +187,26 @@ def test_an_outage_that_ends_before_it_begins_is_refused() -> None:
     assert "its end 2026-03-07T00:00:00Z is before its begin" in answer.err
 
 
-def test_schedules_touched_by_a_change_of_clocks_are_reported() -> None:
+def test_schedules_affected_by_a_clock_change_are_reported() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
     a_schedule("skips", **NIGHTLY, dst_gap="SKIP", start_time=MARCH)
     a_schedule("later", cron="0 9 * * *", timezone="America/New_York", start_time=MARCH)
     a_schedule("elsewhere", cron="30 2 * * *", timezone="Asia/Tokyo", start_time=MARCH)
     a_schedule("elapsed", interval=1800, start_time=MARCH)
-    spring = told("dst-report", "--start", "2026-03-01T00:00:00Z", "--weeks", 2)
+    spring = json_of("dst-report", "--start", "2026-03-01T00:00:00Z", "--weeks", 2)
     assert [(row["name"], row["runs"], row["dst"]) for row in spring] == [
         ("nightly", True, "GAP"),
         ("skips", False, "GAP"),
     ]
     assert {row["change"] for row in spring} == {"2026-03-08T07:00:00Z +60 min"}
-    assert told("dst-report", "--start", "2026-03-09T00:00:00Z", "--weeks", 4) == []
+    assert json_of("dst-report", "--start", "2026-03-09T00:00:00Z", "--weeks", 4) == []
     assert (
         durable("dst-report", "--start", "2026-03-09T00:00:00Z", "--weeks", 4).out.strip()
         == "no schedule is touched"
     )
 
 
-def test_a_repeated_hour_is_reported_with_the_pass_that_runs() -> None:
+def test_a_repeated_hour_is_reported_with_the_occurrence_that_runs() -> None:
     autumn = ("--start", "2026-10-20T00:00:00Z", "--weeks", 3)
     for overlap, runs in (
         ("FIRST", [True, False]),
@@ -220,7 +220,7 @@ def test_a_repeated_hour_is_reported_with_the_pass_that_runs() -> None:
             dst_overlap=overlap,
             start_time=MARCH,
         )
-        found = told("dst-report", *autumn)
+        found = json_of("dst-report", *autumn)
         assert [row["local"] for row in found] == [
             "2026-11-01T01:30:00-04:00",
             "2026-11-01T01:30:00-05:00",
@@ -229,7 +229,7 @@ def test_a_repeated_hour_is_reported_with_the_pass_that_runs() -> None:
     assert "DST overlap: 01:30 comes twice" in durable("dst-report", *autumn).out
 
 
-def test_schedules_of_zones_that_keep_their_clocks_cost_no_statement() -> None:
+def test_schedules_of_zones_without_clock_changes_need_no_statement() -> None:
     spring = ("dst-report", "--start", "2026-03-01T00:00:00Z", "--weeks", 2, "--format", "json")
     counts = []
     for number in range(4):
@@ -250,7 +250,7 @@ def test_a_change_of_the_zone_tables_is_listed() -> None:
         tzdata_version="2020a", next_run_at=wrong
     )
     RecurringTask.objects.unguarded().filter(pk=stays.pk).update(tzdata_version="2020a")
-    found = told("tzdata")
+    found = json_of("tzdata")
     assert found["tzdata"] == tzdata_version()
     assert [(row["name"], row["by"]) for row in found["moved"]] == [("moves", "2020a")]
     assert "moves" in durable("tzdata").out
@@ -258,7 +258,7 @@ def test_a_change_of_the_zone_tables_is_listed() -> None:
     assert "no stored fire moves" in durable("tzdata").out
 
 
-def test_telling_writes_nothing() -> None:
+def test_reporting_subcommands_write_nothing() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
     before = RecurringTask.objects.values().get()
     for words in (

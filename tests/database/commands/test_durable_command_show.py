@@ -1,4 +1,4 @@
-"""``durable show`` tells the row, its attempts, and why it did not run."""
+"""``durable show`` prints the task, its attempts, and why it did not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_durable_tasks.engine.cluster import leadership
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, NodeKind, Task
 from django_durable_tasks.rules.states import LogStatus, Status
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_log_row, a_node, a_paused_queue, a_task
 
 pytestmark = pytest.mark.django_db
@@ -27,13 +27,13 @@ def staffed() -> None:
 
 
 def _why(row: Task) -> str:
-    found: str = told("show", row.pk)["why"]
+    found: str = json_of("show", row.pk)["why"]
     return found
 
 
-def test_the_row_is_told_whole() -> None:
+def test_the_whole_task_is_shown() -> None:
     row = a_task(args=[1], kwargs={"day": "monday"}, key="k", idempotency_key="i", priority=3)
-    seen = told("show", row.pk)
+    seen = json_of("show", row.pk)
     assert (seen["id"], seen["status"], seen["args"], seen["kwargs"]) == (
         str(row.pk),
         "PENDING",
@@ -61,7 +61,7 @@ def test_the_attempts_are_a_timeline() -> None:
         completed_at=now,
         error_message="Broken: a\nb",
     )
-    [attempt] = told("show", row.pk)["executions"]
+    [attempt] = json_of("show", row.pk)["executions"]
     assert (attempt["status"], attempt["attempt_number"], round(attempt["seconds"])) == (
         "RETRY",
         1,
@@ -74,9 +74,9 @@ def test_the_attempts_are_a_timeline() -> None:
     assert lines[at + 2].split()[:2] == ["2", "RUNNING"]
 
 
-def test_its_dead_letters_are_told() -> None:
+def test_its_dead_letters_are_shown() -> None:
     row = a_task(Status.FAILED)
-    [letter] = told("show", row.pk)["dead_letters"]
+    [letter] = json_of("show", row.pk)["dead_letters"]
     assert letter["id"] == DeadLetter.objects.get().pk
     assert "EXHAUSTED" in durable("show", row.pk).out
 
@@ -95,13 +95,13 @@ def test_secrets_are_masked_everywhere() -> None:
         assert "hunter2" not in durable("show", row.pk, "--format", form).out
 
 
-def test_a_task_that_is_not_there_is_refused() -> None:
+def test_a_missing_task_is_refused() -> None:
     answer = durable("show", "0193b0e0-0000-7000-8000-000000000000")
     assert answer.code == 2
     assert "There is no task" in answer.err
 
 
-def test_an_id_that_is_none_is_wrong_usage() -> None:
+def test_an_invalid_id_is_a_usage_error() -> None:
     assert "is not the id of a task" in durable("show", "17").err
 
 
@@ -129,11 +129,11 @@ def test_an_id_that_is_none_is_wrong_usage() -> None:
         (Status.BLOCKED, {}, "It waits for 1 other task or person"),
     ],
 )
-def test_it_says_why_the_task_did_not_run(
+def test_it_explains_why_the_task_did_not_run(
     status: Status, fields: dict[str, Any], sentence: str
 ) -> None:
     row = a_task(status, **fields)
-    assert any(sentence in told_ for told_ in told("show", row.pk)["sentences"])
+    assert any(sentence in told_ for told_ in json_of("show", row.pk)["sentences"])
 
 
 @pytest.mark.usefixtures("staffed")
@@ -145,25 +145,26 @@ def test_a_paused_queue_is_the_reason() -> None:
     )
 
 
-def test_without_a_scheduler_that_is_the_reason() -> None:
+def test_a_missing_scheduler_is_the_reason() -> None:
     a_node(queues=[QUEUE])
     assert "No scheduler is alive" in _why(a_task())
 
 
-def test_a_silent_scheduler_and_a_silent_worker_are_none() -> None:
+def test_a_silent_scheduler_and_a_silent_worker_do_not_count() -> None:
     a_node(NodeKind.SCHEDULER, seen=3_600)
     a_node(queues=[QUEUE], seen=3_600)
-    told_ = "\n".join(told("show", a_task().pk)["sentences"])
+    told_ = "\n".join(json_of("show", a_task().pk)["sentences"])
     assert "No scheduler is alive" in told_
     assert "No live worker listens" in told_
 
 
-def test_a_message_that_nobody_rings_again_is_the_leaders_absence() -> None:
+def test_a_message_that_is_not_republished_is_explained_by_the_missing_leader() -> None:
     a_node(NodeKind.SCHEDULER)
     a_node(queues=[QUEUE])
     row = a_task(Status.QUEUED, publish_count=2)
     assert any(
-        "No scheduler is the leader" in sentence for sentence in told("show", row.pk)["sentences"]
+        "No scheduler is the leader" in sentence
+        for sentence in json_of("show", row.pk)["sentences"]
     )
 
 
@@ -172,7 +173,7 @@ def test_code_that_this_process_lacks_is_named() -> None:
     row = a_task(name="shop.tasks.gone")
     assert any(
         "is registered in this process" in sentence
-        for sentence in told("show", row.pk)["sentences"]
+        for sentence in json_of("show", row.pk)["sentences"]
     )
 
 
@@ -181,7 +182,7 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_attempts() ->
 
     def statements() -> int:
         with CaptureQueriesContext(connection) as captured:
-            told("show", row.pk)
+            json_of("show", row.pk)
         return len(captured)
 
     few = statements()

@@ -1,4 +1,4 @@
-"""``durable status`` shows everything, and its exit code tells whoever watches."""
+"""``durable status`` shows the whole installation; monitoring can use its exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django_durable_tasks.engine.tasks import misrouted
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.rules.states import Status
 from tests.celery_settings import celery_configured
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_node, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def leader() -> Node:
-    """A living scheduler that leads."""
+    """A live scheduler that leads."""
     node = a_node(NodeKind.SCHEDULER)
     assert leadership.take(node.pk, 60) is not None
     return node
@@ -33,17 +33,17 @@ def leader() -> Node:
 
 def _problems(*words: str) -> list[str]:
     answer = durable("status", *words, "--format", "json")
-    assert answer.code == (1 if answer.told["problems"] else 0)
-    found: list[str] = answer.told["problems"]
+    assert answer.code == (1 if answer.data["problems"] else 0)
+    found: list[str] = answer.data["problems"]
     return found
 
 
 def _warnings() -> str:
-    return "\n".join(told("status")["warnings"])
+    return "\n".join(json_of("status")["warnings"])
 
 
-def test_a_led_and_idle_system_is_healthy(leader: Node) -> None:
-    seen = told("status")
+def test_an_idle_system_with_a_leader_is_healthy(leader: Node) -> None:
+    seen = json_of("status")
     assert seen["healthy"] is True
     assert seen["leader"]["name"] == leader.name
     assert seen["leader"]["term"] == SchedulerLease.objects.get(name="leader").term
@@ -61,17 +61,17 @@ def test_without_a_scheduler_it_exits_with_1() -> None:
     assert durable("status").out.startswith("UNHEALTHY")
 
 
-def test_a_silent_scheduler_is_no_live_one() -> None:
+def test_a_silent_scheduler_does_not_count_as_live() -> None:
     node = a_node(NodeKind.SCHEDULER, seen=3_600)
     leadership.take(node.pk, 60)
     assert len(_problems()) == 1
     assert (
         f"Node {node.name} missed its heartbeats."
-        in durable("status", "--format", "json").told["warnings"]
+        in durable("status", "--format", "json").data["warnings"]
     )
 
 
-def test_a_lease_that_ended_is_no_leader(leader: Node) -> None:
+def test_an_expired_lease_is_not_a_leader(leader: Node) -> None:
     SchedulerLease.objects.update(expires_at=database_now() - timedelta(seconds=1))
     assert ["No scheduler leads" in problem for problem in _problems()] == [True]
 
@@ -86,7 +86,7 @@ def test_a_task_that_is_due_for_too_long_exits_with_1(leader: Node, status: Stat
     assert "the oldest due task waits since 61 s" in problem
 
 
-def test_what_waits_in_a_paused_queue_is_a_warning(leader: Node) -> None:
+def test_tasks_waiting_in_a_paused_queue_are_a_warning(leader: Node) -> None:
     a_task(due=-61)
     a_paused_queue(reason="a move")
     assert _problems() == []
@@ -121,7 +121,7 @@ def test_an_overdue_run_is_a_warning(leader: Node) -> None:
     assert "1 runs take longer than their expected duration" in _warnings()
 
 
-def test_work_without_a_worker_is_a_warning(leader: Node) -> None:
+def test_waiting_tasks_without_a_worker_are_a_warning(leader: Node) -> None:
     a_task(queue="lonely")
     assert "Queue lonely: no worker listens." in _warnings()
     a_node(queues=["lonely"], concurrency=2, pool="prefork")
@@ -131,7 +131,7 @@ def test_work_without_a_worker_is_a_warning(leader: Node) -> None:
 def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) -> None:
     many_tasks(3, queue="cards")
     nodes.beat(leader.pk, NodeReport(rejected_queues={"cards": "PreconditionFailed: x-queue-type"}))
-    found = durable("status", "--format", "json").told
+    found = durable("status", "--format", "json").data
     assert found["problems"] == [
         (
             "Queue cards: the broker rejects its messages (PreconditionFailed: x-queue-type); 3 tasks"
@@ -149,7 +149,9 @@ def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: No
     assert "from mails" in _warnings()
     QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
     assert "were consumed from another queue" not in _warnings()
-    assert [row["misrouted"] for row in told("status")["queues"] if row["queue"] == "cards"] == [1]
+    assert [row["misrouted"] for row in json_of("status")["queues"] if row["queue"] == "cards"] == [
+        1
+    ]
 
 
 def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:
@@ -157,22 +159,22 @@ def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:
         assert "The broker does not answer from here: redis://" in _warnings()
 
 
-def test_tasks_whose_code_is_gone_are_named(leader: Node) -> None:
+def test_tasks_whose_code_is_missing_are_named(leader: Node) -> None:
     many_tasks(2, name="shop.tasks.gone")
     a_task(Status.QUEUED, name="shop.tasks.gone")
     a_task(Status.SUCCESS, name="shop.tasks.gone")
     a_task()
-    seen = told("status")
+    seen = json_of("status")
     assert seen["unknown_tasks"] == {"shop.tasks.gone": 3}
     assert "3 tasks wait for shop.tasks.gone" in "\n".join(seen["warnings"])
 
 
-def test_depth_is_told_by_status_and_queue(leader: Node) -> None:
+def test_depth_is_shown_by_status_and_queue(leader: Node) -> None:
     many_tasks(3, queue="mail")
     many_tasks(2, due=60, queue="mail")
     many_tasks(2, Status.QUEUED, queue="mail")
     a_task(Status.RUNNING, queue="reports")
-    seen = told("status")
+    seen = json_of("status")
     assert seen["depth"] == {"PENDING": 5, "QUEUED": 2, "RUNNING": 1}
     rows = {row["queue"]: row for row in seen["queues"]}
     assert (rows["mail"]["pending"], rows["mail"]["due"], rows["mail"]["queued"]) == (5, 3, 2)
@@ -182,7 +184,7 @@ def test_depth_is_told_by_status_and_queue(leader: Node) -> None:
 def test_the_connections_of_all_nodes_are_added_up(leader: Node) -> None:
     a_node(concurrency=4, pool="prefork")
     a_node(concurrency=10, pool="thread")
-    seen = told("status")
+    seen = json_of("status")
     assert seen["connections"]["needed"] == 8 + (1 + 3 * 4) + (2 + 2 * 10)
     assert "for 2 workers with a concurrency of 14" in durable("status").out
 
@@ -196,17 +198,19 @@ def test_a_pool_that_cannot_interrupt_tasks_with_limits_is_a_warning(leader: Nod
     assert f"Node {node.name} has the pool 'thread', which cannot interrupt" in _warnings()
 
 
-def test_where_schedulers_find_rows_and_what_wakes_them_is_shown(leader: Node) -> None:
+def test_the_due_index_and_the_notifications_of_schedulers_are_shown(leader: Node) -> None:
     assert "INDEX STATE" not in durable("status").out
     states = {"index_state": "redis", "wakeups_state": "Redis (self-test passed 3 s ago)"}
     Node.objects.filter(pk=leader.pk).update(**states)
-    [row] = [row for row in told("status")["nodes"] if row["id"] == str(leader.pk)]
+    [row] = [row for row in json_of("status")["nodes"] if row["id"] == str(leader.pk)]
     assert {name: row[name] for name in states} == states
     assert "Redis (self-test passed 3 s ago)" in durable("status").out
     assert _warnings() == ""
 
 
-def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: Node) -> None:
+def test_a_scheduler_that_polls_although_notifications_are_configured_is_a_warning(
+    leader: Node,
+) -> None:
     a_node(
         NodeKind.SCHEDULER,
         wakeups_state="none, polling every 1 s: SQLite sends no notifications",
@@ -226,15 +230,15 @@ def test_a_scheduler_that_polls_though_it_should_be_told_is_a_warning(leader: No
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_server_says_how_many_connections_it_allows(leader: Node) -> None:
-    assert told("status")["connections"]["allowed"] > 0
+def test_a_server_reports_its_maximum_number_of_connections(leader: Node) -> None:
+    assert json_of("status")["connections"]["allowed"] > 0
     a_node(concurrency=1_000_000, pool="prefork")
     assert "connections: at most" in _warnings()
 
 
 @pytest.mark.sqlite
-def test_a_file_has_no_limit_of_connections(leader: Node) -> None:
-    assert told("status")["connections"]["allowed"] is None
+def test_a_file_has_no_maximum_number_of_connections(leader: Node) -> None:
+    assert json_of("status")["connections"]["allowed"] is None
 
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: Node) -> None:

@@ -1,6 +1,4 @@
-"""``durable verify`` as an operator types it: what it prints, what it asks first, its
-exit codes.
-"""
+"""``durable verify`` on the command line: output, confirmation, exit codes."""
 
 from __future__ import annotations
 
@@ -21,20 +19,20 @@ from tests.database.verify.healthy_rows import led, write_healthy_rows
 pytestmark = pytest.mark.django_db
 
 
-def test_of_healthy_tables_it_says_what_it_looked_at_and_exits_with_0() -> None:
+def test_for_healthy_tables_it_prints_what_it_checked_and_exits_with_0() -> None:
     write_healthy_rows()
     answer = durable("verify")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.rstrip().endswith("0 findings")
     assert all(name in answer.out for name in CHECKS)
-    told = durable("verify", "--format", "json").told
-    assert told["complete"] is True
-    assert {row["check"] for row in told["checks"]} == set(CHECKS)
-    [row] = [row for row in told["checks"] if row["check"] == "dead-letters-missing"]
+    data = durable("verify", "--format", "json").data
+    assert data["complete"] is True
+    assert {row["check"] for row in data["checks"]} == set(CHECKS)
+    [row] = [row for row in data["checks"] if row["check"] == "dead-letters-missing"]
     assert (row["looked_at"], row["findings"], row["error"]) == (Task.objects.count(), 0, "")
 
 
-def test_a_finding_is_told_in_a_sentence_and_exits_with_1() -> None:
+def test_a_finding_is_printed_as_a_sentence_and_exits_with_1() -> None:
     led()
     key = DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--only", "tasks")
@@ -44,7 +42,7 @@ def test_a_finding_is_told_in_a_sentence_and_exits_with_1() -> None:
         in answer.out
     )
     assert "--repair: open one" in answer.out
-    [finding] = durable("verify", "--format", "json").told["findings"]
+    [finding] = durable("verify", "--format", "json").data["findings"]
     assert (finding["check"], finding["table"], finding["key"]) == (
         "dead-letters-missing",
         "task",
@@ -57,7 +55,7 @@ def test_a_finding_is_told_in_a_sentence_and_exits_with_1() -> None:
     )
 
 
-def test_a_repair_is_shown_first_then_confirmed_then_done_and_not_done_twice() -> None:
+def test_a_repair_is_shown_then_confirmed_then_done_once() -> None:
     led()
     DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--repair")
@@ -74,20 +72,20 @@ def test_a_repair_is_shown_first_then_confirmed_then_done_and_not_done_twice() -
     assert "repaired: opened a dead letter" in done.out
     assert done.out.rstrip().endswith("1 finding, 1 repaired")
     again = durable("verify", "--repair", "--yes", "--format", "json")
-    assert (again.code, again.told["findings"], DeadLetter.objects.count()) == (0, [], 1)
+    assert (again.code, again.data["findings"], DeadLetter.objects.count()) == (0, [], 1)
 
 
-def test_what_is_left_to_people_still_exits_with_1_after_a_repair() -> None:
+def test_findings_without_automatic_repair_exit_with_1_after_a_repair() -> None:
     led()
     DAMAGES["quarantined"]()
     answer = durable("verify", "--repair", "--yes")
     assert answer.code == 1
     assert "left: Correct it, then run `manage.py durable resume" in answer.out
-    [finding] = durable("verify", "--repair", "--yes", "--format", "json").told["findings"]
+    [finding] = durable("verify", "--repair", "--yes", "--format", "json").data["findings"]
     assert (finding["repaired"], finding["left"].startswith("Correct it")) == ("", True)
 
 
-def test_a_wrong_check_and_a_wrong_limit_are_refused() -> None:
+def test_an_unknown_check_and_an_invalid_limit_are_refused() -> None:
     answer = durable("verify", "--only", "watermark")
     assert (
         answer.code,
@@ -96,7 +94,7 @@ def test_a_wrong_check_and_a_wrong_limit_are_refused() -> None:
     assert "'0' is not a whole number of 1 or more" in durable("verify", "--limit", "0").err
 
 
-def test_a_limit_that_cuts_findings_off_says_so() -> None:
+def test_a_limit_that_truncates_findings_is_reported() -> None:
     for _ in range(3):
         DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--only", "dead-letters-missing", "--limit", "2")
@@ -107,11 +105,11 @@ def test_a_limit_that_cuts_findings_off_says_so() -> None:
 
 class _Terminal(StringIO):
     def isatty(self) -> bool:
-        """Say that somebody watches."""
+        """Return True, as an interactive terminal does."""
         return True
 
 
-def test_on_a_terminal_a_bar_goes_and_leaves_nothing_behind() -> None:
+def test_the_progress_bar_of_a_terminal_is_removed_at_the_end() -> None:
     stderr = _Terminal()
     call_command("durable", "verify", stdout=StringIO(), stderr=stderr)
     assert "100% tasks" in stderr.getvalue()
@@ -120,7 +118,7 @@ def test_on_a_terminal_a_bar_goes_and_leaves_nothing_behind() -> None:
 
 @pytest.fixture
 def no_ledger() -> Iterator[None]:
-    """Take a table away, and bring it back."""
+    """Rename a table for the duration of a test."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE durable_tasks_occurrence RENAME TO away")
     yield
@@ -130,14 +128,14 @@ def no_ledger() -> Iterator[None]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("no_ledger")
-def test_what_could_not_be_read_exits_with_2_and_the_other_checks_look() -> None:
+def test_a_check_that_cannot_read_exits_with_2_and_the_others_run() -> None:
     key = DAMAGES["dead-letters-missing"]()
     answer = durable("verify", "--format", "json")
     assert answer.code == 2
     errors: dict[str, Any] = {
-        row["check"]: row["error"] for row in answer.told["checks"] if row["error"]
+        row["check"]: row["error"] for row in answer.data["checks"] if row["error"]
     }
     assert {"occurrence-tasks", "occurrence-entries", "orphan-ledger-entries"} <= set(errors)
     assert "durable_tasks_occurrence" in errors["occurrence-entries"]
-    assert str(key) in {finding["key"] for finding in answer.told["findings"]}
+    assert str(key) in {finding["key"] for finding in answer.data["findings"]}
     assert "occurrence-entries could not run: " in durable("verify").out

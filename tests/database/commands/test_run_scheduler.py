@@ -1,4 +1,4 @@
-"""``manage.py run_scheduler`` reads its options before it touches anything."""
+"""``manage.py run_scheduler`` validates its options before it connects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_shards_that_do_not_exist_are_refused(wrong: str) -> None:
         call_command("run_scheduler", "--once", "--shards", wrong)
 
 
-def test_shards_are_read_as_ranges_and_numbers() -> None:
+def test_shards_are_parsed_as_ranges_and_numbers() -> None:
     parser = Command().create_parser("manage.py", "run_scheduler")
     assert parser.parse_args(["--shards", "0-2,40"]).shards == {0, 1, 2, 40}
     assert parser.parse_args([]).shards is None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_round_under_a_name_and_with_shards_leaves_no_node_behind() -> None:
+def test_a_single_round_with_name_and_shards_leaves_no_node_behind() -> None:
     out = StringIO()
     call_command("run_scheduler", "--once", "--node-id", "a", "--shards", "0-31", stdout=out)
     assert "published 0 tasks" in out.getvalue()

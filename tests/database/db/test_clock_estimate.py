@@ -1,6 +1,4 @@
-"""A host whose clock is five minutes off decides nothing by it: what is due, the database's clock
-says.
-"""
+"""A host clock that is five minutes off decides nothing. The database's clock decides what is due."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _discard_clock_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     new_process_state()
     yield
     new_process_state()
@@ -45,41 +43,41 @@ def _new_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=[-300, 300])
 def shift(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Set the host's clock off by so many seconds."""
+    """Shift the host's clock by this number of seconds."""
     _set_clock(monkeypatch, request.param)
     seconds: int = request.param
     return seconds
 
 
-def _born(run_at: datetime | None) -> str:
+def _create(run_at: datetime | None) -> str:
     row = bodies.add.using(run_at=run_at).schedule(1, 2)
     status: str = Task.objects.values_list("status", flat=True).get(pk=row.pk)
     return status
 
 
-def test_a_task_is_rung_at_once_only_where_it_is_due_by_the_clock_of_the_database(
+def test_a_task_is_published_at_once_only_if_it_is_due_by_the_clock_of_the_database(
     shift: int,
 ) -> None:
-    assert _born(database_now() + timedelta(seconds=100)) == Status.PENDING
-    assert _born(database_now() - timedelta(seconds=100)) == Status.QUEUED
-    assert _born(None) == Status.QUEUED
+    assert _create(database_now() + timedelta(seconds=100)) == Status.PENDING
+    assert _create(database_now() - timedelta(seconds=100)) == Status.QUEUED
+    assert _create(None) == Status.QUEUED
 
 
-def test_a_countdown_counts_by_the_clock_of_the_database(shift: int) -> None:
+def test_a_countdown_is_added_to_the_clock_of_the_database(shift: int) -> None:
     row = Task.objects.get(pk=bodies.add.apply_async((1, 2), countdown=100).id)
     assert abs(row.run_at - database_now() - timedelta(seconds=100)) < NEAR
 
 
 def test_a_retry_at_an_instant_waits_by_the_clock_of_the_database(shift: int) -> None:
-    told = outcome_of(
+    outcome = outcome_of(
         Retry(when=database_now().astimezone(UTC) + timedelta(seconds=100)),
         bodies.add.durable_options,
     )
-    assert told.delay is not None
-    assert abs(told.delay - 100) < NEAR.total_seconds()
+    assert outcome.delay is not None
+    assert abs(outcome.delay - 100) < NEAR.total_seconds()
 
 
-def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_database(
+def test_a_released_task_is_published_only_if_it_is_due_by_the_clock_of_the_database(
     shift: int,
 ) -> None:
     first = bodies.add.schedule(1, 2)
@@ -92,7 +90,7 @@ def test_the_release_of_a_task_is_rung_only_when_it_is_due_by_the_clock_of_the_d
         assert len(messages) == (status == Status.QUEUED)
 
 
-def test_an_instant_counts_as_over_never_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instant_never_counts_as_past_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_clock(monkeypatch, 300)
     assert not clock_estimate.has_passed(database_now() + timedelta(seconds=5))
     assert clock_estimate.has_passed(database_now() - timedelta(seconds=5))
@@ -100,7 +98,7 @@ def test_an_instant_counts_as_over_never_early(monkeypatch: pytest.MonkeyPatch) 
     assert before - NEAR < clock_estimate.estimated_now() < database_now() + NEAR
 
 
-def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
+def test_the_clock_skew_of_a_node_is_measured_and_logged_once_per_increase(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shift: int
 ) -> None:
     beat = NodeBeat(uuid.uuid4(), "scheduler", NodeKind.SCHEDULER)
@@ -117,7 +115,7 @@ def test_the_skew_of_a_node_is_measured_and_told_once_a_growth(
     assert abs(skew - 2 * shift) < NEAR.total_seconds()
 
 
-def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reply_is_not_used_as_a_clock_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now = database_now()
     slow = clock_estimate.ClockReading(
         database_time=now, requested=0.0, received=8.0, host_time=now
@@ -129,7 +127,7 @@ def test_an_answer_that_was_long_in_coming_says_nothing(monkeypatch: pytest.Monk
     assert clock_estimate.has_passed(now - timedelta(hours=1))
 
 
-def test_what_the_database_shows_is_never_reckoned_too_early() -> None:
+def test_the_estimated_database_time_is_never_too_early() -> None:
     for _ in range(20):
         before = clock_estimate.estimated_now()
         assert database_now() <= clock_estimate.estimated_now() + timedelta(milliseconds=1)

@@ -1,4 +1,6 @@
-"""Connections of our own: their limits, and what they must not leave behind a pooler."""
+"""The engine's own connections: their timeouts, and the settings they must not leave on pooled
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ def _limits() -> dict[str, str]:
         return dict(cursor.fetchall())
 
 
-def test_a_connection_of_ours_waits_for_nothing_without_a_limit() -> None:
+def test_every_wait_of_an_engine_connection_has_a_timeout() -> None:
     assert set(_limits().values()) == {"session"}
 
 
-def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(
+def test_behind_a_pooler_no_timeout_remains_on_a_shared_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     behind_a_pooler: dict[str, Any] = {
@@ -48,7 +50,7 @@ def test_behind_a_pooler_no_limit_is_left_on_a_session_that_others_will_use(
 
 
 @pytest.mark.parametrize("behind_a_pooler", [False, True])
-def test_a_connection_of_ours_is_read_committed_whatever_the_project_sets(
+def test_engine_connections_are_read_committed_whatever_the_project_sets(
     monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
 ) -> None:
     options = {
@@ -66,7 +68,7 @@ def test_a_connection_of_ours_is_read_committed_whatever_the_project_sets(
         assert cursor.fetchone() == ("read committed",)
 
 
-def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(
+def test_engine_statements_outside_of_a_transaction_are_read_committed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {
@@ -81,7 +83,7 @@ def test_a_statement_of_ours_outside_of_a_transaction_is_read_committed_too(
         assert cursor.fetchone() == ("read committed",)
 
 
-def test_a_serialization_failure_is_tried_again_like_a_deadlock() -> None:
+def test_a_serialization_failure_is_retried_like_a_deadlock() -> None:
     tries: list[int] = []
 
     @retry_on_deadlock

@@ -1,4 +1,4 @@
-"""The builders write rows that the database accepts in every status."""
+"""The factories write rows that the database accepts in every status."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_row_of_every_status_can_be_built(status: Status) -> None:
+def test_a_task_of_every_status_can_be_built(status: Status) -> None:
     row = a_task(status, key="k", unique_key="u")
     assert row.status == status
     assert (row.open_key, row.open_unique_key) == (("k", "u") if status in OPEN else (None, None))
     assert row.dead_letters.filter(open_task=row.pk).count() == (status == Status.FAILED)
 
 
-def test_the_builders_of_the_other_tables_write_what_they_say() -> None:
+def test_factories_of_the_other_tables_write_the_given_values() -> None:
     row = many_tasks(3, Status.RUNNING)[0]
     assert Task.objects.running().count() == 3
     assert a_run(row).run_id == row.run_id

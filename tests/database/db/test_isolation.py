@@ -1,4 +1,4 @@
-"""A row that cannot be written leaves the other rows of its batch alone: deletions, losses,
+"""A row that cannot be written does not affect the other rows of its batch: deletions, lost runs,
 retries.
 """
 
@@ -49,13 +49,13 @@ def _failing_query(failures: int) -> float:
 
 @durable_task(name="tests.isolation.backoff", backoff=_failing_query)
 def backs_off() -> None:
-    """Have a backoff= whose query fails."""
+    """Have a ``backoff=`` callable whose query fails."""
 
 
 def test_a_task_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
     old = database_now() - timedelta(days=400)
-    born = int(old.timestamp() * 1000)
-    ids = [uuid7(born, uuid.uuid4().bytes[:10]) for _ in range(3)]
+    created_ms = int(old.timestamp() * 1000)
+    ids = [uuid7(created_ms, uuid.uuid4().bytes[:10]) for _ in range(3)]
     kept, *_ = [a_task(Status.SUCCESS, id=task_id, completed_at=old) for task_id in ids]
 
     def keep(instance: Any, **_: Any) -> None:
@@ -73,10 +73,10 @@ def test_a_task_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> 
 
 
 IMPOSSIBLE = {"postgresql": "infinity", "mysql": "0000-00-00 00:00:00", "sqlite": "never"}
-"""What each database keeps as an instant and Python cannot read or compare."""
+"""Values that each database stores as an instant and Python cannot read or compare."""
 
 
-def test_a_ledger_entry_that_cannot_be_read_does_not_stop_the_deletion_of_others() -> None:
+def test_an_unreadable_ledger_entry_does_not_stop_the_deletion_of_others() -> None:
     now = database_now()
     entries = [
         OccurrenceRecord.objects.unguarded().create(
@@ -112,7 +112,7 @@ def test_items_that_are_not_reached_in_time_are_left_to_the_next_call(
     assert handled == [1, 2]
 
 
-def test_a_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
+def test_a_token_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
     for number in range(3):
         LimitBucket.objects.create(
             scope=f"key:{number}", tokens=0, refilled_at=database_now() - timedelta(days=5_000)
@@ -130,7 +130,7 @@ def test_a_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -
     assert list(LimitBucket.objects.exclude(scope=LOCK).values_list("pk", flat=True)) == ["key:0"]
 
 
-def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_lost() -> None:
+def test_a_run_that_cannot_be_ended_does_not_stop_others_from_being_marked_lost() -> None:
     spoilt, *others = [a_task(Status.RUNNING, due=-1, on_orphan="DEAD_LETTER") for _ in range(3)]
     a_dead_letter(spoilt)  # the database refuses a second one
     assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == {
@@ -143,7 +143,7 @@ def test_a_run_that_cannot_be_ended_does_not_keep_others_from_being_lost() -> No
     assert Task.objects.get(pk=spoilt.pk).status == Status.RUNNING
 
 
-def test_a_backoff_whose_query_fails_gets_the_default_wait() -> None:
+def test_a_backoff_whose_query_fails_gets_the_default_delay() -> None:
     row = a_task(Status.RUNNING, name=backs_off.name)
     end(row, outcome=Outcome(kind=EndingKind.FAILED, error="Broken: broken", error_type="Broken"))
     assert question(row).get().status == Status.PENDING
@@ -159,7 +159,7 @@ def test_an_outage_is_raised_and_postpones_nothing() -> None:
     assert isolation.postponed() == []
 
 
-def test_a_postponed_item_is_left_out_until_it_works_again() -> None:
+def test_a_postponed_item_is_skipped_until_it_works_again() -> None:
     isolation, tried, broken = Isolation[int]("item"), list[int](), {2}
 
     def alone(key: int) -> int:
@@ -184,7 +184,7 @@ def _query_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("code_of_the_project", [_exit, _query_elsewhere])
-def test_code_of_the_project_that_exits_or_loses_another_database_concerns_its_own_item(
+def test_project_code_that_exits_or_loses_another_database_affects_only_its_own_item(
     code_of_the_project: Callable[[], None],
 ) -> None:
     def batch() -> list[int]:

@@ -1,4 +1,4 @@
-"""A missing table is told from a database that is away."""
+"""A missing table is distinguished from an unavailable database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _refused(sql: str) -> Error:
         "SELECT durable_tasks_task.absent FROM durable_tasks_task",
     ],
 )
-def test_a_missing_table_or_column_of_ours_is_a_missing_migration(sql: str, settings: Any) -> None:
+def test_a_missing_table_or_column_of_the_package_is_a_missing_migration(
+    sql: str, settings: Any
+) -> None:
     error = _refused(sql)
     assert is_unmigrated(error), error
     assert "run `manage.py migrate`" in reason_of(error)
@@ -35,7 +37,7 @@ def test_a_missing_table_or_column_of_ours_is_a_missing_migration(sql: str, sett
     assert "run `manage.py migrate django_durable_tasks --database tasks`" in reason_of(error)
 
 
-def test_other_errors_are_none() -> None:
+def test_other_errors_are_not_a_missing_migration() -> None:
     for error in (
         _refused("SELECT 1 FROM shop_absent"),
         OperationalError("server closed the connection"),

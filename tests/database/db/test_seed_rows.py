@@ -1,5 +1,5 @@
-"""What the migrations write stands again after a flush: without the lease's row nobody could ever
-lead.
+"""A flush restores the rows that migrations insert. Without the row of the lease no scheduler could
+become leader.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 
 
 @pytest.mark.django_db(transaction=True)
-def test_after_a_flush_a_scheduler_can_lead_and_tenants_can_be_made() -> None:
+def test_after_a_flush_a_scheduler_can_lead_and_tenants_can_be_created() -> None:
     call_command("flush", interactive=False, verbosity=0)
     assert leadership.take(uuid.uuid4(), 5) == 1
     assert Tenant.objects.get().pk == DEFAULT_TENANT_ID

@@ -1,4 +1,4 @@
-"""The graph of a random history: how it begins, and how it is compared with the reference."""
+"""The graph of a random history: creation, and comparison with the reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HistoryGraph(RuleBasedStateMachine):
 
     @initialize(graph=graphs(), inside=st.integers(1, 9))
     def start(self, graph: list[dict[str, Any]], inside: int) -> None:
-        """Some tasks are a workflow, the others wait for these by themselves."""
+        """Some tasks are a workflow; the others depend on them and belong to no workflow."""
         for table in (Task, EndingEvent, TaskDependency, WorkflowRun):
             table._base_manager.all().delete()
         connection.run_on_commit.clear()
@@ -59,7 +59,7 @@ class HistoryGraph(RuleBasedStateMachine):
             )
         run = flow.start()
         for shape, step in zip(graph, steps, strict=False):
-            self._born(Task.objects.get(workflow=run, step=step.name).pk, shape)
+            self._created(Task.objects.get(workflow=run, step=step.name).pk, shape)
         for shape in graph[inside:]:
             self._alone({**shape, "gates": []}, None)
 
@@ -67,9 +67,9 @@ class HistoryGraph(RuleBasedStateMachine):
         after = {self.ids[f"t{up}"]: kind for up, kind in shape["edges"].items()}
         options = {"depends_on": after, "join": shape["join"]} if after else {}
         call = noop.using(on_upstream_failure=shape["policy"], **options)
-        self._born(self._do(whole(lambda: call.schedule().pk), point), shape)
+        self._created(self._do(whole(lambda: call.schedule().pk), point), shape)
 
-    def _born(self, task_id: uuid.UUID, shape: dict[str, Any]) -> None:
+    def _created(self, task_id: uuid.UUID, shape: dict[str, Any]) -> None:
         name, join, number = f"t{len(self.ids)}", shape["join"], len(shape["edges"])
         self.ids[name] = task_id
         wants = {"ALL": None, "ANY": 1}.get(join, join)
@@ -87,7 +87,9 @@ class HistoryGraph(RuleBasedStateMachine):
     def _do(
         self, act: Callable[[], Any], point: int | None = None, *, foreseen: bool = False
     ) -> Any:
-        """Do it, again if the process dies; ``foreseen``: the reference has done it already."""
+        """Call the function, and again if the process dies. ``foreseen``: the reference has done it
+        already.
+        """
         try:
             with dying_at(point):
                 return act()
@@ -97,7 +99,7 @@ class HistoryGraph(RuleBasedStateMachine):
             return act()
 
     def _names(self, picked: list[int], *statuses: str) -> list[str]:
-        """Return some names: of tasks in these statuses if there are such, else of any."""
+        """Return some names, of tasks in these statuses if there are any, otherwise of any tasks."""
         there = [name for name, node in self.graph.nodes.items() if node.status != "DELETED"]
         fitting = [
             name for name in there if not statuses or self.graph.nodes[name].status in statuses
@@ -111,8 +113,8 @@ class HistoryGraph(RuleBasedStateMachine):
 
     @invariant()
     def the_database_is_as_the_reference_says(self) -> None:
-        """Statuses, counters, edges, gates and cases are the reference's after every event, told or
-        not.
+        """Statuses, counters, edges, gates and dead letters equal those of the reference after
+        every event.
         """
         names = {task_id: name for name, task_id in self.ids.items()}
         found = {names[row.pk]: row for row in Task.objects.all()}
@@ -132,7 +134,7 @@ class HistoryGraph(RuleBasedStateMachine):
             for e in rows
         }
         assert stand == {
-            (name, key): (edge.heard, None if edge.heard is None else edge.met, edge.holds)
+            (name, key): (edge.ending, None if edge.ending is None else edge.met, edge.holds)
             for name, node in self.graph.nodes.items()
             for key, edge in node.edges.items()
         }

@@ -16,12 +16,14 @@ kinds, policies = st.sampled_from([*DependencyType]), st.sampled_from([*OnUpstre
 picks = st.integers(0, 10_000)
 some = st.lists(picks, min_size=1, max_size=3)
 points = st.one_of(st.none(), st.none(), st.integers(0, 15))
-"""At which statement the process dies, if it does: the operation is done again by somebody else."""
+"""The statement at which the process dies, if any. The operation is then repeated by another
+process.
+"""
 Edges = dict[int, tuple[str, str | None]]
 
 
 class Crash(OperationalError):
-    """The process that was at work died."""
+    """The process died."""
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def dying_at(point: int | None) -> Iterator[None]:
         if left is not None:
             left = (
                 left - 1 if left else None
-            )  # what takes back the transaction is no step of the process
+            )  # rolling back the transaction is not a step of the process
             if left is None:
                 raise Crash
         return execute(*words)
@@ -44,8 +46,8 @@ def dying_at(point: int | None) -> Iterator[None]:
 
 
 def whole(act: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the act as one transaction: what cannot be done again by whoever finds it
-    half done.
+    """Return the function as one transaction, for operations that cannot be repeated when half
+    done.
     """
 
     def acted() -> Any:
@@ -57,7 +59,9 @@ def whole(act: Callable[[], Any]) -> Callable[[], Any]:
 
 @st.composite
 def shapes(draw: Any, above: int) -> dict[str, Any]:
-    """Draw what one task waits for: some of so many tasks above it, a join, a policy, gates."""
+    """Draw the dependencies of one task: some of the `above` tasks before it, a join, a policy,
+    gates.
+    """
     ups = draw(st.sets(st.integers(0, above - 1), max_size=4)) if above else set()
     wants = {
         up: (str(draw(kinds)), draw(st.one_of(st.none(), policies.map(str)))) for up in sorted(ups)
@@ -79,8 +83,8 @@ def shapes(draw: Any, above: int) -> dict[str, Any]:
 
 
 def among(shape: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a drawn shape for a graph of `number` tasks: upstreams beyond it wait for one that
-    there is.
+    """Return a drawn shape for a graph of `number` tasks. Upstreams beyond it are replaced by
+    existing ones.
     """
     wants = {up % number: want for up, want in shape["edges"].items()}
     join = shape["join"]
@@ -93,5 +97,5 @@ def among(shape: dict[str, Any], number: int) -> dict[str, Any]:
 
 @st.composite
 def graphs(draw: Any) -> list[dict[str, Any]]:
-    """Draw a graph, each task after those above it."""
+    """Draw a graph, in which each task depends on earlier ones only."""
     return [draw(shapes(number)) for number in range(draw(st.integers(2, 9)))]

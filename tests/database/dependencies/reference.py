@@ -1,5 +1,5 @@
-"""A small reference of the graph, written from its description: no counters, everything is looked
-up anew each time.
+"""A small reference of dependency resolution, written from its specification. It has no counters
+and recomputes everything each time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 READY = "READY"
-"""PENDING and QUEUED: the reference does not care which."""
+"""PENDING and QUEUED: the reference does not distinguish them."""
 ENDED = frozenset({"SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED", "DELETED"})
 AGAIN = frozenset({"FAILED", "CANCELLED", "SKIPPED", "EXPIRED"})
 _ASKED = {"MUST_SUCCEED": {"SUCCESS"}, "MUST_FAIL": {"FAILED"}, "MUST_FINISH": ENDED}
@@ -16,30 +16,30 @@ _ASKED = {"MUST_SUCCEED": {"SUCCESS"}, "MUST_FAIL": {"FAILED"}, "MUST_FINISH": E
 
 @dataclass
 class Edge:
-    """What one task waits for: ``heard`` is how the upstream ended, as far as this edge was told;
-    or FORCED.
+    """One dependency of a task. ``ending`` is how the upstream ended, as far as it was resolved for
+    this edge, or FORCED.
     """
 
     kind: str
     policy: str
-    heard: str | None = None
+    ending: str | None = None
 
     @property
     def met(self) -> bool:
-        """Whether it heard what it waits for."""
-        return self.heard == "FORCED" or (
-            self.heard is not None and (self.heard in _ASKED[self.kind] or self.policy == "RUN")
+        """Return whether the resolved ending meets this dependency."""
+        return self.ending == "FORCED" or (
+            self.ending is not None and (self.ending in _ASKED[self.kind] or self.policy == "RUN")
         )
 
     @property
     def holds(self) -> bool:
-        """Whether it still holds its task: it heard nothing, or waits for something better."""
-        return self.heard is None or (not self.met and self.policy == "WAIT")
+        """Return whether it still blocks its task: it is unresolved, or waits for another ending."""
+        return self.ending is None or (not self.met and self.policy == "WAIT")
 
 
 @dataclass
 class Node:
-    """One task: ``join`` None means all edges; ``doomed``: it ended only because of an upstream."""
+    """One task. ``join`` None means all edges. ``doomed``: it ended only because of an upstream."""
 
     status: str = "BLOCKED"
     join: int | None = None
@@ -50,7 +50,7 @@ class Node:
     asked: bool = False
 
     def lost(self, back: Iterable[str] = ()) -> bool:
-        """Whether the join cannot be met any more, once these upstreams are back."""
+        """Return whether the join can no longer be met, assuming that these upstreams run again."""
         dead = [
             name
             for name, edge in self.edges.items()
@@ -60,42 +60,44 @@ class Node:
 
     @property
     def needs(self) -> int:
-        """How many edges and gates it still needs."""
+        """Return how many edges and gates it still needs."""
         if self.join is None:
             return len(self.gates) + sum(edge.holds for edge in self.edges.values())
         return len(self.gates) + max(0, self.join - sum(edge.met for edge in self.edges.values()))
 
     def end(self, status: str, *, doomed: bool = False) -> None:
-        """Come to an end."""
+        """Change to an ended status."""
         self.status, self.doomed, self.asked = status, doomed, False
 
     def wait(self) -> None:
-        """Wait for whatever it needs; it is ready where that is nothing."""
+        """Wait for the unmet dependencies. Without any, it is ready."""
         self.status, self.doomed, self.asked = "BLOCKED" if self.needs else READY, False, False
 
 
 class Graph:
-    """All tasks by name, in the order of their birth."""
+    """All tasks by name, in the order of their creation."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
 
     def waiting_for(self, name: str) -> dict[str, Edge]:
-        """Return who waits for this one, by what edge, and would wait for what it adds; not who
-        waits for a failure.
+        """Return the tasks that wait for this one, with their edges. Edges that wait for a failure
+        are left out.
         """
         found = {key: self.nodes[key].edges[name] for key in self.below([name])}
         return {key: edge for key, edge in found.items() if edge.holds and edge.kind != "MUST_FAIL"}
 
     def below(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return who waits for these: their names, and for which."""
+        """Return the tasks that wait for any of these: their names, and the upstreams they wait
+        for.
+        """
         found = {
             key: [name for name in names if name in node.edges] for key, node in self.nodes.items()
         }
         return {key: above for key, above in found.items() if above}
 
     def waits_for(self, low: str, high: str) -> bool:
-        """Whether one waits for the other, directly or not."""
+        """Return whether one task depends on the other, directly or indirectly."""
         seen, rest = set(), [low]
         while rest:
             name = rest.pop()
@@ -108,9 +110,9 @@ class Graph:
 
     # What happens ---------------------------------------------------------------------------------
 
-    def tell(self, names: Iterable[str]) -> None:
-        """Those who wait for these hear how they ended, and go on, wait, or end too; what they
-        become is not told.
+    def resolve(self, names: Iterable[str]) -> None:
+        """Resolve the endings of these tasks. Tasks that wait for them become ready, keep waiting,
+        or end. The endings of those are not resolved.
         """
         ended = {
             name: self.nodes[name].status for name in names if self.nodes[name].status in ENDED
@@ -119,7 +121,7 @@ class Graph:
             node, news = self.nodes[key], []
             for name in node.edges:  # in the order in which they were added
                 if name in above and node.edges[name].holds:
-                    node.edges[name].heard = ended[name]
+                    node.edges[name].ending = ended[name]
                     news.append(node.edges[name])
             if node.status == "BLOCKED":
                 self._decide(node, news)
@@ -132,8 +134,8 @@ class Graph:
             node.status = READY
 
     def replay(self, names: Iterable[str]) -> set[str]:
-        """These run again, and with them what ended for want of them, unless something else stands
-        against it.
+        """Run these tasks again, and with them the tasks that ended because of them, unless another
+        upstream prevents it.
         """
         wanted = {name for name in names if self.nodes[name].status in AGAIN}
         back = self._coming_back(wanted, wanted)
@@ -142,20 +144,20 @@ class Graph:
         return back if wanted & back else set()
 
     def force_run(self, names: Iterable[str]) -> set[str]:
-        """These run whatever their upstreams say."""
+        """Run these tasks whatever their upstreams became."""
         forced = {name for name in names if self.nodes[name].status in ("BLOCKED", "SKIPPED")}
         skipped = {name for name in forced if self.nodes[name].status == "SKIPPED"}
         for name in forced:
             node = self.nodes[name]
             node.gates.clear()
             for edge in node.edges.values():
-                edge.heard = edge.heard if edge.met else "FORCED"
+                edge.ending = edge.ending if edge.met else "FORCED"
             node.end(READY)
         self._bring(self._coming_back(skipped, set()) | skipped, skipped)
         return forced
 
     def complete(self, names: Iterable[str]) -> set[str]:
-        """Somebody calls these done: what ended for want of them waits to hear of it."""
+        """Force-complete these tasks. Tasks that ended because of them wait for the new ending."""
         done = {name for name in names if self.nodes[name].status != "SUCCESS"}
         for name in done:
             self.nodes[name].end("SUCCESS")
@@ -163,8 +165,8 @@ class Graph:
         return done
 
     def _coming_back(self, sources: set[str], unsure: set[str]) -> set[str]:
-        """Return the sources and what ended for want of them; ``unsure``: sources that others may
-        stand against.
+        """Return the sources and the tasks that ended because of them. ``unsure``: sources that
+        other tasks may contradict.
         """
         reached = set(sources)
         while True:
@@ -188,19 +190,19 @@ class Graph:
     def _bring(self, back: set[str], sources: Iterable[str] = ()) -> None:
         for key, above in self.below(back).items():
             for name in above:
-                self.nodes[key].edges[name].heard = None
+                self.nodes[key].edges[name].ending = None
         for key in back - set(sources):
             self.nodes[key].wait()
 
     def link(self, name: str, upstreams: dict[str, Edge]) -> None:
-        """One task waits for more upstreams: what they became is heard at once where it is what it
-        waits for.
+        """Add upstreams to a task. Endings of the upstreams are resolved at once if the edge asks
+        for them.
         """
         node = self._called_back(name)
         for key, edge in upstreams.items():
             status = self.nodes[key].status
-            edge.heard = status if status in ENDED else None
-            edge.heard = edge.heard if edge.met else None
+            edge.ending = status if status in ENDED else None
+            edge.ending = edge.ending if edge.met else None
             node.edges[key] = edge
         if node.needs:
             node.status = "BLOCKED"
@@ -208,7 +210,7 @@ class Graph:
             self._decide(node)
 
     def unlink(self, name: str, upstreams: Iterable[str]) -> None:
-        """One task does not wait for these any more; it needs no more than what is left."""
+        """Remove upstreams of a task. Its join needs at most the remaining ones."""
         node = self.nodes[name]
         for key in upstreams:
             node.edges.pop(key, None)
@@ -217,22 +219,20 @@ class Graph:
         self._decide(node)
 
     def hold(self, name: str, gate: str) -> None:
-        """One task waits for a person."""
+        """Add a manual gate to a task."""
         self._called_back(name).gates.add(gate)
         self.nodes[name].status = "BLOCKED"
 
     def _called_back(self, name: str) -> Node:
-        """What could not stand against a task that was let go stays waived when it has to wait for
-        something new.
-        """
+        """Reset waived edges of a task that is blocked again."""
         node = self.nodes[name]
         if node.status == READY and node.lost():
             for edge in node.edges.values():
-                edge.heard = edge.heard if edge.met or edge.holds else "FORCED"
+                edge.ending = edge.ending if edge.met or edge.holds else "FORCED"
         return node
 
     def open(self, name: str, gate: str) -> None:
-        """The person spoke."""
+        """Open a gate."""
         self.nodes[name].gates.discard(gate)
         if self.nodes[name].status == "BLOCKED":
             self._decide(self.nodes[name])

@@ -1,5 +1,5 @@
-"""Corners of graphs: very many dependents, circles by growth, deleted and stale upstreams, joins
-that shrink.
+"""Edge cases of dependencies: very many dependents, cycles by added tasks, deleted and stale
+upstreams, shrinking joins.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.database.dependencies.worker_and_leader import (
     of,
     question,
     recount,
-    stands,
+    resolve_all,
+    statuses,
     succeed,
-    tell,
 )
 from tests.factories import a_task
 from tests.project.tasks import noop
@@ -39,16 +39,16 @@ def _after(*upstreams: Any, **options: Any) -> Task:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one batch tell few edges, so that few dependents are very many."""
+    """Let one batch resolve few edges, so that few dependents count as very many."""
     monkeypatch.setattr(resolve, "_EDGES", 3)
 
 
-def _tell_within(batches: int) -> None:
+def _resolve_within(batches: int) -> None:
     for _ in range(batches):
         if not resolve.resolve_endings(500).events:
             return
     raise AssertionError(
-        f"{batches} batches did not tell {edges.endings().unresolved().count()} endings"
+        f"{batches} batches did not resolve {edges.endings().unresolved().count()} endings"
     )
 
 
@@ -62,41 +62,41 @@ def _tell_within(batches: int) -> None:
         ("SKIP", True, "PENDING"),
     ],
 )
-def test_more_dependents_than_a_batch_may_tell_are_told_batch_by_batch(
+def test_more_dependents_than_a_batch_resolves_are_resolved_batch_by_batch(
     policy: str, well: bool, expected: str
 ) -> None:
     first = a_task()
     lows = [_after(first, on_upstream_failure=policy, run_at=None) for _ in range(10)]
     (succeed if well else fail)(first)
-    _tell_within(20)
-    assert {"PENDING" if status in READY else status for status in stands(*lows)} == {expected}
+    _resolve_within(20)
+    assert {"PENDING" if status in READY else status for status in statuses(*lows)} == {expected}
     assert not recount()
 
 
 @pytest.mark.usefixtures("narrow")
-def test_a_stale_note_of_very_many_dependents_holds_nothing_up() -> None:
+def test_a_stale_ending_event_of_very_many_dependents_blocks_nothing() -> None:
     first, other = a_task(), a_task()
     lows, low = [_after(first) for _ in range(10)], _after(other)
     fail(first)
     dead_letters.replay(question(first), by="bob")
     succeed(other)
-    _tell_within(6)
-    assert stands(low)[0] in READY
-    assert set(stands(*lows)) == {"BLOCKED"}
+    _resolve_within(6)
+    assert statuses(low)[0] in READY
+    assert set(statuses(*lows)) == {"BLOCKED"}
 
 
-def test_a_row_that_is_deleted_before_its_ending_was_told_ended_as_it_did() -> None:
+def test_a_task_deleted_before_its_ending_was_resolved_keeps_its_ending() -> None:
     first, second = a_task(), a_task()
     lows = [_after(first), _after(second)]
     succeed(first)
     Task.objects.unguarded().filter(pk__in=[first.pk, second.pk]).delete()
     resolve.find_deleted(0, 100)
-    tell()
-    assert stands(lows[0])[0] in READY
-    assert stands(lows[1]) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(lows[0])[0] in READY
+    assert statuses(lows[1]) == ["SKIPPED"]
 
 
-def test_a_body_cannot_add_what_waits_for_those_that_wait_for_the_body() -> None:
+def test_a_body_cannot_add_an_upstream_that_depends_on_the_body() -> None:
     wf = Workflow("circle")
     body = wf.add(noop, step="body")
     wf.add(noop, after=wf.add(noop, after=body, step="low"), step="lower")
@@ -110,72 +110,72 @@ def test_a_body_cannot_add_what_waits_for_those_that_wait_for_the_body() -> None
     growth = Growth("growth")
     growth.add(noop, after=[a_task(), running.task_id], step="added")
     assert followups.succeed(running, None, "w", (growth,))
-    tell()
-    assert stands(of(run, "low"), of(run, "added")) == ["BLOCKED", "BLOCKED"]
+    resolve_all()
+    assert statuses(of(run, "low"), of(run, "added")) == ["BLOCKED", "BLOCKED"]
     assert not recount()
 
 
-def test_an_edge_taken_away_may_leave_a_join_that_cannot_be_met() -> None:
+def test_removing_an_edge_may_leave_a_join_that_cannot_be_met() -> None:
     dead, gone, left = a_task(), a_task(), a_task()
     low = _after(dead, gone, left, join=2)
     fail(dead)
-    tell()
-    assert stands(low) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(low) == ["BLOCKED"]
     edit.unlink(low.pk, [gone.pk])
     low.refresh_from_db()
     assert (low.status, low.cause) == ("SKIPPED", dead.pk)
     assert dead_letters.replay(question(dead), by="bob")
-    assert stands(low) == ["BLOCKED"]
+    assert statuses(low) == ["BLOCKED"]
     assert not recount()
 
 
-def test_an_edge_to_what_has_succeeded_may_be_the_last_that_a_join_needs() -> None:
+def test_an_edge_to_a_succeeded_task_may_be_the_last_that_a_join_needs() -> None:
     ups, done = [a_task() for _ in range(3)], a_task()
     succeed(done)
     low = _after(*ups, join=2)
     succeed(ups[0])
-    tell()
-    assert stands(low) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(low) == ["BLOCKED"]
     assert edit.link(low.pk, edges_to(done)) == 1
-    assert stands(low)[0] in READY
+    assert statuses(low)[0] in READY
 
 
 @pytest.mark.parametrize("join", ["ALL", 2])
-def test_a_forced_task_that_is_held_runs_once_the_hold_is_over(join: str | int) -> None:
+def test_a_forced_task_on_hold_runs_once_it_is_released(join: str | int) -> None:
     ups = [a_task() for _ in range(3)]
     low = _after(*ups, join=join)
     fail(*ups[:2])
-    tell()
+    resolve_all()
     assert replay.force_run(question(low), "forced")[0] == [low.pk]
     assert edit.place_gate(low.pk, "HOLD", by="bob")
-    assert stands(low) == ["BLOCKED"]
+    assert statuses(low) == ["BLOCKED"]
     assert not recount()
     edit.open_gate(low.pk, "HOLD", by="bob")
-    assert stands(low)[0] in READY
+    assert statuses(low)[0] in READY
 
 
-def test_a_cancelled_task_comes_back_once_what_had_failed_above_it_has_succeeded() -> None:
+def test_a_cancelled_task_runs_again_once_its_failed_upstream_has_succeeded() -> None:
     first = a_task()
     low = _after(first, on_upstream_failure="WAIT")
     fail(first)
-    tell()
+    resolve_all()
     operator_actions.cancel(question(low), by="bob")
     dead_letters.replay(question(first), by="bob")
     assert dead_letters.replay(question(low), by="bob") == [low.pk]
-    assert stands(low) == ["BLOCKED"]
+    assert statuses(low) == ["BLOCKED"]
     operator_actions.cancel(question(low), by="bob")
     succeed(first)
-    tell()
+    resolve_all()
     assert dead_letters.replay(question(low), by="bob") == [low.pk]
-    assert stands(low)[0] in READY
+    assert statuses(low)[0] in READY
 
 
 def test_a_task_that_failed_after_it_was_forced_is_replayed_without_its_upstreams() -> None:
     first = a_task()
     low = _after(first)
     fail(first)
-    tell()
+    resolve_all()
     replay.force_run(question(low), "forced")
     fail(low)
     assert dead_letters.replay(question(low), by="bob") == [low.pk]
-    assert stands(low) == ["PENDING"]
+    assert statuses(low) == ["PENDING"]

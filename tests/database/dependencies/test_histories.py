@@ -1,5 +1,5 @@
-"""Hypothesis plays random histories on random graphs, and a small reference without counters plays
-along.
+"""Hypothesis runs random histories on random graphs and compares them with a small reference
+without counters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST = 14  # tasks in a graph
 
 
 class Histories(HistoryGraph):
-    """The actions of workers, leader and operators as rules; each may die at any statement and is
+    """The actions of workers, leader and operators as rules. Each may die at any statement and is
     then repeated.
     """
 
@@ -89,7 +89,7 @@ class Histories(HistoryGraph):
     @rule(pick=picks, point=points, second=st.booleans())
     @applies_if(lambda self: len(self.ids) < MOST)
     def grow(self, pick: int, point: int | None, second: bool) -> None:
-        """A run of the workflow succeeds and adds one task or two."""
+        """A run of the workflow succeeds and adds one or two tasks."""
         inside = set(
             Task.objects.filter(workflow__isnull=False, status="RUNNING").values_list(
                 "pk", flat=True
@@ -108,17 +108,17 @@ class Histories(HistoryGraph):
         for number, step in enumerate(steps):
             edges_above = {len(self.ids) - 1: ("MUST_SUCCEED", None)} if number else {}
             shape = {"edges": edges_above, "join": "ALL", "policy": "SKIP", "gates": []}
-            self._born(Task.objects.get(workflow__isnull=False, step=step.name).pk, shape)
+            self._created(Task.objects.get(workflow__isnull=False, step=step.name).pk, shape)
         for key, edge in below.items():
             node = self.graph.nodes[key]
             if node.status == "BLOCKED":
                 node.edges[f"t{len(self.ids) - 1}"] = Edge(edge.kind, edge.policy)
 
-    # Operators and sweepers -----------------------------------------------------------------------
+    # Operators and maintenance --------------------------------------------------------------------
 
     @rule(picked=some, point=points)
     def cancel(self, picked: list[int], point: int | None) -> None:
-        """Waiting tasks are cancelled, running ones are asked."""
+        """Waiting tasks are cancelled; cancellation of running ones is requested."""
         names = self._names(picked, "BLOCKED", READY, "RUNNING")
         self._do(lambda: operator_actions.cancel(self._question(names), by="bob"), point)
         for node in map(self.graph.nodes.__getitem__, names):
@@ -126,12 +126,12 @@ class Histories(HistoryGraph):
                 node.end("CANCELLED")
             node.asked = node.status == "RUNNING"
 
-    @rule(picked=some, verb=st.sampled_from(["expire", "skip"]), point=points)
-    def leave_out(self, picked: list[int], verb: str, point: int | None) -> None:
+    @rule(picked=some, operation=st.sampled_from(["expire", "skip"]), point=points)
+    def leave_out(self, picked: list[int], operation: str, point: int | None) -> None:
         """Waiting tasks expire, or are found to be duplicates."""
         names = self._names(picked, "BLOCKED", READY)
         question = self._question(names)
-        expires = verb == "expire"
+        expires = operation == "expire"
         self._do(
             lambda: (
                 transitions.expire(question, 9)
@@ -146,9 +146,7 @@ class Histories(HistoryGraph):
 
     @rule(picked=some, point=points)
     def replay(self, picked: list[int], point: int | None) -> None:
-        """Ended tasks come back, with what ended because of them; or something stands
-        against it.
-        """
+        """Ended tasks run again, with those that ended because of them, or the replay is refused."""
         names = self._names(picked, "FAILED", "SKIPPED", "CANCELLED", "EXPIRED")
         ended = {name for name in names if self.graph.nodes[name].status in ENDED - {"SUCCESS"}}
         back = self.graph.replay(names)
@@ -163,7 +161,7 @@ class Histories(HistoryGraph):
 
     @rule(picked=some, point=points)
     def complete(self, picked: list[int], point: int | None) -> None:
-        """An operator calls tasks done."""
+        """An operator force-completes tasks."""
         names = self._names(picked, "FAILED", "SKIPPED", "BLOCKED")
         done = self.graph.complete(names)
         found = self._do(
@@ -175,7 +173,7 @@ class Histories(HistoryGraph):
 
     @rule(picked=some, point=points)
     def force_run(self, picked: list[int], point: int | None) -> None:
-        """An operator runs tasks whatever their upstreams say."""
+        """An operator forces tasks to run whatever their upstreams became."""
         names = self._names(picked, "SKIPPED", "BLOCKED")
         forced = self.graph.force_run(names)
         found = self._do(whole(lambda: self._forced(names)), point, foreseen=True)
@@ -194,7 +192,7 @@ class Histories(HistoryGraph):
         point=points,
     )
     def link(self, pick: int, other: int, kind: str, policy: str | None, point: int | None) -> None:
-        """One task waits for one more: new, known already, refused, or it would close a circle."""
+        """One task gets another upstream: new, existing, refused, or one that would close a cycle."""
         (low,), (high,) = self._names([pick], "BLOCKED", READY), self._names([other])
         node, wish = self.graph.nodes[low], (str(kind), policy and str(policy))
         wanted = edges_to({self.ids[high]: wish})
@@ -217,7 +215,7 @@ class Histories(HistoryGraph):
 
     @rule(pick=picks, picked=some, point=points)
     def unlink(self, pick: int, picked: list[int], point: int | None) -> None:
-        """One task does not wait for some any more."""
+        """Some upstreams of a task are removed."""
         (low,) = self._names([pick], "BLOCKED")
         above = sorted(self.graph.nodes[low].edges)
         if self.graph.nodes[low].status != "BLOCKED" or not above:
@@ -228,7 +226,7 @@ class Histories(HistoryGraph):
 
     @rule(pick=picks, gate=st.sampled_from([*Gate]), point=points)
     def hold(self, pick: int, gate: str, point: int | None) -> None:
-        """One task has to wait for a person."""
+        """A gate is added to a task."""
         (name,) = self._names([pick], "BLOCKED", READY)
         node, there = self.graph.nodes[name], gate in self.graph.nodes[name].gates
         if node.status in ("BLOCKED", READY):
@@ -237,7 +235,7 @@ class Histories(HistoryGraph):
 
     @rule(pick=picks, point=points)
     def open(self, pick: int, point: int | None) -> None:
-        """The person speaks."""
+        """A gate is opened."""
         gated = sorted(
             name
             for name, node in self.graph.nodes.items()
@@ -252,7 +250,7 @@ class Histories(HistoryGraph):
     @rule(shape=drawn.shapes(MOST), point=points)
     @applies_if(lambda self: len(self.ids) < MOST)
     def add(self, shape: dict[str, Any], point: int | None) -> None:
-        """A new task waits for some that are there, in whatever state."""
+        """A new task depends on some existing ones, in any status."""
         shape = among(shape, len(self.ids))
         if all(self.graph.nodes[f"t{up}"].status != "DELETED" for up in shape["edges"]):
             self._alone({**shape, "gates": []}, point)
@@ -261,16 +259,16 @@ class Histories(HistoryGraph):
 
     def _fresh(self, notes: list[EndingEvent]) -> list[str]:
         rows = dict(Task.objects.values_list("pk", "epoch"))
-        told = {note.task_id for note in notes if rows.get(note.task_id, 0) == note.epoch}
-        return [name for name, task_id in self.ids.items() if task_id in told]
+        resolved = {note.task_id for note in notes if rows.get(note.task_id, 0) == note.epoch}
+        return [name for name, task_id in self.ids.items() if task_id in resolved]
 
     @rule(number=st.integers(1, 3), twice=st.booleans(), point=points)
-    def tell(self, number: int, twice: bool, point: int | None) -> None:
-        """Some endings are told, perhaps a second time under a note of its own."""
+    def resolve_some(self, number: int, twice: bool, point: int | None) -> None:
+        """Some endings are resolved, perhaps twice because of a duplicate ending event."""
         notes = list(edges.endings().unresolved()[:number])
         names = self._fresh(notes)
         self._do(lambda: resolve.resolve_endings(number), point)
-        self.graph.tell(names)
+        self.graph.resolve(names)
         if twice and notes:
             self.the_database_is_as_the_reference_says()
             again = [
@@ -281,14 +279,14 @@ class Histories(HistoryGraph):
             resolve.resolve_given_endings([note.pk for note in again])
 
     @rule(pick=picks, point=points)
-    def tell_out_of_order(self, pick: int, point: int | None) -> None:
-        """A worker tells its own ending, before those that are older."""
+    def resolve_out_of_order(self, pick: int, point: int | None) -> None:
+        """A worker resolves its own ending before older ones."""
         notes = list(edges.endings().unresolved())
         if notes:
             task_id = notes[pick % len(notes)].task_id
             names = self._fresh([note for note in notes if note.task_id == task_id])
             self._do(lambda: resolve.resolve_endings_of(task_id), point)
-            self.graph.tell(names)
+            self.graph.resolve(names)
 
     @rule(number=st.integers(1, 5), point=points)
     def count(self, number: int, point: int | None) -> None:
@@ -296,12 +294,12 @@ class Histories(HistoryGraph):
         self._do(lambda: runs.count_endings(number), point)
 
     @rule(pick=picks)
-    def all_is_told(self, pick: int) -> None:
-        """Everything is told and counted; then each edge knows how its upstream stands, and a
+    def everything_is_resolved(self, pick: int) -> None:
+        """All endings are resolved and counted. Then each edge equals its upstream's state, and a
         recount agrees.
         """
         while edges.endings().unresolved().exists():
-            self.tell(1 + pick % 4, False, None)
+            self.resolve_some(1 + pick % 4, False, None)
         while runs.count_endings(1 + pick % 4):
             pass
         assert not EndingEvent.objects.exists()
@@ -310,31 +308,31 @@ class Histories(HistoryGraph):
             assert node.status != "BLOCKED" or (node.needs and not node.lost()), node
             for name, edge in node.edges.items():
                 upstream = self.graph.nodes[name].status
-                told_before = upstream == "DELETED" and edge.heard in ENDED
-                assert told_before or edge.heard in (
+                resolved_before = upstream == "DELETED" and edge.ending in ENDED
+                assert resolved_before or edge.ending in (
                     upstream if upstream in ENDED else None,
                     "FORCED",
                 )
 
     @rule(pick=picks, really=st.integers(0, 7), point=points)
     def delete(self, pick: int, really: int, point: int | None) -> None:
-        """A row outside of the workflow is deleted by hand, when all is told; the leader
-        notices.
+        """A task outside of the workflow is deleted by hand after everything was resolved, and the
+        leader notices it.
         """
         if really:
             return
-        self.all_is_told(0)
+        self.everything_is_resolved(0)
         (name,) = self._names([pick])
         if Task.objects.unguarded().filter(pk=self.ids[name], workflow=None).delete()[0]:
             self.graph.nodes[name] = Node("DELETED")
             self._do(lambda: resolve.find_deleted(0, 1_000), point)
-            self.graph.tell([name] if EndingEvent.objects.exists() else [])
+            self.graph.resolve([name] if EndingEvent.objects.exists() else [])
             self._do(lambda: resolve.resolve_endings(100), point, foreseen=True)
 
 
 @pytest.mark.django_db
 @pytest.mark.timeout(600)
-def test_a_graph_does_what_a_reference_without_counters_does_in_any_history() -> None:
+def test_any_history_of_a_graph_equals_a_reference_without_counters() -> None:
     with ids_in_creation_order():
         run_state_machine_as_test(
             Histories,

@@ -1,5 +1,5 @@
-"""Beside a hundred thousand edges, what the engine asks of a graph touches only what is told,
-counted or released.
+"""Beside a hundred thousand edges, statements on dependencies read only the rows to resolve, count
+or release.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SELECT (lpad(to_hex(%(run)s), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0')
        CASE WHEN n < %(open)s THEN 0 ELSE 2 END
   FROM generate_series(0, %(number)s - 1) AS n
 """
-# Each task waits for the two before it; the last of a hundred are still open.
+# Each task depends on the two before it; the last of a hundred are still open.
 _EDGES = """
 INSERT INTO durable_tasks_dependency (task_id, depends_on_id, dependency_type, resolved_at, outcome, met)
 SELECT below.id, (lpad(to_hex(1), 12, '0') || '70008000' || lpad(to_hex(n - far), 12, '0'))::uuid, 'MUST_SUCCEED',
@@ -63,9 +63,7 @@ def _id(number: int) -> uuid.UUID:
 
 @pytest.fixture
 def crowd() -> Iterator[int]:
-    """Write many graphs that have ended for the most part, and give the number of the last task
-    that has.
-    """
+    """Insert many graphs, most of which have ended, and return the number of the last ended task."""
     still_open = TASKS - TASKS // 100
     _sql(_TASKS, run=1, number=TASKS, open=still_open, runs=RUNS)
     _sql(_EDGES, number=TASKS)
@@ -79,8 +77,8 @@ def crowd() -> Iterator[int]:
 
 @pytest.fixture
 def unanalyzed() -> Iterator[list[int]]:
-    """Write one into three thousand that the planner knows nothing of, and give the note of the
-    one's ending.
+    """Insert one upstream with three thousand dependents without statistics, and return its ending
+    event.
     """
     _sql(
         "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
@@ -103,7 +101,7 @@ def unanalyzed() -> Iterator[list[int]]:
 
 
 class _Plan:
-    """What one statement did: its nodes, the indexes it went by, the pages it touched."""
+    """The plan of one statement: its nodes, the indexes it used, the pages it read."""
 
     def __init__(self, sql: str, parameters: Any) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
@@ -119,19 +117,17 @@ class _Plan:
             yield from self._walk(inner)
 
     def pages(self) -> int:
-        """Count the pages that the statement touched."""
+        """Return the number of pages that the statement read."""
         return int(self.root["Shared Hit Blocks"]) + int(self.root["Shared Read Blocks"])
 
     def compared(self) -> int:
-        """Count the pairs of rows that nested loops looked at in vain."""
+        """Return the number of row pairs that nested loops compared without a match."""
         return sum(
             node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in self.nodes
         )
 
     def expect(self, *indexes: str, pages: int) -> None:
-        """Assert that the statement went by these indexes, touched few pages, and read no table
-        from end to end.
-        """
+        """Assert that the statement used these indexes, read few pages, and no table completely."""
         whole = [
             node["Relation Name"] for node in self.nodes if node["Node Type"].endswith("Seq Scan")
         ]
@@ -144,13 +140,13 @@ def _of(question: QuerySet[Any]) -> _Plan:
     return _Plan(*question.query.sql_with_params())
 
 
-def _raw(verb: str, **parameters: Any) -> _Plan:
-    sql = statements.text(verb, "postgresql")
+def _raw(operation: str, **parameters: Any) -> _Plan:
+    sql = statements.text(operation, "postgresql")
     assert sql is not None
     return _Plan(sql, parameters)
 
 
-def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
+def test_statements_on_dependencies_read_only_due_rows(crowd: int) -> None:
     _of(EndingEvent.objects.unresolved().values("pk")[:500]).expect(
         "durable_ending_unresolved", pages=100
     )
@@ -174,7 +170,7 @@ def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
         "durable_one_edge", pages=300
     )
 
-    # A hundredth of the tasks, which lie all over the table.
+    # A hundredth of the tasks, spread over the whole table.
     of_one = Task.objects.filter(
         workflow=uuid.UUID(int=7), status=Status.BLOCKED, unresolved_dependencies_count=0
     )
@@ -183,7 +179,7 @@ def test_what_is_asked_of_graphs_touches_only_what_is_due(crowd: int) -> None:
     )
 
 
-def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
+def test_an_ending_is_resolved_by_reading_only_its_own_edges(crowd: int) -> None:
     last = _id(crowd)
     below = _raw("below", id=last, limit=101)
     below.expect(
@@ -205,7 +201,7 @@ def test_an_ending_is_told_by_the_rows_it_concerns(crowd: int) -> None:
     )
 
 
-def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: list[int]) -> None:
+def test_missing_statistics_do_not_make_a_fan_out_quadratic(unanalyzed: list[int]) -> None:
     spread = _raw(
         "resolve_endings",
         events=unanalyzed,
@@ -216,15 +212,15 @@ def test_statistics_that_are_missing_make_no_square_of_a_fan_out(unanalyzed: lis
         alone=False,
     )
     assert spread.compared() < 10 * WIDE
-    told = [
+    updates = [
         node
         for node in spread.nodes
         if node.get("Operation") == "Update" and node["Actual Rows"] == 2_000
     ]
-    assert told
+    assert updates
 
 
-def test_a_note_is_counted_by_the_rows_it_concerns(crowd: int) -> None:
+def test_an_ending_event_is_counted_by_reading_only_its_own_rows(crowd: int) -> None:
     notes = list(EndingEvent.objects.uncounted().values_list("pk", flat=True)[:100])
     held = (
         EndingEvent.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)

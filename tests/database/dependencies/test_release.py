@@ -1,4 +1,6 @@
-"""A task that waits is released once its join is met, and told of every other ending."""
+"""A blocked task is released once its join is met. Every other ending of an upstream is recorded
+with its edge.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidDependency, InvalidOption
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency
 from django_durable_tasks.rules.states import Status
-from tests.database.dependencies.worker_and_leader import fail, recount, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import (
+    fail,
+    recount,
+    resolve_all,
+    statuses,
+    succeed,
+)
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 
@@ -26,11 +34,11 @@ def test_a_task_waits_for_all_its_upstreams() -> None:
     last = _after(first, second)
     assert (last.status, last.unresolved_dependencies_count, last.due_at) == ("BLOCKED", 2, None)
     succeed(first)
-    tell()
-    assert stands(last) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(last) == ["BLOCKED"]
     assert not recount()
     succeed(second)
-    tell()
+    resolve_all()
     last.refresh_from_db()
     assert last.status in ("PENDING", "QUEUED")
     assert last.unresolved_dependencies_count == 0
@@ -40,12 +48,12 @@ def test_a_task_waits_for_all_its_upstreams() -> None:
 @pytest.mark.parametrize(
     ("policy", "expected"), [("SKIP", "SKIPPED"), ("FAIL", "FAILED"), ("WAIT", "BLOCKED")]
 )
-def test_a_failed_upstream_decides_by_the_policy(policy: str, expected: str) -> None:
+def test_the_policy_decides_after_a_failed_upstream(policy: str, expected: str) -> None:
     first = a_task()
     last = _after(first, on_upstream_failure=policy)
     fail(first)
-    tell()
-    assert stands(last) == [expected]
+    resolve_all()
+    assert statuses(last) == [expected]
     assert not recount()
     last.refresh_from_db()
     if expected != "BLOCKED":
@@ -55,7 +63,7 @@ def test_a_failed_upstream_decides_by_the_policy(policy: str, expected: str) -> 
     )
 
 
-def test_an_ending_is_told_to_the_end_though_all_its_dependents_go_on_waiting(
+def test_an_ending_is_resolved_although_all_its_dependents_keep_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resolve, "_EDGES", 2)
@@ -66,27 +74,27 @@ def test_an_ending_is_told_to_the_end_though_all_its_dependents_go_on_waiting(
     while resolve.resolve_endings(10).events:
         batches += 1
         assert batches < 10
-    assert stands(*waiting) == ["BLOCKED"] * 5
+    assert statuses(*waiting) == ["BLOCKED"] * 5
     assert TaskDependency.objects.filter(outcome="FAILED", resolved_at=None).count() == 5
 
 
-def test_a_task_may_run_though_its_upstream_failed() -> None:
+def test_a_task_may_run_although_its_upstream_failed() -> None:
     first = a_task()
     last = _after(first, on_upstream_failure="RUN")
     fail(first)
-    tell()
-    assert stands(last)[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(last)[0] in ("PENDING", "QUEUED")
 
 
-def test_a_failure_walks_down_level_by_level_with_its_cause() -> None:
+def test_a_failure_cascades_level_by_level_with_its_cause() -> None:
     first = a_task()
     second = _after(first)
     third = _after(second)
     fail(first)
     resolve.resolve_endings(10)
-    assert stands(second, third) == ["SKIPPED", "BLOCKED"]
+    assert statuses(second, third) == ["SKIPPED", "BLOCKED"]
     resolve.resolve_endings(10)
-    assert stands(third) == ["SKIPPED"]
+    assert statuses(third) == ["SKIPPED"]
     assert set(
         Task.objects.filter(pk__in=[second.pk, third.pk]).values_list("cause", flat=True)
     ) == {first.pk}
@@ -101,45 +109,45 @@ def test_a_failure_walks_down_level_by_level_with_its_cause() -> None:
         ("MUST_FAIL", "succeed", False),
     ],
 )
-def test_an_edge_asks_for_one_kind_of_ending(kind: str, outcome: str, released: bool) -> None:
+def test_an_edge_waits_for_one_kind_of_ending(kind: str, outcome: str, released: bool) -> None:
     first = a_task()
     last = noop.using(depends_on={first: kind}).schedule()
     {"fail": fail, "succeed": succeed}[outcome](first)
-    tell()
-    assert (stands(last)[0] in ("PENDING", "QUEUED")) is released
+    resolve_all()
+    assert (statuses(last)[0] in ("PENDING", "QUEUED")) is released
 
 
-def test_a_join_of_some_needs_only_so_many() -> None:
+def test_a_partial_join_needs_only_its_number_of_upstreams() -> None:
     ups = [a_task() for _ in range(3)]
     last = _after(*ups, join=2)
     fail(ups[0])
     succeed(ups[1])
-    tell()
-    assert stands(last) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(last) == ["BLOCKED"]
     assert not recount()
     succeed(ups[2])
-    tell()
-    assert stands(last)[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(last)[0] in ("PENDING", "QUEUED")
 
 
-def test_a_join_that_cannot_be_met_any_more_is_skipped() -> None:
+def test_a_task_whose_join_can_no_longer_be_met_is_skipped() -> None:
     ups = [a_task() for _ in range(3)]
     last = _after(*ups, join=2)
     fail(ups[0], ups[1])
-    tell()
-    assert stands(last) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(last) == ["SKIPPED"]
 
 
-def test_an_upstream_that_has_succeeded_holds_nothing() -> None:
+def test_a_succeeded_upstream_does_not_block() -> None:
     last = _after(a_task(Status.SUCCESS))
     assert last.status in ("PENDING", "QUEUED")
 
 
-def test_an_upstream_that_has_failed_is_told_to_the_newcomer() -> None:
+def test_a_failed_upstream_is_resolved_for_a_new_task_at_once() -> None:
     last = _after(a_task(Status.FAILED))
     assert last.status == "BLOCKED"
-    tell()
-    assert stands(last) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(last) == ["SKIPPED"]
 
 
 def test_a_deleted_upstream_is_noticed() -> None:
@@ -147,8 +155,8 @@ def test_a_deleted_upstream_is_noticed() -> None:
     last = _after(first)
     Task.objects.unguarded().filter(pk=first.pk).delete()
     assert resolve.find_deleted(0, 100)
-    tell()
-    assert stands(last) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(last) == ["SKIPPED"]
     assert not resolve.find_deleted(TaskDependency.objects.latest("pk").pk, 100)
 
 

@@ -1,5 +1,5 @@
-"""Fifty endings, dependents or tasks cost the statements of one, and a link of a chain is told by
-two.
+"""Fifty endings, dependents or tasks need as many statements as one. Resolving a link of a chain
+needs two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.workflows import runs, start
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
-from tests.database.dependencies.worker_and_leader import fail, recount, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, recount, resolve_all, succeed
 from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
@@ -26,14 +26,12 @@ FEW, MANY = 1, 50
 
 @pytest.fixture(autouse=True)
 def slow_path(settings: Any) -> None:
-    """Ring nothing: the picture of the queues is painted once a second, which would be counted now
-    and then.
-    """
+    """Publish nothing. The queue snapshot is read once a second and would be counted at random."""
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "FAST_PATH": False}
 
 
 def _cost(act: Callable[[], Any]) -> list[str]:
-    """Return the statements that the act sends, without those of transactions and savepoints."""
+    """Return the statements that the function sends, without those of transactions and savepoints."""
     sent: list[str] = []
 
     def take(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -47,7 +45,7 @@ def _cost(act: Callable[[], Any]) -> list[str]:
 
 
 def _pairs(number: int, **options: Any) -> Sequence[Task]:
-    """Start so many pairs of an upstream and its dependent; return the upstreams."""
+    """Start this number of upstreams, each with one dependent. Returns the upstreams."""
     wf = Workflow("pairs")
     for _ in range(number):
         wf.add(noop, after=wf.add(noop), **options)
@@ -96,7 +94,7 @@ def _joined(number: int) -> list[str]:
     return _cost(lambda: resolve.resolve_endings(100))
 
 
-def _told_by_its_worker(number: int) -> list[str]:
+def _resolved_by_its_worker(number: int) -> list[str]:
     first = _one_into(number)
     succeed(first)
     return _cost(lambda: resolve.resolve_endings_of(first.pk))
@@ -131,12 +129,12 @@ def _removed(number: int) -> list[str]:
 
 
 COSTS: dict[str, Callable[[int], list[str]]] = {
-    "told to dependents that need all": _met,
-    "told to dependents that need some": _met_by_some,
+    "resolved for dependents that need all": _met,
+    "resolved for dependents that need some": _met_by_some,
     "skipped": lambda number: _failed(number, "SKIP"),
     "failed": lambda number: _failed(number, "FAIL"),
     "joined": _joined,
-    "told by its worker": _told_by_its_worker,
+    "resolved by its worker": _resolved_by_its_worker,
     "counted": _counted,
     "started": _started,
     "released": _released,
@@ -144,24 +142,24 @@ COSTS: dict[str, Callable[[int], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("verb", COSTS)
-def test_fifty_cost_the_statements_of_one(verb: str) -> None:
+@pytest.mark.parametrize("operation", COSTS)
+def test_fifty_need_as_many_statements_as_one(operation: str) -> None:
     costs = []
     for number in (FEW, MANY):
-        costs.append(COSTS[verb](number))
-        tell()
-        assert not recount() or verb == "removed"
+        costs.append(COSTS[operation](number))
+        resolve_all()
+        assert not recount() or operation == "removed"
         for model in (Task, TaskDependency, EndingEvent, WorkflowRun):
             model._base_manager.all().delete()
     one, fifty = costs
     assert one
-    # SQLite takes 999 values in a statement, so there a batch of many columns is parted.
+    # SQLite takes 999 values in a statement, so there a batch of many columns is split.
     parts = 2 * MANY * len(Task._meta.fields) // (connection.features.max_query_params or 1_000_000)
     assert len(one) <= len(fifty) <= len(one) + parts, fifty
 
 
 @pytest.mark.postgresql
-def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
+def test_a_link_of_a_chain_is_resolved_by_two_statements() -> None:
     first = _one_into(1)
     succeed(first)
     below, spread = _cost(lambda: resolve.resolve_endings_of(first.pk))
@@ -171,7 +169,7 @@ def test_a_link_of_a_chain_is_told_by_two_statements() -> None:
 
 
 @pytest.mark.postgresql
-def test_an_ending_that_is_left_to_the_leader_costs_one_statement() -> None:
+def test_an_ending_that_is_left_to_the_leader_needs_one_statement() -> None:
     first, *_ = _into_one(resolve.FEW + 1)
     succeed(first)
     assert len(_cost(lambda: resolve.resolve_endings_of(first.pk))) == 1

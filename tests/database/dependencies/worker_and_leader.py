@@ -1,4 +1,4 @@
-"""Plays a worker and a leader on the rows of a graph, by the verbs that the real ones use."""
+"""Acts as worker and leader on the tasks of a graph, with the functions that the real ones call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ HOPELESS = Outcome(
 
 
 def begin(task: Task | uuid.UUID) -> Run:
-    """Start a task that is PENDING and due, or QUEUED; raises AssertionError when it may
-    not start.
-    """
+    """Start a task that is PENDING and due, or QUEUED. Raises AssertionError if it may not start."""
     row = Task.objects.get(pk=getattr(task, "pk", task))
     if row.status == Status.PENDING:
         (taken,) = attempts.take(question(row), 1, PLACE)
@@ -35,28 +33,28 @@ def begin(task: Task | uuid.UUID) -> Run:
 
 
 def succeed(*tasks: Task | uuid.UUID, result: str | None = None) -> None:
-    """Run tasks to their success; nobody is told of it yet."""
+    """Run tasks to their success, without resolving their endings."""
     for task in tasks:
         assert attempts.succeed(begin(task), result, "worker@host")
 
 
 def fail(*tasks: Task | uuid.UUID) -> None:
-    """Run tasks to a failure that is not tried again; nobody is told of it yet."""
+    """Run tasks to a failure that is not retried, without resolving their endings."""
     for task in tasks:
         run = begin(task)
         assert attempts.fail(run, HOPELESS, "worker@host") is not None
 
 
-def tell(batch: int = 500) -> None:
-    """Tell all endings, level by level, and count them into their workflows."""
+def resolve_all(batch: int = 500) -> None:
+    """Resolve all endings, level by level, and count them into their workflows."""
     while resolve.resolve_endings(batch).events:
         pass
     while runs.count_endings(batch):
         pass
 
 
-def stands(*tasks: Task | uuid.UUID) -> list[str]:
-    """Return where these tasks stand now, in this order."""
+def statuses(*tasks: Task | uuid.UUID) -> list[str]:
+    """Return the statuses of these tasks, in this order."""
     keys = [getattr(task, "pk", task) for task in tasks]
     found = dict(Task.objects.filter(pk__in=keys).values_list("pk", "status"))
     return [found[key] for key in keys]
@@ -69,8 +67,8 @@ def of(run: WorkflowRun, step: str) -> Task:
 
 
 def recount() -> list[str]:
-    """Return what is wrong with counts, edges and workflows, by counting everything anew; empty
-    when all is right.
+    """Return differences of counters, edges and workflows from a full recount. Empty if there are
+    none.
     """
     wrong = []
     for row in Task.objects.filter(status=Status.BLOCKED):
@@ -99,4 +97,4 @@ def _wrong_runs() -> list[str]:
     return wrong
 
 
-__all__ = ["begin", "fail", "of", "question", "recount", "stands", "succeed", "tell"]
+__all__ = ["begin", "fail", "of", "question", "recount", "resolve_all", "statuses", "succeed"]

@@ -1,4 +1,4 @@
-"""Limits and claims as the tests of limits use them."""
+"""Limits and claims for the tests of limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_SCOPE: dict[str, dict[str, Any]] = {
 
 
 def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) -> None:
-    """Set an operator's limit, and let this process see it at once."""
+    """Set an operator's limit, and discard this process's cached limits."""
     Limit.objects.update_or_create(
         scope=scope, defaults={"max_concurrency": places, "rate": rate, **fields}
     )
@@ -42,27 +42,29 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
 
 
 def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
-    """Claim due rows of the queue."""
+    """Claim due tasks of the queue."""
     return [message.task_id for message in task_claim.claim(queue, database_now(), number, NODE)]
 
 
-def let_go(number: int = 1_000) -> int:
-    """Let parked rows go on."""
+def release_waiting(number: int = 1_000) -> int:
+    """Release tasks that wait for limits."""
     return release.release_waiting(database_now(), number)
 
 
 def ids(rows: list[Task]) -> list[uuid.UUID]:
-    """Return the keys of these rows."""
+    """Return the primary keys of these tasks."""
     return [row.pk for row in rows]
 
 
 @pytest.fixture
 def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the tasks that code limits; without them nothing is limited in the other tests."""
+    """Register the tasks that are limited in code. Without them nothing is limited in the other
+    tests.
+    """
     monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
     new_process_state()
 
 
 def end(*ids: uuid.UUID) -> None:
-    """Let these rows end."""
+    """End these tasks."""
     transitions.cancel(Task.objects.filter(pk__in=ids), "DONE")

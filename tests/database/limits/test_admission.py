@@ -1,5 +1,5 @@
-"""Limits are judged at the claim: what does not fit is parked, and let go when there is room; the
-rest goes on.
+"""Limits are enforced at the claim. Tasks that exceed one wait for it and are released when it has
+capacity; other tasks are claimed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.database.limits.limited_tasks import (
     claim,
     end,
     ids,
-    let_go,
     limit,
     limited_tasks,
+    release_waiting,
 )
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
@@ -43,19 +43,19 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_no_more_rows_are_claimed_than_the_scope_has_places(scope: str) -> None:
+def test_the_claim_takes_no_more_tasks_than_the_limit_allows(scope: str) -> None:
     rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
     limit(scope, 3)
     assert claim() == ids(rows[:3])
     assert claim() == []
     end(rows[0].pk)
-    let_go()
+    release_waiting()
     assert claim() == [rows[3].pk]
     assert Task.objects.queued().count() == 3
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: str) -> None:
+def test_the_claim_by_ids_takes_no_more_tasks_than_the_limit_allows(scope: str) -> None:
     rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
     limit(scope, 3)
     found = task_claim.claim_these(ids(rows), database_now(), NODE)
@@ -64,12 +64,12 @@ def test_no_more_rows_are_claimed_by_their_ids_than_the_scope_has_places(scope: 
         scope
     }
     end(rows[0].pk)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [rows[3].pk]
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_rows_that_run_hold_their_places(scope: str) -> None:
+def test_running_tasks_count_for_the_limit(scope: str) -> None:
     many_tasks(2, Status.RUNNING, **BY_SCOPE[scope])
     many_tasks(3, **BY_SCOPE[scope])
     limit(scope, 3)
@@ -77,28 +77,28 @@ def test_rows_that_run_hold_their_places(scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_rate_lets_its_burst_go_and_then_nothing(scope: str) -> None:
+def test_a_rate_limit_allows_its_burst_and_then_nothing(scope: str) -> None:
     many_tasks(9, **BY_SCOPE[scope])
     limit(scope, rate="1/d", burst=4)
     assert len(claim()) == 4
-    let_go()
+    release_waiting()
     assert claim() == []
 
 
-def test_tokens_come_back_with_time_and_no_further_than_the_burst() -> None:
+def test_tokens_are_refilled_over_time_up_to_the_burst() -> None:
     many_tasks(20)
     limit(f"task:{NOOP}", rate="10/m", burst=5)
     assert len(claim()) == 5
     bucket = LimitBucket.objects.filter(scope=f"task:{NOOP}")
     bucket.update(refilled_at=database_now() - timedelta(seconds=12.5))
-    assert let_go() == 2
+    assert release_waiting() == 2
     assert len(claim()) == 2
     bucket.update(refilled_at=database_now() - timedelta(days=3))
-    assert let_go() == 5
+    assert release_waiting() == 5
     assert len(claim()) == 5
 
 
-def test_what_one_limit_refuses_costs_another_no_token() -> None:
+def test_a_task_refused_by_one_limit_takes_no_token_of_another() -> None:
     many_tasks(5)
     limit(f"task:{NOOP}", 0)
     limit("tenant:1", rate="1/d", burst=5)
@@ -106,7 +106,7 @@ def test_what_one_limit_refuses_costs_another_no_token() -> None:
     assert not LimitBucket.objects.filter(scope="tenant:1").exists()
 
 
-def test_a_refused_row_is_parked_and_says_for_whom() -> None:
+def test_a_refused_task_waits_and_names_its_limit() -> None:
     first, second = many_tasks(2)
     limit(f"task:{NOOP}", 1)
     assert claim() == [first.pk]
@@ -120,7 +120,7 @@ def test_a_refused_row_is_parked_and_says_for_whom() -> None:
     assert second.next_attempt_at is None
 
 
-def test_a_full_scope_at_the_head_hides_nobody() -> None:
+def test_a_full_scope_does_not_hide_tasks_of_other_scopes() -> None:
     many_tasks(700, due=-100)
     other = a_task(name="tests.project.tasks.add", args=[1, 2])
     limit(f"task:{NOOP}", 2)
@@ -128,41 +128,41 @@ def test_a_full_scope_at_the_head_hides_nobody() -> None:
     assert Task.objects.waiting_for_limit().count() == 698
 
 
-def test_parked_rows_go_on_in_the_order_of_priority_and_then_of_birth() -> None:
+def test_waiting_tasks_are_released_by_priority_and_then_by_creation() -> None:
     rows = [a_task(priority=priority) for priority in (1, 5, 5, 9)]
     limit(f"task:{NOOP}", 0)
     claim()
     seen = []
     limit(f"task:{NOOP}", 1)
     for _ in rows:
-        assert let_go() == 1
+        assert release_waiting() == 1
         (gone,) = claim()
         seen.append(gone)
         end(gone)
     assert seen == ids([rows[3], rows[1], rows[2], rows[0]])
 
 
-def test_a_row_that_is_let_go_goes_before_those_that_came_later() -> None:
+def test_a_released_task_is_claimed_before_later_ones() -> None:
     old = a_task(due=-50)
     limit(f"task:{NOOP}", 0)
     claim()
     a_task(due=-5)
     limit(f"task:{NOOP}", 1)
-    let_go()
+    release_waiting()
     assert claim() == [old.pk]
 
 
-def test_what_nobody_limits_any_more_is_let_go() -> None:
+def test_tasks_are_released_when_their_limit_is_removed() -> None:
     many_tasks(3)
     limit(f"task:{NOOP}", 0)
     assert claim() == []
     Limit.objects.all().delete()
     new_process_state()
-    assert let_go() == 3
+    assert release_waiting() == 3
     assert len(claim()) == 3
 
 
-def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
+def test_a_retry_counts_once_for_the_limit_and_a_duplicate_message_does_not() -> None:
     row = a_task()
     limit(f"task:{NOOP}", 1)
     assert claim() == [row.pk]
@@ -189,7 +189,9 @@ def test_a_retry_holds_one_place_and_a_second_ring_none() -> None:
     ],
     ids=["cancel", "skip", "expire", "force_complete", "hold_back", "reschedule", "end_wait"],
 )
-def test_whatever_moves_a_parked_row_takes_it_out_of_the_parking(act: Callable[[Any], Any]) -> None:
+def test_any_transition_of_a_waiting_task_removes_it_from_the_waitlist(
+    act: Callable[[Any], Any],
+) -> None:
     a_task(failures=1)
     limit(f"task:{NOOP}", 0)
     claim()
@@ -197,10 +199,10 @@ def test_whatever_moves_a_parked_row_takes_it_out_of_the_parking(act: Callable[[
     act(Task.objects.all())
     row = Task.objects.get()
     assert (row.waiting_for_limit, row.due_at == NEVER) == (None, False)
-    assert let_go() == 0
+    assert release_waiting() == 0
 
 
-def test_a_row_that_is_replayed_is_judged_anew() -> None:
+def test_a_replayed_task_is_checked_again() -> None:
     row = a_task()
     limit(f"task:{NOOP}", 0)
     claim()
@@ -211,7 +213,7 @@ def test_a_row_that_is_replayed_is_judged_anew() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_that_code_limits_is_born_pending_and_others_are_not(limited_tasks: None) -> None:
+def test_a_task_limited_in_code_is_created_pending_and_others_are_not(limited_tasks: None) -> None:
     assert Task.objects.get(pk=limited.one_at_a_time.delay().id).status == Status.PENDING
     assert Task.objects.get(pk=limited.ten_a_minute.delay().id).status == Status.PENDING
     assert Task.objects.get(pk=limited.two_for_each.delay("acme").id).status == Status.PENDING
@@ -222,13 +224,13 @@ def test_a_task_that_code_limits_is_born_pending_and_others_are_not(limited_task
 @pytest.mark.parametrize(
     "scope", [f"queue:{QUEUE}", "tenant:1", "global", "task:tests.project.limited.unlimited"]
 )
-def test_a_task_that_an_operator_limits_is_born_pending(limited_tasks: None, scope: str) -> None:
+def test_a_task_limited_by_an_operator_is_created_pending(limited_tasks: None, scope: str) -> None:
     limit(scope, 1)
-    born = limited.unlimited.using(queue=QUEUE).delay()
-    assert Task.objects.get(pk=born.id).status == Status.PENDING
+    created = limited.unlimited.using(queue=QUEUE).delay()
+    assert Task.objects.get(pk=created.id).status == Status.PENDING
 
 
-def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
+def test_a_limit_per_key_counts_each_key_separately(limited_tasks: None) -> None:
     for customer in ("acme", "acme", "acme", "Acme", "zenith"):
         limited.two_for_each.using(queue=QUEUE).delay(customer)
     claim()
@@ -238,11 +240,11 @@ def test_a_key_counts_for_itself_alone(limited_tasks: None) -> None:
     Task.objects.unguarded().queued().filter(limit_key="acme").update(
         status=Status.CANCELLED, due_at=None
     )
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert len(claim()) == 1
 
 
-def test_many_calls_at_once_have_each_its_key(limited_tasks: None) -> None:
+def test_bulk_calls_compute_the_key_of_each_task(limited_tasks: None) -> None:
     limited.two_for_each.using(queue=QUEUE).schedule_many([("a",), ("b",), ("b",)])
     assert Counter(Task.objects.values_list("limit_key", flat=True)) == {"a": 1, "b": 2}
 
@@ -257,7 +259,7 @@ def test_the_key_follows_the_arguments_of_an_editable_task(limited_tasks: None) 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_released_task_that_is_limited_waits_for_the_claim(limited_tasks: None) -> None:
+def test_a_released_dependent_that_is_limited_waits_for_the_claim(limited_tasks: None) -> None:
     upstream = a_task(Status.RUNNING)
     under = [
         enqueue.schedule(
@@ -273,7 +275,7 @@ def test_a_released_task_that_is_limited_waits_for_the_claim(limited_tasks: None
     assert standing == [Status.PENDING, Status.QUEUED]
 
 
-def test_a_noisy_tenant_blocks_nobody() -> None:
+def test_a_busy_tenant_does_not_block_other_tenants() -> None:
     noisy, quiet = a_tenant(), a_tenant()
     many_tasks(3_000, tenant=noisy, due=-100)
     late = many_tasks(3, tenant=quiet)
@@ -288,14 +290,14 @@ def test_a_noisy_tenant_blocks_nobody() -> None:
     }
 
 
-def test_tenants_take_turns_as_places_come_free() -> None:
+def test_tenants_alternate_as_capacity_becomes_free() -> None:
     tenants = [a_tenant() for _ in range(4)]
     for number, tenant in enumerate(tenants):
         many_tasks(200, tenant=tenant, due=-100 + number)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 80}):
         new_process_state()
         for _ in range(8):
-            let_go()
+            release_waiting()
             claim(backpressure.snapshot().capacity(QUEUE))
             assert Task.objects.queued().count() >= 50
             end(
@@ -309,7 +311,7 @@ def test_tenants_take_turns_as_places_come_free() -> None:
     assert min(ended[tenant.pk] for tenant in tenants) > 40, ended
 
 
-def test_tenants_share_the_places_of_a_limited_queue() -> None:
+def test_tenants_share_the_capacity_of_a_limited_queue() -> None:
     noisy, quiet = a_tenant(), a_tenant()
     many_tasks(50, tenant=noisy, due=-100)
     many_tasks(2, tenant=quiet)
@@ -321,7 +323,7 @@ def test_tenants_share_the_places_of_a_limited_queue() -> None:
     }
 
 
-def test_a_tenant_alone_in_the_installation_is_never_parked() -> None:
+def test_the_only_tenant_never_waits_for_a_tenant_share() -> None:
     many_tasks(300)
     claim(300)
     assert Task.objects.queued().count() == 300

@@ -1,5 +1,5 @@
-"""A row that cannot go, for whatever reason, closes its line for nobody and takes no turn from the
-rows behind it.
+"""A task that cannot start, for whatever reason, neither blocks its waitlist nor takes the turn of
+the tasks behind it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from django_durable_tasks.engine.limits import waitlist
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
-from tests.database.limits.limited_tasks import claim, end, ids, let_go, limit, limited_tasks
+from tests.database.limits.limited_tasks import (
+    claim,
+    end,
+    ids,
+    limit,
+    limited_tasks,
+    release_waiting,
+)
 from tests.factories import NOOP, a_paused_queue, many_tasks
 
 __all__ = ["limited_tasks"]
@@ -21,48 +28,48 @@ SCOPE = f"task:{NOOP}"
 ONE, FIVE = (f"tests.project.limited.{name}_for_each" for name in ("one", "five"))
 
 
-def parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
-    """Make rows that are parked for a scope."""
+def tasks_waiting_for(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
+    """Create tasks that wait for a limit."""
     return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
 
 
-# Keys over which tasks differ ---------------------------------------------------------------------
+# Different limits of one key ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("limited_tasks")
 @pytest.mark.parametrize("number", [1, 30])
-def test_rows_heavier_than_the_limit_of_their_key_close_no_line(number: int) -> None:
-    parked(number, "key:acme", name=ONE, limit_key="acme", weight=2)
-    behind = parked(2, "key:acme", name=ONE, limit_key="acme")
-    assert let_go() == 1
+def test_tasks_heavier_than_the_limit_of_their_key_do_not_block_the_waitlist(number: int) -> None:
+    tasks_waiting_for(number, "key:acme", name=ONE, limit_key="acme", weight=2)
+    behind = tasks_waiting_for(2, "key:acme", name=ONE, limit_key="acme")
+    assert release_waiting() == 1
     assert claim() == [behind[0].pk]
     end(behind[0].pk)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [behind[1].pk]
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_what_one_task_allows_a_key_closes_the_line_for_no_other_task() -> None:
+def test_the_limit_of_one_task_per_key_does_not_block_other_tasks() -> None:
     many_tasks(1, Status.QUEUED, name=FIVE, limit_key="acme")
-    first = parked(1, "key:acme", name=ONE, limit_key="acme")
-    behind = parked(6, "key:acme", name=FIVE, limit_key="acme")
-    assert let_go() == 4
+    first = tasks_waiting_for(1, "key:acme", name=ONE, limit_key="acme")
+    behind = tasks_waiting_for(6, "key:acme", name=FIVE, limit_key="acme")
+    assert release_waiting() == 4
     assert claim() == ids(behind[:4])
-    assert let_go() == 0
+    assert release_waiting() == 0
     end(*Task.objects.queued().values_list("pk", flat=True))
     while Task.objects.waiting_for_limit().exists():
-        assert let_go() > 0
+        assert release_waiting() > 0
         end(*claim())
     assert Task.objects.get(pk=first[0].pk).status == Status.CANCELLED
 
 
-# Rows whose queue takes nothing -------------------------------------------------------------------
+# Queues without capacity --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, 30])
-def test_parked_rows_of_a_paused_queue_take_no_turn_from_a_heavy_row(number: int) -> None:
-    parked(number, queue="paused")
-    (heavy,) = parked(1, weight=3)
+def test_waiting_tasks_of_a_paused_queue_do_not_take_the_turn_of_a_heavy_task(number: int) -> None:
+    tasks_waiting_for(number, queue="paused")
+    (heavy,) = tasks_waiting_for(1, weight=3)
     running = many_tasks(4, Status.QUEUED, name=NOOP)
     a_paused_queue("paused")
     limit(SCOPE, 4)
@@ -71,13 +78,13 @@ def test_parked_rows_of_a_paused_queue_take_no_turn_from_a_heavy_row(number: int
         many_tasks(1)
         assert claim() == []
     end(running[2].pk)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [heavy.pk]
 
 
-def test_parked_rows_of_a_full_window_take_no_turn_from_a_heavy_row() -> None:
-    parked(3, queue="full")
-    (heavy,) = parked(1, weight=3)
+def test_waiting_tasks_of_a_full_window_do_not_take_the_turn_of_a_heavy_task() -> None:
+    tasks_waiting_for(3, queue="full")
+    (heavy,) = tasks_waiting_for(1, weight=3)
     (running, *_) = many_tasks(4, Status.QUEUED)
     many_tasks(1_000, Status.QUEUED, queue="full", name="other")
     limit(SCOPE, 4)
@@ -88,61 +95,63 @@ def test_parked_rows_of_a_full_window_take_no_turn_from_a_heavy_row() -> None:
     assert Task.objects.waiting_for_limit().filter(pk=heavy.pk).exists()
 
 
-def test_so_many_rows_of_a_line_are_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tasks_read_per_waitlist_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waitlist, "_FAR", 40)
-    parked(30, queue="paused")
-    (seen,) = parked(1)
-    parked(30, queue="paused")
-    (too_far,) = parked(1)
+    tasks_waiting_for(30, queue="paused")
+    (seen,) = tasks_waiting_for(1)
+    tasks_waiting_for(30, queue="paused")
+    (too_far,) = tasks_waiting_for(1)
     a_paused_queue("paused")
     limit(SCOPE, 4)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [seen.pk]
-    assert let_go() == 0
+    assert release_waiting() == 0
     Task.objects.unguarded().filter(queue="paused").delete()
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [too_far.pk]
 
 
-# Rows that another limit holds back ---------------------------------------------------------------
+# Tasks that another limit blocks ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, 30])
-def test_parked_rows_that_another_limit_holds_back_close_no_line(number: int) -> None:
-    heavy = parked(number, "tenant:1", name="heavy", weight=5)
-    behind = parked(2, "tenant:1")
+def test_waiting_tasks_that_another_limit_blocks_do_not_block_the_waitlist(number: int) -> None:
+    heavy = tasks_waiting_for(number, "tenant:1", name="heavy", weight=5)
+    behind = tasks_waiting_for(2, "tenant:1")
     limit("tenant:1", 6)
     limit("task:heavy", 0)
     for _ in range(number // 10 + 1):
-        let_go()
+        release_waiting()
     assert set(claim()) == set(ids(behind))
     limit("task:heavy", 5)
     end(*ids(behind))
-    let_go()
-    let_go()
+    release_waiting()
+    release_waiting()
     assert claim() == [heavy[0].pk]
 
 
-def test_rows_that_another_limit_holds_back_wait_for_that_one_and_start_when_it_has_room() -> None:
-    rows = parked(3, "tenant:1", name="other")
+def test_tasks_that_another_limit_blocks_wait_for_that_limit_and_start_when_it_has_capacity() -> (
+    None
+):
+    rows = tasks_waiting_for(3, "tenant:1", name="other")
     limit("tenant:1", 2)
     limit("task:other", 1)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
         "task:other"
     }
     for row in rows:
         assert claim() == [row.pk]
         end(row.pk)
-        let_go()
+        release_waiting()
     assert not Task.objects.waiting_for_limit().exists()
 
 
-def test_rows_whose_two_limits_have_no_room_go_from_line_to_line_for_nothing() -> None:
-    parked(20, "tenant:1", weight=2)
+def test_tasks_with_two_full_limits_do_not_move_between_their_waitlists() -> None:
+    tasks_waiting_for(20, "tenant:1", weight=2)
     many_tasks(1, Status.QUEUED)
     limit("tenant:1", 2)
     limit(SCOPE, 2)
     before = dict(Task.objects.values_list("pk", "updated_at"))
-    assert [let_go() for _ in range(3)] == [0, 0, 0]
+    assert [release_waiting() for _ in range(3)] == [0, 0, 0]
     assert dict(Task.objects.values_list("pk", "updated_at")) == before

@@ -1,5 +1,5 @@
-"""What the fast path knows of queues comes from a background thread: no caller waits for it in a
-transaction.
+"""The fast path uses a queue snapshot that a background thread reads. No caller waits for it inside
+a transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from django_durable_tasks.engine.limits.next_due import late
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.project import tasks
 from tests.waiting import until
@@ -36,7 +36,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def as_in_production() -> Iterator[list[int]]:
-    """Let a thread read the state of queues, and return the threads that open connections."""
+    """Let a thread read the state of queues, and return the threads that open engine
+    connections."""
     new_process_state(background=True)
     connections.close_all()
     opened: list[int] = []
@@ -49,7 +50,7 @@ def as_in_production() -> Iterator[list[int]]:
     yield opened
     connection_created.disconnect(note)
     new_process_state()
-    take_rings(QUEUE)
+    take_task_messages(QUEUE)
 
 
 def _state() -> RecentQueueState:
@@ -68,7 +69,7 @@ def _published_in_a_transaction() -> bool:
 def test_a_call_in_a_transaction_opens_no_second_connection_and_waits_for_none(
     as_in_production: list[int],
 ) -> None:
-    # The lock keeps the background thread from having read the state before the call looks at it.
+    # The lock prevents the background thread from reading the snapshot before the call uses it.
     with _state()._lock, transaction.atomic():
         assert _delay().status == Status.PENDING
         tasks.add.using(queue=QUEUE).apply_async((1, 2), countdown=100)
@@ -81,7 +82,7 @@ def test_a_call_in_a_transaction_opens_no_second_connection_and_waits_for_none(
     assert threading.get_ident() not in as_in_production
 
 
-def test_a_call_outside_a_transaction_reads_the_state_itself_the_first_time(
+def test_the_first_call_outside_a_transaction_reads_the_snapshot_itself(
     as_in_production: list[int],
 ) -> None:
     assert _delay().status == Status.QUEUED
@@ -102,13 +103,13 @@ def test_in_eager_mode_a_call_in_a_transaction_runs_at_its_commit(
     assert task.status == Status.SUCCESS
 
 
-def test_the_thread_sees_that_a_queue_was_paused(as_in_production: list[int]) -> None:
+def test_the_thread_notices_that_a_queue_was_paused(as_in_production: list[int]) -> None:
     assert _delay().status == Status.QUEUED
     a_paused_queue()
     until(lambda: _delay().status == Status.PENDING, within=30, message="the pause is known")
 
 
-def test_a_failed_thread_is_started_again_and_one_that_nobody_asks_ends(
+def test_a_failed_thread_is_restarted_and_an_unused_one_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
@@ -131,7 +132,7 @@ def test_a_failed_thread_is_started_again_and_one_that_nobody_asks_ends(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
+def test_a_forked_child_has_a_thread_of_its_own(as_in_production: list[int]) -> None:
     assert _delay().status == Status.QUEUED
     read, write = os.pipe()
     child = os.fork()
@@ -152,7 +153,7 @@ def test_only_the_queues_that_this_process_publishes_to_are_read() -> None:
     assert backpressure.snapshot().queued == {QUEUE: 2, "elsewhere": 3}
 
 
-def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
+def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_only() -> None:
     one, two = a_tenant(), a_tenant()
     for number in range(5):
         many_tasks(1, Status.QUEUED, queue=f"elsewhere-{number}", tenant=a_tenant())
@@ -161,7 +162,7 @@ def test_the_share_of_a_tenant_counts_the_tenants_of_its_queue_alone() -> None:
     assert (found.share(QUEUE, one.pk), found.share(QUEUE, two.pk)) == (500 - 4, 500)
 
 
-def test_a_queue_is_behind_where_a_task_of_any_priority_is(vendor: str) -> None:
+def test_a_queue_is_behind_if_a_due_task_of_any_priority_waits(vendor: str) -> None:
     now = database_now()
     a_task(due=-60, priority=7, queue="late")
     a_task(due=60, queue="early")

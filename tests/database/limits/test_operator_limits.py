@@ -1,5 +1,5 @@
-"""Limits where operators, expiry and slots meet them: what is parked comes back at its time, and
-hides nobody.
+"""Limits together with operators, expiry and overlap: waiting tasks return at the right time and
+hide no others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
-from tests.database.limits.limited_tasks import claim, end, let_go, limit, limited_tasks
+from tests.database.limits.limited_tasks import claim, end, limit, limited_tasks, release_waiting
 from tests.factories import NOOP, QUEUE, a_task
 from tests.project import limited
 
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.django_db
 SCOPE = f"task:{NOOP}"
 
 
-def test_a_row_that_an_operator_made_due_early_is_due_at_once_when_it_is_let_go() -> None:
+def test_a_task_that_an_operator_rescheduled_to_now_is_due_at_once_when_it_is_released() -> None:
     limit(SCOPE, 1)
     first, early = a_task(due=-9), a_task(due=3_600)
     Task.objects.unguarded().filter(pk=early.pk).update(due_at=database_now())
     assert claim() == [first.pk]
     assert Task.objects.get(pk=early.pk).waiting_for_limit == SCOPE
     end(first.pk)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [early.pk]
 
 
-def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() -> None:
+def test_expired_waiting_tasks_take_no_capacity_from_those_behind_them() -> None:
     limit(SCOPE, 1)
     first, late, live = a_task(due=-9), a_task(due=-8), a_task(due=-7)
     assert claim() == [first.pk]
@@ -49,17 +49,17 @@ def test_parked_rows_that_have_expired_take_no_place_from_those_behind_them() ->
     assert claim() == [live.pk]
 
 
-def test_a_parked_row_keeps_its_overlap_key_and_the_row_behind_it_waits() -> None:
+def test_a_waiting_task_keeps_its_overlap_key_and_the_task_behind_it_waits() -> None:
     limit(SCOPE, 0)
-    parked, held = a_task(due=-9, overlap_key="one"), a_task(due=-8, overlap_key="one")
+    waiting, held = a_task(due=-9, overlap_key="one"), a_task(due=-8, overlap_key="one")
     assert claim(1) == []
     Task.objects.unguarded().filter(pk=held.pk).update(due_at=NEVER, waiting_for_limit=None)
-    assert Task.objects.get(pk=parked.pk).waiting_for_limit == SCOPE
+    assert Task.objects.get(pk=waiting.pk).waiting_for_limit == SCOPE
     assert overlap.release(1) == 0
     assert overlap._keys_of(tables.tasks().waiting_for_overlap(), 10) == ["one"]
 
 
-def test_a_row_that_is_claimed_names_no_limit_any_more() -> None:
+def test_a_claimed_task_no_longer_names_a_limit() -> None:
     row = a_task(due=-9)
     Task.objects.unguarded().filter(pk=row.pk).update(waiting_for_limit=SCOPE)
     assert claim() == [row.pk]

@@ -1,4 +1,4 @@
-"""Tasks that wait gain priority."""
+"""The priority of waiting tasks rises."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler.maintenance import job
 from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
-from tests.database.limits.limited_tasks import NODE, claim, ids, let_go, limit
+from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.factories import NOOP, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_row_that_waits_is_not_starved_by_a_stream_of_urgent_ones() -> None:
+def test_a_waiting_task_is_not_starved_by_a_stream_of_urgent_ones() -> None:
     humble = a_task(priority=0, due=-1_000)
     for _ in range(9):
         many_tasks(2, priority=9)
@@ -32,7 +32,7 @@ def test_a_row_that_waits_is_not_starved_by_a_stream_of_urgent_ones() -> None:
     assert (humble.priority, humble.priority_boost) == (9, 9)
 
 
-def test_a_row_that_waits_for_a_limit_ages_too() -> None:
+def test_a_task_that_waits_for_a_limit_ages_too() -> None:
     a_task(priority=0, due=-1_000)
     limit(f"task:{NOOP}", 0)
     claim()
@@ -41,7 +41,7 @@ def test_a_row_that_waits_for_a_limit_ages_too() -> None:
     assert Task.objects.get().priority == 1
 
 
-def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() -> None:
+def test_the_number_of_tasks_raised_at_once_is_bounded_and_the_oldest_come_first() -> None:
     rows = [a_task(due=-1_000 + number) for number in range(5)]
     assert priority_aging.age(database_now(), 60.0, 2) == 2
     assert set(Task.objects.filter(priority_boost=1).values_list("pk", flat=True)) == set(
@@ -49,7 +49,7 @@ def test_at_most_so_many_rows_of_a_priority_rise_at_once_and_the_oldest_first() 
     )
 
 
-def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:
+def test_a_task_with_an_id_of_the_caller_ages_too_while_it_waits_for_a_limit() -> None:
     a_task(due=-1_000, id=uuid.uuid4())
     limit(f"task:{NOOP}", 0)
     claim()
@@ -57,12 +57,12 @@ def test_a_row_whose_id_a_caller_chose_ages_too_while_it_is_parked() -> None:
     assert priority_aging.age(database_now(), 60.0, 100) == 1
 
 
-def test_a_row_that_was_let_go_ages_once_at_a_time() -> None:
+def test_a_released_task_is_raised_once_at_a_time() -> None:
     a_task(due=-1_000)
     limit(f"task:{NOOP}", 0)
     claim()
     limit(f"task:{NOOP}", 1)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert priority_aging.age(database_now(), 60.0, 100) == 1
 
 
@@ -85,7 +85,7 @@ def test_a_pass_over_many_queues_returns_after_each_slice_and_raises_each_task_o
     assert aging(database_now(), monitor) == 0
 
 
-def test_what_is_taken_without_a_broker_obeys_limits() -> None:
+def test_tasks_started_without_a_broker_obey_limits() -> None:
     rows = [a_task(due=-9 + number, weight=2) for number in range(4)]
     limit(f"task:{NOOP}", 5)
     place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)

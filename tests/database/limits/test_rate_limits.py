@@ -1,5 +1,5 @@
-"""Tokens come back by the database's clock, and what has come back is forgotten; what is taken
-obeys limits too.
+"""Token buckets are refilled by the database's clock and deleted when they are full. Tasks started
+without a broker obey limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _refilled_at(scope: str) -> datetime:
 
 
 @pytest.mark.parametrize("scope", ["tenant:1", f"queue:{QUEUE}"])
-def test_an_old_now_does_not_wind_a_bucket_back(scope: str) -> None:
+def test_an_older_now_does_not_set_a_bucket_back(scope: str) -> None:
     many_tasks(5, due=-100)
     a_task(due=-100, tenant=a_tenant())
     limit(scope, rate="1/d", burst=2)
@@ -42,7 +42,7 @@ def test_an_old_now_does_not_wind_a_bucket_back(scope: str) -> None:
 
 
 @pytest.mark.parametrize("by_claim", [True, False])
-def test_tokens_come_back_by_a_clock_that_went_back(by_claim: bool) -> None:
+def test_tokens_are_refilled_by_a_clock_that_was_set_back(by_claim: bool) -> None:
     many_tasks(5)
     limit("tenant:1", rate="1/m", burst=1)
     assert len(claim()) == 1
@@ -56,7 +56,7 @@ def test_tokens_come_back_by_a_clock_that_went_back(by_claim: bool) -> None:
     assert _refilled_at("tenant:1") <= database_now()
 
 
-# Buckets that are full again ----------------------------------------------------------------------
+# Full buckets -------------------------------------------------------------------------------------
 
 
 def _bucket(scope: str, ago: float) -> None:
@@ -71,7 +71,7 @@ def _prune_buckets(limit: int = 100) -> set[str]:
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_buckets_of_keys_go_when_they_are_full_again_and_the_lock_stays() -> None:
+def test_full_buckets_of_keys_are_deleted_and_the_lock_row_stays() -> None:
     number, slowest = 1_000, _slowest()
     for scope, ago in (("key:full", 1.01), ("key:filling", 0.99)):
         _bucket(scope, ago * number / slowest)
@@ -83,13 +83,13 @@ def test_buckets_of_keys_go_when_they_are_full_again_and_the_lock_stays() -> Non
 
 
 def _slowest() -> float:
-    """Return the starts a second of the slowest rate by key."""
+    """Return the starts per second of the slowest rate limit per key."""
     return min(
         one.rate.per_second for one in config.read().per_key.values() if one.rate is not None
     )
 
 
-def test_buckets_of_limits_in_force_stay_and_those_of_forgotten_ones_go() -> None:
+def test_buckets_of_active_limits_stay_and_those_of_removed_ones_are_deleted() -> None:
     limit("tenant:1", rate="1/d")
     month = 30 * 86_400.0
     for scope in ("tenant:1", "tenant:2", "key:gone"):
@@ -98,7 +98,7 @@ def test_buckets_of_limits_in_force_stay_and_those_of_forgotten_ones_go() -> Non
     assert _prune_buckets() == {"tenant:1", "tenant:3"}
 
 
-def test_very_many_buckets_are_looked_at_page_by_page() -> None:
+def test_very_many_buckets_are_read_page_by_page() -> None:
     for number in range(5):
         _bucket(f"key:{number}", 1.0)
         _bucket(f"key:{number}:old", 9e6)
@@ -107,10 +107,10 @@ def test_very_many_buckets_are_looked_at_page_by_page() -> None:
     assert left[-1] == 5
 
 
-# Taken without a broker ---------------------------------------------------------------------------
+# Started without a broker -------------------------------------------------------------------------
 
 
-def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
+def test_a_released_task_that_is_started_without_a_broker_waits_for_no_limit() -> None:
     rows = many_tasks(2)
     limit("tenant:1", 0)
     claim()
@@ -122,7 +122,7 @@ def test_a_row_that_was_let_go_and_is_taken_waits_for_no_limit() -> None:
     assert not Task.objects.filter(waiting_for_limit__isnull=False).exists()
 
 
-def test_a_row_that_is_due_later_keeps_nothing_for_itself() -> None:
+def test_a_task_that_is_due_later_reserves_no_capacity() -> None:
     a_task(due=3_600, weight=3, waiting_for_limit="tenant:1")
     row = a_task()
     limit("tenant:1", 3)

@@ -1,5 +1,5 @@
-"""Tenants take turns where a queue has a rate: whoever comes with one row gets a start soon, and no
-start is lost.
+"""In a queue with a rate limit, tenants alternate: a tenant with one task starts soon, and no token
+is lost.
 """
 
 from __future__ import annotations
@@ -26,55 +26,51 @@ SCOPE = f"queue:{QUEUE}"
 
 
 @pytest.fixture(autouse=True)
-def nobody_had_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin each round of turns with the first tenant, and look at 200 rows where a scheduler looks
-    at 2,000.
-    """
+def fresh_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each round with the first tenant, and read 200 tasks where a scheduler reads 2,000."""
     new_process_state()
     monkeypatch.setattr(release, "_AHEAD", 200)
 
 
-def _tokens_come(number: float, scope: str = SCOPE) -> None:
+def _add_tokens(number: float, scope: str = SCOPE) -> None:
     LimitBucket.objects.update_or_create(
         scope=scope, defaults={"tokens": number, "refilled_at": database_now()}
     )
 
 
-def _turn(tokens: float = 1, scope: str = SCOPE) -> list[uuid.UUID]:
-    """Let tokens come, and do what a scheduler's round does with them; what started has ended at
-    the next turn.
-    """
-    _tokens_come(tokens, scope)
+def _round(tokens: float = 1, scope: str = SCOPE) -> list[uuid.UUID]:
+    """Add tokens and do one round of a scheduler. Tasks that started have ended at the next round."""
+    _add_tokens(tokens, scope)
     release.release_waiting(database_now(), 500)
     found = claim()
     end(*found)
     return found
 
 
-def _whose(ids: Sequence[uuid.UUID]) -> list[int]:
+def _tenants_of(ids: Sequence[uuid.UUID]) -> list[int]:
     of = dict(Task.objects.filter(pk__in=ids).values_list("pk", "tenant_id"))
     return [of[key] for key in ids]
 
 
 def _slow(rate: str = "2/d", scope: str = SCOPE) -> None:
-    """Limit the queue so that no token comes back by itself while a test runs."""
+    """Limit the queue so that no token is refilled while a test runs."""
     limit(scope, rate=rate, burst=50)
-    _tokens_come(0, scope)
+    _add_tokens(0, scope)
 
 
-def test_whoever_comes_with_one_row_does_not_wait_behind_thousands() -> None:
+def test_a_tenant_with_one_task_does_not_wait_behind_thousands() -> None:
     noisy, quiet = a_tenant(), a_tenant()
     _slow()
     many_tasks(600, tenant=noisy, due=-500)
     for _ in range(3):
-        assert _whose(_turn()) == [noisy.pk]
+        assert _tenants_of(_round()) == [noisy.pk]
     one = a_task(tenant=quiet)
-    turns = [_turn() for _ in range(3)]
+    turns = [_round() for _ in range(3)]
     assert [one.pk] in turns
     assert all(len(turn) == 1 for turn in turns)
 
 
-def test_the_rows_at_the_head_are_seen_through_within_few_turns() -> None:
+def test_unstartable_tasks_at_the_head_are_passed_within_few_rounds() -> None:
     noisy, quiet = a_tenant(), a_tenant()
     _slow()
     many_tasks(1_300, tenant=noisy, due=-500)
@@ -90,58 +86,60 @@ def test_the_rows_at_the_head_are_seen_through_within_few_turns() -> None:
 
 
 @pytest.mark.parametrize("scope", [SCOPE, "global"])
-def test_tenants_who_wait_have_the_same_number_of_starts(scope: str) -> None:
+def test_waiting_tenants_have_the_same_number_of_starts(scope: str) -> None:
     tenants = [a_tenant() for _ in range(3)]
     _slow(scope=scope)
     for number, tenant in enumerate(tenants):
         many_tasks(200 // (number + 1), tenant=tenant, due=-500 + number)
-    started = Counter(tenant for _ in range(12) for tenant in _whose(_turn(scope=scope)))
+    started = Counter(tenant for _ in range(12) for tenant in _tenants_of(_round(scope=scope)))
     assert started == {tenant.pk: 4 for tenant in tenants}
 
 
-def test_several_tokens_at_once_are_parted() -> None:
+def test_several_tokens_at_once_are_divided() -> None:
     first, second = a_tenant(), a_tenant()
     _slow()
     many_tasks(100, tenant=first, due=-500)
     many_tasks(100, tenant=second, due=-1)
-    assert Counter(_whose(_turn(10))) == {first.pk: 5, second.pk: 5}
+    assert Counter(_tenants_of(_round(10))) == {first.pk: 5, second.pk: 5}
 
 
-def test_a_tenant_for_whom_nobody_else_waits_has_the_whole_rate() -> None:
+def test_a_tenant_without_competitors_has_the_whole_rate() -> None:
     noisy, _quiet = a_tenant(), a_tenant()
     _slow()
     many_tasks(300, tenant=noisy, due=-500)
-    assert [len(_turn(tokens)) for tokens in (1, 7, 20, 1)] == [1, 7, 20, 1]
+    assert [len(_round(tokens)) for tokens in (1, 7, 20, 1)] == [1, 7, 20, 1]
 
 
-def test_a_row_that_nobody_is_before_goes_at_once_and_is_never_parked() -> None:
+def test_a_task_without_competitors_starts_at_once_and_never_waits() -> None:
     a_tenant()
     _slow()
     one = a_task(tenant=a_tenant())
-    _tokens_come(2)
+    _add_tokens(2)
     assert claim() == [one.pk]
 
 
-def test_rows_that_come_at_their_instant_take_no_turn_from_those_who_wait() -> None:
+def test_newly_due_tasks_do_not_take_the_turn_of_waiting_tenants() -> None:
     first, second = a_tenant(), a_tenant()
     _slow()
     many_tasks(5, tenant=first, due=-500)
     claim()
     assert Task.objects.waiting_for_limit().count() == 5
     (at_its_instant,) = many_tasks(1, tenant=second)
-    _tokens_come(1)
+    _add_tokens(1)
     assert task_claim.claim_these([at_its_instant.pk], database_now(), NODE) == []
     assert Task.objects.get(pk=at_its_instant.pk).waiting_for_limit == f"share:{QUEUE}:{second.pk}"
 
 
-def test_the_order_of_one_tenants_rows_is_that_of_priority_and_age() -> None:
+def test_the_tasks_of_one_tenant_start_by_priority_and_age() -> None:
     noisy, _other = a_tenant(), a_tenant()
     _slow()
     rows = [a_task(tenant=noisy, due=-9, priority=priority) for priority in (0, 5, 0, 9)]
-    assert [_turn() for _ in rows] == [[rows[3].pk], [rows[1].pk], [rows[0].pk], [rows[2].pk]]
+    assert [_round() for _ in rows] == [[rows[3].pk], [rows[1].pk], [rows[0].pk], [rows[2].pk]]
 
 
-def test_very_many_other_lines_hide_no_tenants_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_other_waitlists_do_not_hide_the_turn_of_a_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(task_claim, "_TOGETHER", 3)
     tenants = [a_tenant() for _ in range(5)]
     _slow()
@@ -157,31 +155,31 @@ def test_very_many_other_lines_hide_no_tenants_turn(monkeypatch: pytest.MonkeyPa
     for tenant in tenants:
         many_tasks(20, tenant=tenant)
     a_paused_queue("other")
-    started = Counter(tenant for _ in range(10) for tenant in _whose(_turn()))
+    started = Counter(tenant for _ in range(10) for tenant in _tenants_of(_round()))
     assert started == {tenant.pk: 2 for tenant in tenants}
 
 
-def test_a_heavy_rows_turn_is_kept_until_its_tokens_have_come() -> None:
+def test_the_turn_of_a_heavy_task_is_kept_until_its_tokens_have_been_refilled() -> None:
     first, second = a_tenant(), a_tenant()
     _slow()
     heavy = a_task(tenant=first, weight=3, due=-9)
     many_tasks(20, tenant=second, due=-8)
     claim()
-    starts = [_turn(tokens) for tokens in (1, 2, 3)]
+    starts = [_round(tokens) for tokens in (1, 2, 3)]
     assert heavy.pk in [key for turn in starts for key in turn]
 
 
-def test_nothing_goes_of_a_paused_queue_and_its_turns_wait() -> None:
+def test_no_task_of_a_paused_queue_starts_and_its_turn_is_kept() -> None:
     noisy, _other = a_tenant(), a_tenant()
     _slow()
     many_tasks(5, tenant=noisy, due=-9)
     claim()
     a_paused_queue()
-    _tokens_come(5)
+    _add_tokens(5)
     assert release.release_waiting(database_now(), 100) == 0
 
 
-def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue() -> None:
+def test_a_tenant_without_competitors_has_the_whole_capacity_of_a_limited_queue() -> None:
     noisy, quiet = a_tenant(), a_tenant()
     many_tasks(20, tenant=noisy, due=-100)
     limit(SCOPE, 4)
@@ -197,7 +195,7 @@ def test_a_tenant_for_whom_nobody_else_waits_has_all_places_of_a_limited_queue()
     assert Task.objects.get(pk=one.pk).status == Status.QUEUED
 
 
-def test_a_waiting_task_says_that_its_turn_comes() -> None:
+def test_a_waiting_task_explains_that_its_turn_comes() -> None:
     noisy: Tenant = a_tenant()
     a_tenant()
     _slow()

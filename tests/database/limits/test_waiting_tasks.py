@@ -1,6 +1,4 @@
-"""Limits under an operator's hand: the verbs, the screen, what a waiting task says, what is
-refused.
-"""
+"""Operator limits: commands, admin page, the explanation of a waiting task, validation."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from django_durable_tasks.engine.limits import backpressure, config
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Limit, Task
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
 
@@ -32,7 +30,7 @@ def _claim() -> int:
     return len(claim.claim(QUEUE, database_now(), 100, uuid.uuid4()))
 
 
-def _says(row: Task) -> str:
+def _explained(row: Task) -> str:
     row.refresh_from_db()
     return " ".join(sentence.text for sentence in sentences(row))
 
@@ -49,15 +47,15 @@ def test_a_limit_is_set_listed_and_removed() -> None:
     assert (row.scope, row.max_concurrency, row.rate, row.comment) == (SCOPE, 1, "10/m", "slow")
     assert row.set_by
     assert _claim() == 1
-    (standing,) = [one for one in told("limit", "list") if one["scope"] == SCOPE]
+    (standing,) = [one for one in json_of("limit", "list") if one["scope"] == SCOPE]
     assert (standing["source"], standing["taken"], standing["waiting"]) == ("OPERATOR", 1, 2)
-    assert told("limit", "remove", SCOPE)["removed"] is True
+    assert json_of("limit", "remove", SCOPE)["removed"] is True
     assert durable("limit", "remove", SCOPE).code == 2
     assert not Limit.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["set", "shop.mail", "--max-concurrency", "1"], "no scope"),
         (["set", "tenant:acme", "--max-concurrency", "1"], "no scope"),
@@ -68,26 +66,26 @@ def test_a_limit_is_set_listed_and_removed() -> None:
         (["remove"], "Name the scope"),
     ],
 )
-def test_what_is_no_limit_is_refused(arguments: list[str], told: str) -> None:
+def test_an_invalid_limit_is_refused(arguments: list[str], expected: str) -> None:
     answer = durable("limit", *arguments)
     assert answer.code == 2
-    assert told in answer.err
+    assert expected in answer.err
     assert not Limit.objects.exists()
 
 
-def test_a_parked_task_says_for_which_limit_it_waits() -> None:
+def test_a_waiting_task_names_the_limit_it_waits_for() -> None:
     rows = many_tasks(3)
     Limit.objects.create(scope=SCOPE, max_concurrency=2)
     _claim()
-    (parked,) = [row for row in rows if Task.objects.filter(pk=row.pk, waiting_for_limit=SCOPE)]
-    assert f"It waits for the limit {SCOPE}, 2 of 2 taken." in _says(parked)
+    (waiting,) = [row for row in rows if Task.objects.filter(pk=row.pk, waiting_for_limit=SCOPE)]
+    assert f"It waits for the limit {SCOPE}, 2 of 2 taken." in _explained(waiting)
 
 
-def test_a_task_of_a_full_queue_says_so_where_it_stands() -> None:
+def test_a_task_of_a_full_queue_names_its_position() -> None:
     many_tasks(2)
     Limit.objects.create(scope=f"queue:{QUEUE}", max_concurrency=1)
     _claim()
-    assert f"It waits for the limit queue:{QUEUE}, 1 of 1 taken." in _says(
+    assert f"It waits for the limit queue:{QUEUE}, 1 of 1 taken." in _explained(
         Task.objects.pending().get()
     )
 
@@ -99,23 +97,23 @@ def test_a_task_over_its_tenants_share_says_so() -> None:
         new_process_state()
         backpressure.snapshot()
         claim.claim(QUEUE, database_now(), 20, uuid.uuid4())
-    assert f"fair share of queue {QUEUE}" in _says(Task.objects.waiting_for_limit()[0])
+    assert f"fair share of queue {QUEUE}" in _explained(Task.objects.waiting_for_limit()[0])
 
 
-def test_status_tells_how_many_wait_for_which_limit() -> None:
+def test_status_shows_how_many_tasks_wait_for_which_limit() -> None:
     many_tasks(4)
     Limit.objects.create(scope=SCOPE, max_concurrency=1)
     _claim()
     assert (
         f"3 tasks wait for the limit {SCOPE}, 1 of 1 taken."
-        in durable("status", "--format", "json").told["warnings"]
+        in durable("status", "--format", "json").data["warnings"]
     )
 
 
 # Code and settings --------------------------------------------------------------------------------
 
 
-def test_an_operator_counts_more_than_settings() -> None:
+def test_an_operator_limit_overrides_settings() -> None:
     many_tasks(4)
     with override_settings(DURABLE_TASKS={"LIMITS": {SCOPE: {"max_concurrency": 1}}}):
         assert _claim() == 1
@@ -137,7 +135,7 @@ def test_an_operator_counts_more_than_settings() -> None:
         {"global": 5},
     ],
 )
-def test_settings_that_are_no_limits_are_told_by_a_check(wrong: Any) -> None:
+def test_a_check_reports_invalid_limits_in_settings(wrong: Any) -> None:
     with override_settings(DURABLE_TASKS={"LIMITS": wrong}):
         found = [message for message in checks.check_settings() if "LIMITS" in message.msg]
         assert [message.id for message in found] == ["durable_tasks.E001"]
@@ -146,22 +144,22 @@ def test_settings_that_are_no_limits_are_told_by_a_check(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(("number", "key"), [(-1, "{0}"), (1, ""), (True, "{0}")])
-def test_a_number_for_each_key_is_checked(number: int, key: str) -> None:
+def test_the_number_for_each_key_is_validated(number: int, key: str) -> None:
     with pytest.raises(InvalidOption):
         PerKey(number, key)
 
 
-# The screen ---------------------------------------------------------------------------------------
+# The admin ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def operator(client: Client) -> Client:
-    """Give the browser of a superuser."""
+    """Return a client logged in as a superuser."""
     client.force_login(User.objects.create_superuser("ann", password="x"))
     return client
 
 
-def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
+def test_the_admin_sets_changes_and_removes_a_limit(operator: Client) -> None:
     pages = "/admin/django_durable_tasks/limit/"
     form = {
         "scope": "queue:mail",
@@ -186,7 +184,7 @@ def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "most", "told"),
+    ("scope", "most", "expected"),
     [
         ("queue:biling", "1", "No queue with the name biling exists"),
         ("task:shop.tasks.gone", "1", "No task with the name shop.tasks.gone exists"),
@@ -198,19 +196,19 @@ def test_the_screen_sets_changes_and_removes_a_limit(operator: Client) -> None:
         ("global", "1", ""),
     ],
 )
-def test_a_limit_that_matches_nothing_or_stops_all_is_saved_with_a_warning(
-    operator: Client, scope: str, most: str, told: str
+def test_a_limit_that_matches_nothing_or_stops_everything_is_saved_with_a_warning(
+    operator: Client, scope: str, most: str, expected: str
 ) -> None:
     a_task(queue="mail")
     form = {"scope": scope, "max_concurrency": most, "rate": "", "burst": "", "comment": ""}
     answer = operator.post("/admin/django_durable_tasks/limit/add/", form)
     warnings = [str(one) for one in get_messages(answer.wsgi_request) if one.level_tag == "warning"]
     assert Limit.objects.filter(pk=scope).exists()
-    assert len(warnings) == bool(told)
-    assert told in "".join(warnings)
+    assert len(warnings) == bool(expected)
+    assert expected in "".join(warnings)
 
 
-def test_the_list_of_tasks_says_what_a_parked_task_waits_for(operator: Client) -> None:
+def test_the_list_of_tasks_shows_the_limit_that_a_task_waits_for(operator: Client) -> None:
     many_tasks(2)
     Limit.objects.create(scope=SCOPE, max_concurrency=1)
     _claim()

@@ -1,5 +1,5 @@
-"""Weights and rates by key: a heavy task takes so many places and tokens, and light ones do not
-keep it waiting.
+"""Weights and rates per key: a heavy task uses more capacity and tokens, and light ones do not
+starve it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.database.limits.limited_tasks import (
     claim,
     end,
     ids,
-    let_go,
     limit,
     limited_tasks,
+    release_waiting,
 )
 from tests.factories import NOOP, QUEUE, a_paused_queue, a_task, many_tasks
 from tests.project import limited
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db
 SCOPE = f"task:{NOOP}"
 
 
-def _weight_under_way() -> int:
+def _weight_in_use() -> int:
     rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING]).values_list(
         "weight", flat=True
     )
@@ -44,7 +44,7 @@ def _weight_under_way() -> int:
 
 
 def _refill(scope: str, seconds: float) -> None:
-    """Let so many seconds pass for a bucket."""
+    """Let a bucket refill for this number of seconds."""
     bucket = LimitBucket.objects.get(scope=scope)
     assert bucket.refilled_at is not None
     LimitBucket.objects.filter(scope=scope).update(
@@ -52,11 +52,11 @@ def _refill(scope: str, seconds: float) -> None:
     )
 
 
-# The row ------------------------------------------------------------------------------------------
+# The stored weight --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_the_row_carries_the_weight_of_its_task_or_of_its_call() -> None:
+def test_a_task_stores_the_weight_of_its_decorator_or_of_its_call() -> None:
     assert Task.objects.get(pk=limited.heavy.delay().id).weight == 3
     assert limited.heavy.using(weight=2).schedule().weight == 2
     limited.heavy.using(queue="many", weight=4).schedule_many([(), ()])
@@ -72,12 +72,12 @@ def test_the_weight_of_an_editable_task_is_that_of_its_last_call() -> None:
     assert Task.objects.get().weight == 1
 
 
-# Places -------------------------------------------------------------------------------------------
+# Concurrency --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_ids", [False, True], ids=["queue", "ids"])
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_row_takes_as_many_places_as_it_weighs(scope: str, by_ids: bool) -> None:
+def test_a_task_uses_as_much_capacity_as_it_weighs(scope: str, by_ids: bool) -> None:
     rows = [a_task(due=-9 + number, weight=2, **BY_SCOPE[scope]) for number in range(5)]
     limit(scope, 5)
     at_once = (
@@ -88,13 +88,13 @@ def test_a_row_takes_as_many_places_as_it_weighs(scope: str, by_ids: bool) -> No
     assert at_once == ids(rows[:2])
     assert claim() == []
     end(rows[0].pk)
-    let_go()
+    release_waiting()
     assert claim() == [rows[2].pk]
-    assert _weight_under_way() == 4
+    assert _weight_in_use() == 4
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_rows_that_run_hold_as_many_places_as_they_weigh(scope: str) -> None:
+def test_running_tasks_use_as_much_capacity_as_they_weigh(scope: str) -> None:
     many_tasks(1, Status.RUNNING, weight=4, **BY_SCOPE[scope])
     many_tasks(3, **BY_SCOPE[scope])
     limit(scope, 5)
@@ -102,20 +102,20 @@ def test_rows_that_run_hold_as_many_places_as_they_weigh(scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_row_takes_as_many_tokens_as_it_weighs(scope: str) -> None:
+def test_a_task_takes_as_many_tokens_as_it_weighs(scope: str) -> None:
     many_tasks(5, weight=3, **BY_SCOPE[scope])
     limit(scope, rate="1/d", burst=7)
     assert len(claim()) == 2
-    let_go()
+    release_waiting()
     assert claim() == []
     assert LimitBucket.objects.get(scope=scope).tokens == pytest.approx(1.0, abs=0.01)
 
 
-# Who waits for room -------------------------------------------------------------------------------
+# Waiting for capacity -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_stream_of_light_rows_does_not_keep_a_heavy_one_waiting(scope: str) -> None:
+def test_a_stream_of_light_tasks_does_not_starve_a_heavy_one(scope: str) -> None:
     fields = BY_SCOPE[scope]
     running = many_tasks(4, Status.QUEUED, **fields)
     heavy = a_task(due=-9, weight=3, **fields)
@@ -126,16 +126,16 @@ def test_a_stream_of_light_rows_does_not_keep_a_heavy_one_waiting(scope: str) ->
         late = many_tasks(3, queue="other" if scope != f"queue:{QUEUE}" else QUEUE, **fields)
         assert claim(queue=late[0].queue) == []
         if row is not running[2]:
-            let_go()
+            release_waiting()
             assert heavy.pk not in claim()
-    let_go()
-    # A claim of another queue comes in between: what the heavy row waited for stays its own.
+    release_waiting()
+    # A claim of another queue comes in between; the capacity that the heavy task waits for stays reserved.
     assert claim(queue="other") == []
     assert claim() == [heavy.pk]
-    assert _weight_under_way() == 4
+    assert _weight_in_use() == 4
 
 
-def test_a_more_urgent_row_passes_a_heavy_one_that_waits() -> None:
+def test_a_more_urgent_task_passes_a_waiting_heavy_one() -> None:
     many_tasks(3, Status.QUEUED)
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
@@ -145,39 +145,39 @@ def test_a_more_urgent_row_passes_a_heavy_one_that_waits() -> None:
     assert Task.objects.waiting_for_limit().get().pk == heavy.pk
 
 
-def test_parked_rows_behind_a_heavy_one_wait_for_their_turn() -> None:
+def test_waiting_tasks_behind_a_heavy_one_wait_for_their_turn() -> None:
     first = many_tasks(4, Status.QUEUED)
     heavy, light = a_task(due=-9, weight=2), a_task(due=-8)
     limit(SCOPE, 4)
     claim()
     task_claim.claim_these([heavy.pk, light.pk], database_now(), NODE)
     end(first[0].pk)
-    assert let_go() == 0
+    assert release_waiting() == 0
     end(first[1].pk)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [heavy.pk]
 
 
-def test_a_row_heavier_than_the_whole_limit_holds_nobody_up_and_says_so() -> None:
+def test_a_task_heavier_than_the_whole_limit_does_not_block_others_and_says_so() -> None:
     never, light = a_task(due=-9, weight=5), many_tasks(3)
     limit(SCOPE, 2)
     assert claim() == ids(light[:2])
     end(*ids(light[:2]))
-    let_go()
+    release_waiting()
     assert claim() == [light[2].pk]
     never.refresh_from_db()
     assert (
         f"It can never start: it weighs 5, and the whole limit {SCOPE} is 2."
         in operator_limits.why(never)
     )
-    warnings = durable("status", "--format", "json").told["warnings"]
+    warnings = durable("status", "--format", "json").data["warnings"]
     assert any("Tasks of weight 5 wait for the limit" in warning for warning in warnings)
     limit(SCOPE, 6)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [never.pk]
 
 
-def test_a_heavy_row_of_a_paused_queue_holds_nobody_up() -> None:
+def test_heavy_task_in_paused_queue_does_not_block_others() -> None:
     (running,) = many_tasks(1, Status.QUEUED, weight=3)
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
@@ -187,11 +187,11 @@ def test_a_heavy_row_of_a_paused_queue_holds_nobody_up() -> None:
     end(running.pk)
     late = many_tasks(3, queue="other")
     assert len(claim(queue="other")) == 3
-    assert let_go() == 0
+    assert release_waiting() == 0
     assert late
 
 
-def test_a_heavy_row_that_another_limit_holds_back_holds_nobody_up() -> None:
+def test_heavy_task_blocked_by_another_limit_does_not_block_others() -> None:
     (running,) = many_tasks(1, Status.QUEUED, weight=3)
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
@@ -207,7 +207,7 @@ def test_a_heavy_row_that_another_limit_holds_back_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_tokens_gather_for_a_heavy_row_and_light_ones_leave_them(scope: str) -> None:
+def test_tokens_accumulate_for_a_heavy_task_and_light_ones_leave_them(scope: str) -> None:
     fields = BY_SCOPE[scope]
     a_task(due=-99, **fields)
     limit(scope, rate="1/m")
@@ -217,57 +217,61 @@ def test_tokens_gather_for_a_heavy_row_and_light_ones_leave_them(scope: str) -> 
         assert claim() == []
         task_claim.claim_these([heavy.pk], database_now(), NODE)
         many_tasks(2, **fields)
-        let_go()
+        release_waiting()
         assert claim() == []
         _refill(scope, 60)
-    let_go()
+    release_waiting()
     assert claim() == [heavy.pk]
     assert LimitBucket.objects.get(scope=scope).tokens == pytest.approx(0.0, abs=0.2)
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_a_rate_counts_for_each_key_and_stands_beside_its_places() -> None:
+def test_a_rate_limit_per_key_applies_beside_the_concurrency_limit() -> None:
     for customer in ("acme", "acme", "zenith"):
         limited.slowly_for_each.using(queue=QUEUE).delay(customer)
     claim()
     assert sorted(Task.objects.queued().values_list("limit_key", flat=True)) == ["acme", "zenith"]
     Task.objects.unguarded().queued().update(status=Status.SUCCESS, due_at=None)
-    assert let_go() == 0
+    assert release_waiting() == 0
     assert LimitBucket.objects.get(scope="key:acme").tokens == pytest.approx(0.0, abs=0.01)
     row = Task.objects.waiting_for_limit().get()
     assert "the limit key:acme, 0 of 1 taken, 0 starts free at 2/d" in operator_limits.why(row)
     _refill("key:acme", 43_200)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert claim() == [row.pk]
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_a_task_with_a_rate_by_key_is_never_born_published() -> None:
+def test_a_task_with_a_rate_limit_per_key_is_never_created_published() -> None:
     assert (
         Task.objects.get(pk=limited.ten_a_minute_for_each.delay("acme").id).status == Status.PENDING
     )
 
 
 @pytest.mark.usefixtures("limited_tasks")
-def test_an_operator_counts_more_than_the_rate_of_a_key() -> None:
+def test_an_operator_limit_overrides_the_rate_limit_per_key() -> None:
     limited.ten_a_minute_for_each.using(queue=QUEUE).schedule_many([("acme",)] * 4)
     limit("key:acme", rate="1/d", burst=3)
     assert len(claim()) == 3
 
 
-# Letting go ---------------------------------------------------------------------------------------
+# Release ------------------------------------------------------------------------------------------
 
 
-def _parked(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
+def _waiting_for(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
     return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
 
 
-def test_what_no_queue_takes_is_not_let_go() -> None:
-    paused, full, open_ = _parked(2, queue="paused"), _parked(2, queue="full"), _parked(2)
+def test_tasks_whose_queue_has_no_capacity_are_not_released() -> None:
+    paused, full, open_ = (
+        _waiting_for(2, queue="paused"),
+        _waiting_for(2, queue="full"),
+        _waiting_for(2),
+    )
     a_paused_queue("paused")
     many_tasks(1_000, Status.QUEUED, queue="full", name="other")
     limit(SCOPE, 3)
-    assert let_go() == 2
+    assert release_waiting() == 2
     assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == {
         *ids(paused),
         *ids(full),
@@ -275,34 +279,34 @@ def test_what_no_queue_takes_is_not_let_go() -> None:
     assert claim() == ids(open_)
 
 
-def test_an_urgent_row_is_let_go_though_the_window_of_its_queue_is_full() -> None:
-    urgent = _parked(1, priority=9)[0]
-    _parked(1)
+def test_an_urgent_task_is_released_although_the_window_of_its_queue_is_full() -> None:
+    urgent = _waiting_for(1, priority=9)[0]
+    _waiting_for(1)
     many_tasks(1_000, Status.QUEUED, name="other")
     limit(SCOPE, 3)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert Task.objects.pending().exclude(due_at=NEVER).get().pk == urgent.pk
 
 
-def test_a_row_that_was_let_go_is_not_let_go_again() -> None:
-    _parked(1)
+def test_a_released_task_is_not_released_again() -> None:
+    _waiting_for(1)
     limit(SCOPE, 3)
-    assert (let_go(), let_go()) == (1, 0)
+    assert (release_waiting(), release_waiting()) == (1, 0)
 
 
-def test_a_bucket_of_a_clock_that_is_gone_goes_on_by_the_new_one() -> None:
+def test_a_bucket_with_an_impossible_clock_continues_by_the_current_one() -> None:
     many_tasks(3)
     limit(SCOPE, rate="10/m", burst=1)
     assert len(claim()) == 1
     ahead = database_now() + timedelta(hours=2)
     LimitBucket.objects.filter(scope=SCOPE).update(refilled_at=ahead)
     claim()
-    assert let_go() == 0
+    assert release_waiting() == 0
     bucket = LimitBucket.objects.get(scope=SCOPE)
     assert bucket.refilled_at is not None
     assert bucket.refilled_at < ahead - timedelta(hours=1)
     _refill(SCOPE, 6.5)
-    assert let_go() == 1
+    assert release_waiting() == 1
     assert len(claim()) == 1
 
 

@@ -28,9 +28,9 @@ from tests.factories import a_task
 pytestmark = pytest.mark.django_db
 CHANGING = [one for one in SUBCOMMANDS.values() if one.operations]
 READING = [one for one in SUBCOMMANDS.values() if not one.operations and one.name != "shadow"]
-"""``shadow`` waits for the fires of django-celery-beat; its own tests run it."""
+"""``shadow`` waits for the fires of django-celery-beat. Its own tests run it."""
 DJANGO_DELETES = {"limit", "tenant"}
-"""Models with Django's own action to delete rows; that of limits performs ``limit.remove``."""
+"""Models with Django's own delete action. That of limits performs ``limit.remove``."""
 
 
 def _screens() -> list[ScreenAdmin]:
@@ -61,19 +61,19 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 @pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_is_offered_in_the_admin_or_says_why_not(key: str) -> None:
+def test_an_operation_is_offered_in_the_admin_or_gives_a_reason(key: str) -> None:
     offered = any(OPERATIONS[key] in _offered(screen) for screen in _screens())
     assert offered != bool(OPERATIONS[key].not_in_admin)
 
 
 @pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_is_offered_on_the_command_line_or_says_why_not(key: str) -> None:
+def test_an_operation_is_offered_on_the_command_line_or_gives_a_reason(key: str) -> None:
     offered = any(OPERATIONS[key] in one.operations for one in CHANGING)
     assert offered != bool(OPERATIONS[key].not_in_command)
 
 
 @pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_takes_who_and_why(key: str) -> None:
+def test_an_operation_takes_user_and_reason(key: str) -> None:
     parameters = inspect.signature(OPERATIONS[key].perform).parameters
     for name in ("by", "reason"):
         assert parameters[name].kind == inspect.Parameter.KEYWORD_ONLY
@@ -83,7 +83,7 @@ def test_an_operation_takes_who_and_why(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_has_a_permission_of_django_unless_it_needs_a_shell(key: str) -> None:
+def test_an_operation_has_a_django_permission_unless_it_needs_a_shell(key: str) -> None:
     operation = OPERATIONS[key]
     if operation.not_in_admin:
         assert not operation.permission
@@ -106,7 +106,7 @@ def test_the_admin_has_no_other_actions_and_shows_the_titles_of_the_registry() -
             assert str(title) == f"{operation.title}…"
 
 
-def test_an_action_of_the_admin_needs_the_permission_of_its_operation_and_no_other() -> None:
+def test_an_admin_action_needs_exactly_the_permission_of_its_operation() -> None:
     names = {one.permission for one in OPERATIONS.values() if one.permission}
     for permission in sorted(names):
         user = User.objects.create_user(permission, is_staff=True)

@@ -1,4 +1,4 @@
-"""What operators do from Python: the methods of the managers and querysets, each with ``by`` and
+"""The Python interface for operators: methods of managers and querysets, each with ``by`` and
 ``reason``.
 """
 
@@ -22,7 +22,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models import SpecialDay as SpecialDayOfModels
-from tests.database.dependencies.worker_and_leader import fail, of, tell
+from tests.database.dependencies.worker_and_leader import fail, of, resolve_all
 from tests.factories import a_dead_letter, a_task, many_tasks
 from tests.project.tasks import add, noop
 
@@ -65,20 +65,20 @@ def test_a_queryset_with_a_join_and_an_order_can_be_replayed() -> None:
     assert question.replay() == [failed.pk]
 
 
-def test_other_arguments_do_not_reach_the_dependents_that_come_back() -> None:
+def test_replaced_arguments_do_not_apply_to_dependents_that_run_again() -> None:
     wf = Workflow("edited")
     first = wf.add(add, 1, "x", step="first")
     wf.add(noop, step="second", after=first)
     run = wf.start()
     fail(of(run, "first"))
-    tell()
+    resolve_all()
     assert of(run, "second").status == "SKIPPED"
     Task.objects.filter(pk=of(run, "first").pk).replay(**WHY, args=[1, 2])
     assert (of(run, "first").args, of(run, "second").args) == ([1, 2], [])
     assert of(run, "second").status == "BLOCKED"
 
 
-def test_retry_releases_waiting_retries_and_leaves_everything_else() -> None:
+def test_retry_releases_waiting_retries_and_changes_nothing_else() -> None:
     soon = timezone.now() + timedelta(hours=1)
     waiting, first_try = a_task(failures=1, due_at=soon), a_task(failures=0, due_at=soon)
     failed = a_task("FAILED")
@@ -90,7 +90,7 @@ def test_retry_releases_waiting_retries_and_leaves_everything_else() -> None:
     assert (_now(first_try).due_at, _now(failed).status) == (soon, "FAILED")
 
 
-def test_a_queryset_is_cancelled_and_a_key_is_too() -> None:
+def test_tasks_are_cancelled_by_queryset_and_by_key() -> None:
     first, keyed, running = a_task(), a_task(key="k"), a_task("RUNNING")
     assert Task.objects.filter(pk__in=[first.pk, running.pk]).cancel(**WHY) == 2
     assert Task.objects.cancel("k", **WHY) == 1
@@ -105,7 +105,7 @@ def test_a_queryset_is_cancelled_and_a_key_is_too() -> None:
     )
 
 
-def test_a_queryset_is_rescheduled_and_a_key_is_too() -> None:
+def test_tasks_are_rescheduled_by_queryset_and_by_key() -> None:
     later = timezone.now() + timedelta(days=1)
     first, keyed = a_task(), a_task("QUEUED", key="k")
     assert Task.objects.filter(pk=first.pk).reschedule(later, **WHY) == 1
@@ -115,14 +115,14 @@ def test_a_queryset_is_rescheduled_and_a_key_is_too() -> None:
         assert _now(row).reason == "rescheduled by ada: typing error"
 
 
-def test_force_complete_keeps_who_and_why() -> None:
+def test_force_complete_stores_user_and_reason() -> None:
     row = a_task("FAILED")
     assert Task.objects.filter(pk=row.pk).force_complete(**WHY) == [row.pk]
     assert (_now(row).status, _now(row).reason) == ("SUCCESS", "completed by ada: typing error")
     assert row.executions.latest("pk").error_message == "typing error"
 
 
-def test_what_says_neither_who_nor_why_leaves_the_reason_empty() -> None:
+def test_without_user_and_reason_the_reason_is_empty() -> None:
     row = a_task("FAILED")
     Task.objects.filter(pk=row.pk).replay()
     assert _now(row).reason == ""
@@ -159,7 +159,7 @@ def test_a_queue_is_paused_and_resumed() -> None:
     assert (row.paused_at, row.paused_by, row.reason) == (None, "bob", "it is right again")
 
 
-def test_a_calendar_is_written_whole_and_removed() -> None:
+def test_a_calendar_is_written_as_a_whole_and_removed() -> None:
     christmas = SpecialDay(date(2030, 12, 25), name="Christmas")
     assert SpecialDay is SpecialDayOfModels
     calendar = Calendar.objects.upsert("office", working_days=[1, 2], days=[christmas], **WHY)
@@ -177,7 +177,7 @@ def test_a_calendar_is_written_whole_and_removed() -> None:
     assert Calendar.objects.remove("office") is False
 
 
-def test_a_schedule_keeps_who_resumed_and_triggered_it_and_why() -> None:
+def test_a_schedule_stores_who_resumed_and_triggered_it_and_why() -> None:
     row = RecurringTask.objects.upsert(name="daily", task=noop, cron="0 9 * * *")
     row.pause(**WHY)
     row.resume(by="bob", reason="it is right again")
@@ -189,7 +189,7 @@ def test_a_schedule_keeps_who_resumed_and_triggered_it_and_why() -> None:
 @pytest.mark.parametrize(
     "action", ["replay", "retry", "cancel", "force_complete", "delete", "update"]
 )
-def test_a_template_does_not_call_what_changes_tasks(action: str) -> None:
+def test_a_template_does_not_call_methods_that_change_tasks(action: str) -> None:
     row = a_task("FAILED")
     shown = Template("{{ tasks." + action + " }}").render(Context({"tasks": Task.objects.all()}))
     assert (shown, _now(row).epoch) == ("", row.epoch)

@@ -1,4 +1,4 @@
-"""The tables of django-celery-beat 2.9, made without it, and rows in them."""
+"""The tables of django-celery-beat 2.9, created without installing it, and rows in them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Table(models.Model):
         app_label = "django_celery_beat"
 
 
-class IntervalSchedule(_Table):  # noqa: DJ008 - nobody shows it
-    """Every so many periods."""
+class IntervalSchedule(_Table):  # noqa: DJ008 - it is never shown
+    """An interval of several periods."""
 
     every = models.IntegerField()
     period = models.CharField(max_length=24)
@@ -40,7 +40,7 @@ class CrontabSchedule(_Table):  # noqa: DJ008
 
 
 class SolarSchedule(_Table):  # noqa: DJ008
-    """An event of the sun at a place."""
+    """A solar event at a location."""
 
     event = models.CharField(max_length=24)
     latitude = models.DecimalField(max_digits=9, decimal_places=6)
@@ -54,7 +54,7 @@ class ClockedSchedule(_Table):  # noqa: DJ008
 
 
 class PeriodicTasks(models.Model):  # noqa: DJ008
-    """When beat must read its tables again."""
+    """The time of the last change, after which beat reads its tables again."""
 
     ident = models.SmallIntegerField(default=1, primary_key=True)
     last_update = models.DateTimeField()
@@ -64,7 +64,7 @@ class PeriodicTasks(models.Model):  # noqa: DJ008
 
 
 class PeriodicTask(_Table):  # noqa: DJ008
-    """What beat runs, and when."""
+    """The task that beat runs, and its schedule."""
 
     name = models.CharField(max_length=200, unique=True)
     task = models.CharField(max_length=200)
@@ -101,14 +101,14 @@ TABLES = (
 
 
 def make_tables() -> None:
-    """Make beat's tables."""
+    """Create beat's tables."""
     with connection.schema_editor() as editor:
         for table in TABLES:
             editor.create_model(table)
 
 
 def drop_tables() -> None:
-    """Drop them again."""
+    """Drop beat's tables."""
     with connection.schema_editor() as editor:
         for table in reversed(TABLES):
             editor.delete_model(table)
@@ -117,7 +117,7 @@ def drop_tables() -> None:
 def of_beat(
     name: str = "nightly", *, task: str = NOOP, cron: str = "", zone: str = "UTC", **given: Any
 ) -> Any:
-    """Write a periodic task, by default of a crontab of every night."""
+    """Insert a periodic task, by default with a nightly crontab."""
     schedules: dict[str, Any] = {}
     if "every" in given:
         number, period = given.pop("every")

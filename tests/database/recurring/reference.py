@@ -1,5 +1,5 @@
-"""What a schedule by interval must have done, told fire by fire: slow, plain, and knowing nothing
-of the engine.
+"""A reference of an interval schedule, computed fire by fire: slow, simple, and independent of the
+engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TICK = timedelta(microseconds=1)
 
 @dataclass
 class Plan:
-    """One schedule and the book of its fires; seconds."""
+    """One schedule and the ledger of its fires. Times are in seconds."""
 
     pk: uuid.UUID
     interval: float
@@ -42,7 +42,7 @@ class Plan:
         return found
 
     def next_look(self) -> datetime | None:
-        """Return when somebody must look at it."""
+        """Return when the next tick is needed."""
         if self.status == "CANCELLED":
             return None
         if self.status == "PAUSED":
@@ -50,7 +50,7 @@ class Plan:
         return self.fires(self.watermark, self.watermark + timedelta(seconds=self.interval))[0]
 
     def tick(self, now: datetime) -> int:
-        """Be looked at; return how many runs were born."""
+        """Tick, and return how many tasks were created."""
         look = self.next_look()
         if look is None or look > now:
             return 0
@@ -62,17 +62,15 @@ class Plan:
         return ran
 
     def _pass_over(self, until: datetime) -> None:
-        self._tell("PAUSED", self.fires(self.watermark, until))
+        self._record("PAUSED", self.fires(self.watermark, until))
         self.watermark = max(self.watermark, until)
 
-    def _tell(self, outcome: str, fires: list[datetime]) -> None:
+    def _record(self, outcome: str, fires: list[datetime]) -> None:
         if fires:
             self.stretches.append((outcome, fires))
 
     def _decided(self, now: datetime) -> list[datetime]:
-        """Tell what was missed; return the fires that run, in the order in which they are
-        decided.
-        """
+        """Record missed fires, and return the fires that run, in the order of the decisions."""
         due = self.fires(self.watermark, now)
         late = [fire for fire in due if fire < now - timedelta(seconds=self.grace)]
         fresh = due[len(late) :]
@@ -86,7 +84,7 @@ class Plan:
             "RUN_ONE_NOW": [] if fresh else caught[-1:],
             "SKIP_MISSED": [],
         }[self.mode]
-        self._tell("MISSED", [fire for fire in late if fire not in caught])
+        self._record("MISSED", [fire for fire in late if fire not in caught])
         return [*(reversed(caught) if self.newest_first else caught), *fresh]
 
     def _run(self, fires: list[datetime], now: datetime) -> int:
@@ -102,19 +100,19 @@ class Plan:
             self.status = "CANCELLED"
         return ran
 
-    # Verbs ----------------------------------------------------------------------------------------
+    # Operations -----------------------------------------------------------------------------------
 
     def pause(self, until: datetime | None) -> None:
-        """Stop, for good or until an instant."""
+        """Pause, indefinitely or until an instant."""
         self.status, self.until = "PAUSED", until
 
     def resume(self, now: datetime, run_missed: bool) -> None:
-        """Go on: what passed is told as paused, or is still to be caught up."""
+        """Resume. Passed fire times are recorded as paused, or are still to be caught up."""
         if self.status == "PAUSED" and not run_missed:
             self._pass_over(now)
         self.status, self.until = "ACTIVE", None
 
     def edit(self, now: datetime, interval: float) -> None:
-        """Fire by another interval from now on; what is told so far stays as it is."""
+        """Use another interval from now on. Recorded fires stay unchanged."""
         if interval != self.interval:
             self.interval, self.watermark = interval, now

@@ -1,4 +1,4 @@
-"""Recurring rows of tests: born at an instant of one's choice, triggered at another."""
+"""Schedules for tests, created and triggered at chosen instants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.project import tasks
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 """A Monday."""
 TOMORROW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=12)
-"""A full hour between which and now no other one of its kind lies, at whatever time of day the
+"""The start of an hour. No other start of an hour lies between it and now, at whatever time the
 tests run.
 """
 DAILY = f"0 {TOMORROW.hour} * * *"
-"""Fires at that hour of each day."""
+"""Fires every day at that hour."""
 
 
 def at(seconds: float = 0, **more: float) -> datetime:
@@ -25,14 +25,12 @@ def at(seconds: float = 0, **more: float) -> datetime:
 
 
 def tomorrow(**more: float) -> datetime:
-    """Return the next fire of DAILY, and so much later."""
+    """Return the next fire of DAILY, plus an offset."""
     return TOMORROW + timedelta(**more)
 
 
 def a_schedule(name: str = "nightly", *, task: Any = tasks.noop, **given: Any) -> RecurringTask:
-    """Declare a schedule, by default every 60 s from START, whose ledger begins just
-    before START.
-    """
+    """Declare a schedule, by default every 60 s from START, whose ledger begins just before START."""
     kinds = {"interval", "cron", "rrule", "solar", "at", "every", "parts"}
     timing: dict[str, Any] = {} if kinds & given.keys() else {"interval": 60}
     row = RecurringTask.objects.upsert(name=name, task=task, **timing, **{"queue": "test", **given})
@@ -40,7 +38,7 @@ def a_schedule(name: str = "nightly", *, task: Any = tasks.noop, **given: Any) -
 
 
 def begin(row: RecurringTask, start: datetime) -> RecurringTask:
-    """Set the row back in time, as if it had been declared just before ``start``."""
+    """Change the row as if it had been declared just before ``start``."""
     first = start - timedelta(microseconds=1)
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(
         start_time=start, watermark_at=first, next_run_at=start, revision=row.revision + 1
@@ -50,12 +48,12 @@ def begin(row: RecurringTask, start: datetime) -> RecurringTask:
 
 
 def fire(now: datetime, limit: int = 100) -> int:
-    """Trigger what is due at ``now``; return how many tasks were born."""
+    """Trigger the fire times due at ``now`` and return how many tasks were created."""
     return trigger.fire_due(now, limit, term=7)
 
 
-def born(row: RecurringTask) -> list[datetime]:
-    """Return the fire times of the tasks of a schedule, in their order."""
+def fire_times(row: RecurringTask) -> list[datetime]:
+    """Return the fire times of the tasks of a schedule, in order."""
     return list(
         Task.objects.filter(recurring_task=row)
         .order_by("fire_time")
@@ -63,7 +61,7 @@ def born(row: RecurringTask) -> list[datetime]:
     )
 
 
-def told(row: RecurringTask) -> list[tuple[str, datetime, datetime | None, int, str]]:
+def ledger_of(row: RecurringTask) -> list[tuple[str, datetime, datetime | None, int, str]]:
     """Return the ledger of a schedule: outcome, first, last, count, reason."""
     rows = OccurrenceRecord.objects.filter(recurring_task=row).order_by("fire_time", "id")
     return list(rows.values_list("outcome", "fire_time", "last_fire_time", "count", "reason"))

@@ -1,5 +1,5 @@
-"""Fire times of the past that have no run get one: each once, in order, as many at a time as was
-asked.
+"""A backfill creates runs for past fire times without one: each once, in order, with bounded
+concurrency.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_durable_tasks.engine.limits import overlap
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
 from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.task_queries import NEVER
-from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.factories import a_dead_letter
 from tests.project import tasks
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def a_missed_stretch(minutes: int = 5, **given: Any) -> RecurringTask:
-    """Declare a schedule that missed a fire each minute from START on."""
+    """Declare a schedule that missed one fire per minute from START on."""
     row = a_schedule(catch_up_mode="SKIP_MISSED", misfire_grace=1, **given)
     assert fire(at(60 * minutes - 30)) == 0
     row.refresh_from_db()
@@ -32,35 +32,35 @@ def a_missed_stretch(minutes: int = 5, **given: Any) -> RecurringTask:
 
 
 def end_task(task: Task | None, status: str) -> None:
-    """End a task past the engine."""
+    """End a task directly in the database."""
     assert task is not None
     Task.objects.unguarded().filter(pk=task.pk).update(
         status=status, completed_at=database_now(), due_at=None
     )
 
 
-def test_what_was_missed_gets_its_runs_and_the_watermark_stays() -> None:
+def test_missed_fire_times_get_their_runs_and_the_watermark_stays() -> None:
     row = a_missed_stretch()
     report = row.backfill(START, at(240), by="anna")
     assert (report.created, report.replayed, report.left) == (5, 0, 0)
-    assert born(row) == [at(60 * number) for number in range(5)]
+    assert fire_times(row) == [at(60 * number) for number in range(5)]
     assert [step.task_id for step in report.steps] == list(
         Task.objects.order_by("fire_time").values_list("pk", flat=True)
     )
-    assert told(row)[1] == ("DISPATCHED", START, None, 1, "backfilled by anna")
+    assert ledger_of(row)[1] == ("DISPATCHED", START, None, 1, "backfilled by anna")
     after = RecurringTask.objects.get()
     for name in ("next_run_at", "watermark_at", "runs_count", "revision"):
         assert getattr(after, name) == getattr(row, name), name
 
 
-def test_the_range_counts_both_its_ends_and_nothing_beside() -> None:
+def test_the_range_includes_both_its_ends() -> None:
     row = a_missed_stretch()
     assert row.backfill(at(60), at(120)).created == 2
     assert row.backfill(at(61), at(119)).steps == ()
-    assert born(row) == [at(60), at(120)]
+    assert fire_times(row) == [at(60), at(120)]
 
 
-def test_a_second_backfill_finds_all_done() -> None:
+def test_a_second_backfill_has_nothing_to_do() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     report = row.backfill(START, at(240), reprocess="ALL")
@@ -68,7 +68,7 @@ def test_a_second_backfill_finds_all_done() -> None:
     assert {step.why for step in report.steps} == {"its task is PENDING"}
 
 
-def test_a_dry_run_tells_the_same_and_writes_nothing() -> None:
+def test_a_dry_run_reports_the_same_and_writes_nothing() -> None:
     row = a_missed_stretch()
     lines = OccurrenceRecord.objects.count()
     would = row.backfill(START, at(240), dry_run=True)
@@ -80,7 +80,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing() -> None:
     assert (would.dry_run, done.dry_run) == (True, False)
 
 
-def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
+def test_a_skipped_fire_keeps_its_only_ledger_entry() -> None:
     row = a_schedule()
     fire(START)
     fire(at(60))
@@ -89,31 +89,31 @@ def test_a_fire_that_was_skipped_keeps_its_one_line() -> None:
         ("UNCHANGED", "its task is PENDING"),
         ("CREATED", "was SKIPPED_OVERLAP"),
     ]
-    assert [line[:2] for line in told(row)] == [("DISPATCHED", START), ("DISPATCHED", at(60))]
-    assert born(row) == [START, at(60)]
+    assert [line[:2] for line in ledger_of(row)] == [("DISPATCHED", START), ("DISPATCHED", at(60))]
+    assert fire_times(row) == [START, at(60)]
 
 
-def test_they_run_one_at_a_time_the_oldest_first() -> None:
+def test_runs_start_one_at_a_time_oldest_first() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     for number in range(5):
         overlap.release(10)
-        going = Task.objects.open().exclude(due_at=NEVER)
-        assert [task.fire_time for task in going] == [at(60 * number)]
-        end_task(going.get(), "SUCCESS")
+        count_running = Task.objects.open().exclude(due_at=NEVER)
+        assert [task.fire_time for task in count_running] == [at(60 * number)]
+        end_task(count_running.get(), "SUCCESS")
 
 
-def test_they_run_the_newest_first_and_as_many_at_a_time_as_was_asked() -> None:
+def test_runs_start_newest_first_with_the_requested_concurrency() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240), order="NEWEST", concurrency=2)
 
-    def going() -> set[Any]:
+    def count_running() -> set[Any]:
         return set(Task.objects.open().exclude(due_at=NEVER).values_list("fire_time", flat=True))
 
-    assert going() == {at(240), at(180)}
+    assert count_running() == {at(240), at(180)}
     end_task(Task.objects.get(fire_time=at(240)), "SUCCESS")
     overlap.release(10)
-    assert going() == {at(180), at(120)}
+    assert count_running() == {at(180), at(120)}
 
 
 def test_a_second_backfill_waits_behind_the_first() -> None:
@@ -123,7 +123,7 @@ def test_a_second_backfill_waits_behind_the_first() -> None:
     assert Task.objects.waiting_for_overlap().count() == 4
 
 
-def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
+def test_failed_runs_are_replayed_as_the_same_tasks_on_request() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     failed, cancelled, done = Task.objects.order_by("fire_time")[:3]
@@ -143,7 +143,7 @@ def test_failed_runs_are_replayed_in_their_own_rows_when_asked() -> None:
     assert Task.objects.filter(status="PENDING").count() == Task.objects.count() == 5
 
 
-def test_replayed_runs_wait_in_the_slots_of_the_backfill_too() -> None:
+def test_replayed_runs_count_for_the_concurrency_of_the_backfill_too() -> None:
     row = a_missed_stretch(overlap="ALLOW")
     row.backfill(START, at(240), concurrency=5)
     Task.objects.unguarded().update(status="FAILED", completed_at=database_now(), due_at=None)
@@ -152,7 +152,7 @@ def test_replayed_runs_wait_in_the_slots_of_the_backfill_too() -> None:
     assert Task.objects.waiting_for_overlap().count() == 4
 
 
-def test_a_run_whose_task_is_no_longer_kept_is_left() -> None:
+def test_a_run_whose_task_was_pruned_is_left_out() -> None:
     row = a_missed_stretch()
     row.backfill(START, at(240))
     Task.objects.unguarded().filter(fire_time=START).delete()
@@ -160,19 +160,19 @@ def test_a_run_whose_task_is_no_longer_kept_is_left() -> None:
     assert report.steps[0].why == "it ran; its task is no longer kept"
 
 
-def test_what_the_trigger_has_not_come_to_yet_is_not_born_twice() -> None:
+def test_fire_times_that_the_trigger_has_not_reached_are_not_created_twice() -> None:
     row = a_schedule(overlap="ALLOW")
     row.backfill(START, at(60))
     assert fire(at(120)) == 1
-    assert born(row) == [START, at(60), at(120)]
+    assert fire_times(row) == [START, at(60), at(120)]
 
 
-def test_a_pause_does_not_keep_a_backfill_from_running() -> None:
+def test_a_paused_schedule_can_be_backfilled() -> None:
     row = a_schedule()
     row.pause("deploy")
     assert row.backfill(START, at(60)).created == 2
     row.resume(run_missed=True)
-    assert born(row) == [START, at(60)]
+    assert fire_times(row) == [START, at(60)]
 
 
 def test_ranges_that_cannot_be_filled_are_refused() -> None:
@@ -191,7 +191,7 @@ def test_ranges_that_cannot_be_filled_are_refused() -> None:
     assert row.backfill(at(60), at(120)).created == 2
 
 
-def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
+def test_too_many_fire_times_are_refused_before_they_are_all_computed() -> None:
     row = a_schedule(interval=1)
     with pytest.raises(InvalidOption, match="more than 1000 fire times"):
         row.backfill(START, at(10_000_000))
@@ -204,12 +204,12 @@ def test_too_many_fire_times_are_refused_before_they_are_all_listed() -> None:
     ("option", "value"),
     [("reprocess", "SOME"), ("order", "RANDOM"), ("concurrency", 0), ("limit", 10_001)],
 )
-def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+def test_an_unknown_option_is_named(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=option):
         a_schedule().backfill(START, at(60), **{option: value})
 
 
-def test_a_task_that_may_be_open_once_is_refused_for_many_fire_times() -> None:
+def test_a_unique_task_is_refused_for_several_fire_times() -> None:
     row = a_missed_stretch(task=tasks.unique, args=["a"])
     lines = OccurrenceRecord.objects.count()
     with pytest.raises(UniqueConflict, match="one fire time at a time"):
@@ -218,7 +218,7 @@ def test_a_task_that_may_be_open_once_is_refused_for_many_fire_times() -> None:
     assert row.backfill(START, START).created == 1
 
 
-def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() -> None:
+def test_a_backfill_needs_as_many_statements_for_many_fire_times_as_for_few() -> None:
     row = a_schedule(overlap="SKIP")
     for minute in range(16):
         fire(at(60 * minute))
@@ -229,7 +229,7 @@ def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() 
         assert report.left == 0
         return len(asked)
 
-    # Skipped fires have lines, those after the last tick have none.
+    # Skipped fires have ledger entries, those after the last tick have none.
     few = statements(60, 120), statements(60 * 60, 60 * 61)
     assert (statements(180, 60 * 15), statements(60 * 62, 60 * 75)) == few
     Task.objects.unguarded().update(status="FAILED", completed_at=database_now(), due_at=None)
@@ -237,7 +237,7 @@ def test_a_backfill_costs_the_same_with_many_fire_times_new_skipped_or_failed() 
     assert statements(60, 120, **again) == statements(180, 60 * 15, **again)
 
 
-def test_before_its_start_nothing_is_run_and_the_report_says_why() -> None:
+def test_before_the_start_nothing_runs_and_the_report_gives_the_reason() -> None:
     row = a_schedule(cron="0 0 * * *")
     report = row.backfill(at(days=-3), at(days=-2))
     assert report.steps == ()
@@ -268,7 +268,7 @@ def test_a_range_after_the_end_of_a_schedule_names_its_end() -> None:
     )
 
 
-def test_an_end_of_whole_seconds_includes_the_fire_within_its_second() -> None:
+def test_an_end_in_whole_seconds_includes_the_fire_within_that_second() -> None:
     odd = START + timedelta(microseconds=808_286)
     row = a_schedule(start_time=odd, overlap="ALLOW")
     assert [step.fire_time for step in row.backfill(START, at(60)).steps] == [

@@ -1,5 +1,5 @@
-"""``listener.listen()`` writes down what beat sends, under the names of its entries, and never
-stops it.
+"""``listener.listen()`` records what beat sends, under the names of its entries, and never stops
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    """Give a scheduler of Celery's, as beat has it after ``listen()``."""
+    """Return a Celery scheduler as beat has it after ``listen()``."""
     listener.listen()
     scheduler = Scheduler(current_app._get_current_object(), lazy=True)
 
@@ -41,24 +41,24 @@ def _entry(scheduler: Scheduler, name: str, task: str) -> ScheduleEntry:
     return ScheduleEntry(name=name, task=task, schedule=timedelta(seconds=60), app=scheduler.app)
 
 
-def test_each_message_of_beat_is_heard_under_the_name_of_its_entry(scheduler: Scheduler) -> None:
+def test_each_message_of_beat_is_recorded_under_the_name_of_its_entry(scheduler: Scheduler) -> None:
     result = scheduler.apply_async(_entry(scheduler, "plain", "shop.tasks.plain"))
     fire = ShadowFire.objects.get()
     assert (fire.name, fire.task, fire.celery_id) == ("plain", "shop.tasks.plain", result.id)
     assert abs(fire.heard_at - database_now()) < timedelta(minutes=1)
 
 
-def test_other_messages_of_the_process_are_not_beats(scheduler: Scheduler) -> None:
+def test_other_messages_of_the_process_are_not_recorded(scheduler: Scheduler) -> None:
     current_app.send_task("shop.tasks.plain")
     assert not ShadowFire.objects.exists()
 
 
-def test_a_durable_task_counts_when_beat_has_written_its_row(scheduler: Scheduler) -> None:
+def test_a_durable_task_is_recorded_when_beat_has_created_it(scheduler: Scheduler) -> None:
     scheduler.apply_async(_entry(scheduler, "durable", "tests.project.tasks.noop"))
     assert ShadowFire.objects.get().name == "durable"
 
 
-def test_a_database_that_is_away_does_not_stop_beat(
+def test_an_unavailable_database_does_not_stop_beat(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: Any, **__: Any) -> None:

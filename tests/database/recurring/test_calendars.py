@@ -1,5 +1,5 @@
-"""Schedules on calendars: closed days are skipped or rolled, and a calendar that changes moves what
-is to come.
+"""Schedules with calendars: fires on closed days are skipped or rolled, and a changed calendar
+moves future fires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay, from_holidays
-from tests.database.recurring.schedules import a_schedule, born, fire, told
+from tests.database.recurring.schedules import a_schedule, fire, fire_times, ledger_of
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +27,7 @@ FRIDAY, SATURDAY, SUNDAY, MONDAY, TUESDAY = (
 def a_daily_schedule(
     name: str = "nightly", start: datetime = FRIDAY, **given: Any
 ) -> RecurringTask:
-    """Declare a schedule of 09:00 UTC each day from Friday on, by default on the calendar
+    """Declare a schedule at 09:00 UTC each day from Friday on, by default with the calendar
     `office`.
     """
     return a_schedule(
@@ -43,9 +43,9 @@ def test_a_closed_day_does_not_run_and_the_ledger_names_the_calendar() -> None:
     calendars.upsert("office")
     row = a_daily_schedule()
     assert [fire(day) for day in (FRIDAY, SATURDAY, SUNDAY, MONDAY)] == [1, 0, 0, 1]
-    assert born(row) == [FRIDAY, MONDAY]
-    assert told(row)[1][:4] == ("SKIPPED_CALENDAR", SATURDAY, SUNDAY, 2)
-    assert "'office' is closed" in told(row)[1][4]
+    assert fire_times(row) == [FRIDAY, MONDAY]
+    assert ledger_of(row)[1][:4] == ("SKIPPED_CALENDAR", SATURDAY, SUNDAY, 2)
+    assert "'office' is closed" in ledger_of(row)[1][4]
     assert "did not run: calendar 'office' is closed: Saturday" in row.explain(SATURDAY)
 
 
@@ -60,8 +60,8 @@ def test_a_closed_day_is_rolled_once_and_keeps_its_fire_time(roll: str, runs_at:
     )
     RecurringTask.objects.unguarded().update(next_run_at=runs_at)
     assert [fire(day) for day in (FRIDAY, MONDAY)] == ([0, 1] if runs_at == MONDAY else [1, 0])
-    assert born(row) == [SATURDAY]
-    outcome, first, last, count, reason = told(row)[0]
+    assert fire_times(row) == [SATURDAY]
+    outcome, first, last, count, reason = ledger_of(row)[0]
     assert (outcome, first, last, count) == ("ROLLED", SATURDAY, None, 1)
     assert "rolled" in reason
     assert "was rolled" in row.explain(SATURDAY)
@@ -69,12 +69,12 @@ def test_a_closed_day_is_rolled_once_and_keeps_its_fire_time(roll: str, runs_at:
     assert "The fire time 2026-03-07T09:00:00Z was put there" in row.explain(runs_at)
 
 
-def test_several_calendars_are_closed_where_one_of_them_is() -> None:
+def test_a_day_is_closed_if_any_of_several_calendars_closes_it() -> None:
     calendars.upsert("office")
     calendars.upsert("exchange", days=[SpecialDay(MONDAY.date(), name="Exchange day")])
     row = a_daily_schedule(calendar=["office", "exchange"])
     assert [fire(day) for day in (FRIDAY, MONDAY, TUESDAY)] == [1, 0, 1]
-    assert born(row) == [FRIDAY, TUESDAY]
+    assert fire_times(row) == [FRIDAY, TUESDAY]
     assert "Exchange day" in row.explain(MONDAY)
 
 
@@ -83,11 +83,11 @@ def test_a_half_day_runs_until_its_hour() -> None:
     row = a_schedule(cron="0 9,15 * * *", start_time=FRIDAY, calendar="office", overlap="ALLOW")
     fire(FRIDAY)
     fire(FRIDAY + timedelta(hours=7))
-    assert born(row) == [FRIDAY]
+    assert fire_times(row) == [FRIDAY]
     assert "after 12:00 on Eve (half day)" in row.explain(FRIDAY + timedelta(hours=6))
 
 
-def test_a_change_moves_the_next_fire_of_all_who_name_it_by_one_statement_for_all() -> None:
+def test_a_calendar_change_moves_the_next_fire_of_all_its_schedules_in_one_statement() -> None:
     calendars.upsert("office")
     calendars.upsert("other")
     rows = [a_daily_schedule(f"daily {number}") for number in range(3)]
@@ -114,16 +114,16 @@ def test_a_change_moves_the_next_fire_of_all_who_name_it_by_one_statement_for_al
     ) == {TUESDAY}
 
 
-def test_a_day_that_was_opened_again_fires() -> None:
+def test_a_reopened_day_fires() -> None:
     calendars.upsert("office", days=[SpecialDay(FRIDAY.date())])
     row = a_daily_schedule()
     RecurringTask.objects.unguarded().update(next_run_at=MONDAY)
     calendars.upsert("office", days=[])
     assert fire(FRIDAY) == 1
-    assert born(row) == [FRIDAY]
+    assert fire_times(row) == [FRIDAY]
 
 
-def test_what_is_not_given_stays() -> None:
+def test_omitted_fields_stay_unchanged() -> None:
     calendars.upsert(
         "office",
         working_days=[1, 2],
@@ -140,7 +140,7 @@ def test_what_is_not_given_stays() -> None:
     assert CalendarDay.objects.get().kind == "OPEN"
 
 
-def test_holidays_of_the_package_are_kept_as_a_snapshot() -> None:
+def test_holidays_of_the_package_are_stored_as_a_snapshot() -> None:
     pytest.importorskip("holidays")
     calendars.upsert("germany", days=from_holidays("DE", None, [2026]), origin="holidays:DE")
     assert date(2026, 10, 3) in set(CalendarDay.objects.values_list("date", flat=True))
@@ -157,7 +157,7 @@ def test_a_calendar_without_a_working_day_is_refused_and_nothing_is_written() ->
     assert CalendarDay.objects.count() == 1
 
 
-def test_a_change_that_leaves_a_schedule_no_day_is_refused_by_its_name() -> None:
+def test_a_change_that_leaves_a_schedule_without_a_day_is_refused_with_its_name() -> None:
     calendars.upsert("early", working_days=[1, 2, 3])
     calendars.upsert("late", working_days=[3, 4, 5])
     a_daily_schedule("both", calendar=["early", "late"])
@@ -169,7 +169,7 @@ def test_a_change_that_leaves_a_schedule_no_day_is_refused_by_its_name() -> None
     assert Calendar.objects.get(name="late").revision == 1
 
 
-def test_a_calendar_that_is_named_cannot_be_deleted_and_others_can() -> None:
+def test_a_calendar_in_use_cannot_be_deleted_and_others_can() -> None:
     calendars.upsert("office", days=[SpecialDay(FRIDAY.date())])
     row = a_daily_schedule()
     row.pause()
@@ -182,12 +182,12 @@ def test_a_calendar_that_is_named_cannot_be_deleted_and_others_can() -> None:
     assert "there is no calendar 'office'" in row.explain(FRIDAY)
 
 
-def test_a_schedule_that_names_no_calendar_there_is_is_refused() -> None:
+def test_a_schedule_with_an_unknown_calendar_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="there is no calendar 'office'"):
         a_daily_schedule()
 
 
-def test_a_change_that_was_taken_back_leaves_nothing_behind_in_what_is_remembered() -> None:
+def test_a_rolled_back_change_leaves_nothing_in_the_cache() -> None:
     calendars.upsert("office")
     row = a_daily_schedule()
     with transaction.atomic():

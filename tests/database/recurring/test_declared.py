@@ -1,5 +1,5 @@
-"""What code and settings declare becomes rows: once, idempotently, and an operator's hand
-is kept.
+"""Schedules declared in code and settings are synced to rows: once, idempotently, and changes by
+operators are kept.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.rules.recurring.declarations import CODE
-from tests.database.commands.durable_command import durable, told
-from tests.database.recurring.schedules import a_schedule, at, begin, born, fire
+from tests.database.commands.durable_command import durable, json_of
+from tests.database.recurring.schedules import a_schedule, at, begin, fire, fire_times
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _declare(name: str = "nightly", task: str = "tests.project.tasks.noop", **options: Any) -> None:
-    """Let code declare this schedule, and no other of this name."""
+    """Declare this schedule in code, replacing an earlier declaration of the same name."""
     timing = options if {"cron", "interval"} & options.keys() else {"interval": 60, **options}
     registry._declarations.pop(name, None)
     registry.declare(Declaration(name, task, timing, CODE), _declare)
@@ -74,7 +74,7 @@ def test_a_declared_schedule_becomes_a_row_once() -> None:
     assert _row().revision == row.revision
 
 
-def test_settings_declare_as_well(settings: Any) -> None:
+def test_schedules_are_declared_in_settings_too(settings: Any) -> None:
     settings.DURABLE_TASKS = {
         "SCHEDULES": {"sums": {"task": "tests.project.tasks.add", "interval": 60, "args": [1, 2]}}
     }
@@ -85,7 +85,7 @@ def test_settings_declare_as_well(settings: Any) -> None:
     assert (step.act, "take one of the two away" in step.reason) == ("REFUSE", True)
 
 
-def test_code_wins_over_what_it_declares_and_an_operators_values_stay() -> None:
+def test_code_overwrites_declared_fields_and_keeps_the_others() -> None:
     _declare(queue="reports", max_runs=5)
     _acts()
     RecurringTask.objects.unguarded().update(queue="slow", priority=7)
@@ -100,7 +100,7 @@ def test_code_wins_over_what_it_declares_and_an_operators_values_stay() -> None:
     assert (_row().queue, _row().max_runs, _row().priority) == ("fast", None, 7)
 
 
-def test_a_change_keeps_an_operators_pause_and_fires_nothing_of_the_past() -> None:
+def test_a_change_keeps_an_operators_pause_and_fires_no_past_time() -> None:
     _declare()
     _acts()
     begin(_row(), at())
@@ -109,7 +109,7 @@ def test_a_change_keeps_an_operators_pause_and_fires_nothing_of_the_past() -> No
     assert _acts() == [("nightly", "CHANGE")]
     assert (_row().status, _row().status_reason, _row().status_by) == ("PAUSED", "deploy", "anna")
     assert fire(at(3600)) == 0
-    assert born(_row()) == []
+    assert fire_times(_row()) == []
 
 
 def test_a_row_may_move_from_code_to_settings(settings: Any) -> None:
@@ -136,7 +136,7 @@ def test_an_ended_schedule_stays_ended() -> None:
 # No longer declared -------------------------------------------------------------------------------
 
 
-def test_what_nobody_declares_any_more_is_marked_and_never_fires() -> None:
+def test_an_undeclared_schedule_is_marked_and_does_not_fire() -> None:
     _declare()
     _acts()
     begin(_row(), at())
@@ -149,7 +149,7 @@ def test_what_nobody_declares_any_more_is_marked_and_never_fires() -> None:
     assert fire(at(600)) == 0
 
 
-def test_a_task_that_is_gone_with_its_schedule_is_no_hindrance() -> None:
+def test_a_task_removed_together_with_its_schedule_causes_no_error() -> None:
     _declare()
     _acts()
     RecurringTask.objects.unguarded().update(task="gone.with.the.release")
@@ -157,7 +157,7 @@ def test_a_task_that_is_gone_with_its_schedule_is_no_hindrance() -> None:
     assert _acts() == [("nightly", "PAUSE")]
 
 
-def test_what_is_declared_again_goes_on_from_now() -> None:
+def test_a_schedule_declared_again_continues_from_now() -> None:
     _declare()
     _acts()
     _forget()
@@ -169,7 +169,7 @@ def test_what_is_declared_again_goes_on_from_now() -> None:
     assert _acts() == []
 
 
-def test_an_operators_pause_outlives_both() -> None:
+def test_an_operators_pause_survives_both() -> None:
     _declare()
     _acts()
     _row().pause("deploy")
@@ -180,7 +180,7 @@ def test_an_operators_pause_outlives_both() -> None:
     assert (_row().status, _row().status_reason, _row().undeclared_at) == ("PAUSED", "deploy", None)
 
 
-def test_pruning_ends_it_and_declaring_it_again_begins_anew() -> None:
+def test_pruning_ends_it_and_declaring_it_again_starts_afresh() -> None:
     _declare()
     _acts()
     _forget()
@@ -193,7 +193,7 @@ def test_pruning_ends_it_and_declaring_it_again_begins_anew() -> None:
     assert _row().next_run_at is not None
 
 
-def test_rows_that_others_made_are_left_alone() -> None:
+def test_rows_of_other_sources_are_left_unchanged() -> None:
     a_schedule("by hand")
     a_schedule("of beat", source="beat")
     assert _acts(prune=True) == []
@@ -218,14 +218,14 @@ def test_a_row_of_another_source_is_refused_unless_it_is_adopted() -> None:
     assert _acts() == []
 
 
-def test_an_upsert_by_hand_does_not_take_a_row_from_code() -> None:
+def test_a_manual_upsert_does_not_take_over_a_row_of_code() -> None:
     _declare()
     _acts()
     RecurringTask.objects.upsert(name="nightly", task=tasks.noop, priority=3)
     assert (_row().source, _row().priority) == ("code", 3)
 
 
-def test_a_bad_one_is_told_and_holds_no_other_up(settings: Any) -> None:
+def test_an_invalid_declaration_is_reported_and_does_not_block_others(settings: Any) -> None:
     settings.DURABLE_TASKS = {
         "SCHEDULES": {"lost": {"task": "tests.project.tasks.nope", "interval": 60}}
     }
@@ -244,7 +244,7 @@ def test_a_bad_one_is_told_and_holds_no_other_up(settings: Any) -> None:
     assert [row.name for row in RecurringTask.objects.all()] == ["right"]
 
 
-def test_a_bad_entry_does_not_let_its_row_look_undeclared(settings: Any) -> None:
+def test_an_invalid_declaration_does_not_mark_its_row_as_undeclared(settings: Any) -> None:
     good = {"task": "tests.project.tasks.noop", "interval": 60}
     settings.DURABLE_TASKS = {"SCHEDULES": {"sums": good}}
     _acts()
@@ -256,12 +256,12 @@ def test_a_bad_entry_does_not_let_its_row_look_undeclared(settings: Any) -> None
 # The command --------------------------------------------------------------------------------------
 
 
-def test_the_command_shows_and_does_it() -> None:
+def test_the_command_shows_and_applies_the_differences() -> None:
     _declare(queue="reports")
     assert durable("sync", "--check").code == 1
     assert durable("sync", "--dry-run").code == 0
     assert not RecurringTask.objects.exists()
-    [line] = told("sync")
+    [line] = json_of("sync")
     assert (line["name"], line["act"], line["source"], line["done"]) == (
         "nightly",
         "CREATE",
@@ -274,14 +274,14 @@ def test_the_command_shows_and_does_it() -> None:
     assert (answer.code, answer.out) == (0, "every schedule is as it is declared\n")
 
 
-def test_a_long_reason_is_told_whole(settings: Any) -> None:
+def test_a_long_reason_is_printed_completely(settings: Any) -> None:
     settings.DURABLE_TASKS = {
         "SCHEDULES": {"lost": {"task": "tests.project.tasks.nop", "interval": 60}}
     }
     assert "Did you mean 'tests.project.tasks.noop'?" in durable("sync").out
 
 
-def test_a_clash_is_an_exit_code() -> None:
+def test_a_conflict_sets_the_exit_code() -> None:
     a_schedule()
     _declare()
     answer = durable("sync")
@@ -308,7 +308,7 @@ def test_modules_that_cannot_be_imported_pause_nothing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_scheduler_says_at_its_start_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_scheduler_logs_differences_at_its_start(capsys: pytest.CaptureFixture[str]) -> None:
     _declare()
     call_command("run_scheduler", "--once")
     assert "nightly (CREATE)" in capsys.readouterr().err
@@ -318,7 +318,7 @@ def test_the_scheduler_says_at_its_start_what_differs(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_migrate_syncs_only_where_it_is_asked_for(settings: Any, wanted: bool) -> None:
+def test_migrate_syncs_only_if_it_is_configured(settings: Any, wanted: bool) -> None:
     settings.DURABLE_TASKS = {"SYNC_SCHEDULES_ON_MIGRATE": wanted}
     _declare()
     config = apps.get_app_config("django_durable_tasks")

@@ -1,4 +1,4 @@
-"""The zone of a schedule that names none: DURABLE_TASKS['TIMEZONE'], else CELERY_TIMEZONE, else
+"""The default zone of a schedule: DURABLE_TASKS['TIMEZONE'], otherwise CELERY_TIMEZONE, otherwise
 TIME_ZONE.
 """
 
@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
 from tests.celery_settings import celery_configured
 from tests.database.admin.site import operator
-from tests.database.commands.durable_command import told
+from tests.database.commands.durable_command import json_of
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +30,7 @@ NAME = "tests.project.tasks.noop"
 
 @pytest.fixture
 def berlin(settings: Any) -> None:
-    """Let the project's time zone be that of Berlin."""
+    """Set the project's time zone to Europe/Berlin."""
     settings.TIME_ZONE = "Europe/Berlin"
 
 
@@ -38,7 +38,7 @@ def _upsert() -> RecurringTask:
     return RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
 
 
-def test_the_setting_that_is_nearest_to_schedules_counts(settings: Any) -> None:
+def test_the_most_specific_setting_is_used(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert schedule_zone() == "Europe/Berlin"
     with celery_configured(timezone="Asia/Tokyo"):
@@ -47,7 +47,7 @@ def test_the_setting_that_is_nearest_to_schedules_counts(settings: Any) -> None:
         assert schedule_zone() == "America/New_York"
 
 
-def test_celerys_zone_may_be_an_object_or_stand_in_the_settings_alone(settings: Any) -> None:
+def test_celerys_zone_may_be_an_object_or_only_a_setting(settings: Any) -> None:
     with celery_configured(timezone=ZoneInfo("Asia/Tokyo")):
         assert schedule_zone() == "Asia/Tokyo"
     assert current_app.conf.get("timezone") is None
@@ -56,14 +56,14 @@ def test_celerys_zone_may_be_an_object_or_stand_in_the_settings_alone(settings: 
 
 
 @pytest.mark.parametrize("name", ["Mars/Phobos", "localtime"])
-def test_a_setting_that_names_no_zone_is_refused_by_its_name(settings: Any, name: str) -> None:
+def test_a_setting_with_an_unknown_zone_is_refused_with_its_name(settings: Any, name: str) -> None:
     settings.DURABLE_TASKS = {"TIMEZONE": name}
     with pytest.raises(InvalidSchedule, match=r"^DURABLE_TASKS\['TIMEZONE'\] names no time zone: "):
         _upsert()
     assert not RecurringTask.objects.exists()
 
 
-def test_nine_is_nine_in_the_zone_of_the_project(berlin: None) -> None:
+def test_nine_o_clock_is_nine_in_the_zone_of_the_project(berlin: None) -> None:
     row = _upsert()
     assert row.time_zone == "Europe/Berlin"
     assert row.next_run_at is not None
@@ -81,7 +81,7 @@ def test_a_schedule_keeps_its_zone_when_the_settings_change(settings: Any) -> No
     assert row.time_zone == "Europe/Berlin"
 
 
-def test_declared_schedules_follow_the_rule_when_they_are_made_and_keep_their_zone(
+def test_declared_schedules_get_the_default_zone_on_creation_and_keep_it(
     settings: Any,
 ) -> None:
     settings.DURABLE_TASKS = {"SCHEDULES": {"declared": {"task": NAME, "cron": "0 9 * * *"}}}
@@ -103,7 +103,7 @@ def _offered() -> str:
 
 
 def _drafted() -> str:
-    fires = told(
+    fires = json_of(
         "preview", "--cron", "0 9 * * *", "--start", "2026-07-01T00:00:00Z", "--count", "1"
     )
     at = (fires["fires"] if isinstance(fires, dict) else fires)[0]["nominal"]
@@ -111,7 +111,7 @@ def _drafted() -> str:
 
 
 @pytest.mark.parametrize("shown", [_previewed, _offered, _drafted])
-def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(
+def test_a_preview_and_the_form_show_the_zone_that_saving_would_use(
     berlin: None, shown: Callable[[], str]
 ) -> None:
     assert shown() == "Europe/Berlin"
@@ -120,7 +120,7 @@ def test_a_preview_and_the_form_show_the_zone_that_saving_would_give(
 # The system check ---------------------------------------------------------------------------------
 
 
-def test_a_zone_of_schedules_that_another_setting_does_not_share_is_told(settings: Any) -> None:
+def test_a_check_reports_a_zone_that_differs_from_another_setting(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert check_settings() == []
     with celery_configured(timezone="UTC"):
@@ -135,7 +135,7 @@ def test_a_zone_of_schedules_that_another_setting_does_not_share_is_told(setting
         assert check_settings() == []
 
 
-def test_a_zone_of_schedules_that_does_not_exist_is_an_error(settings: Any) -> None:
+def test_an_unknown_zone_of_schedules_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"TIMEZONE": "Mars/Phobos"}
     [message] = check_settings()
     assert message.id == "durable_tasks.E001"

@@ -1,4 +1,4 @@
-"""What a schedule will do, and what became of any instant, as the database knows it."""
+"""The next fires of a schedule, and the explanation of any instant, from the database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
-from tests.database.commands.durable_command import told
+from tests.database.commands.durable_command import json_of
 from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_fire_is_told_from_its_birth_to_its_end() -> None:
+def test_a_fire_is_explained_from_its_creation_to_its_end() -> None:
     row = a_schedule()
     fire(START)
     task = Task.objects.get()
@@ -35,7 +35,7 @@ def test_a_fire_is_told_from_its_birth_to_its_end() -> None:
     assert row.explain(START).endswith("which is no longer kept.")
 
 
-def test_a_fire_that_met_an_open_run_names_it() -> None:
+def test_a_fire_skipped_for_an_open_run_names_it() -> None:
     row = a_schedule()
     fire(START)
     fire(at(60))
@@ -45,7 +45,7 @@ def test_a_fire_that_met_an_open_run_names_it() -> None:
     )
 
 
-def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> None:
+def test_a_fire_waiting_for_overlap_names_the_open_run_and_durable_show_does_too() -> None:
     row = a_schedule(overlap="QUEUE_ALL")
     fire(START)
     fire(at(60))
@@ -53,12 +53,12 @@ def test_a_held_fire_names_who_it_waits_for_and_durable_show_says_so_too() -> No
     assert f"Its task {second.pk} is held behind task {first.pk}" in row.explain(at(60))
     assert any(
         "waits until the earlier runs with its overlap key" in text
-        for text in told("show", second.pk)["sentences"]
+        for text in json_of("show", second.pk)["sentences"]
     )
     assert second.next_attempt_at is None
 
 
-def test_each_of_ten_million_missed_fires_is_told() -> None:
+def test_each_of_ten_million_missed_fires_is_explained() -> None:
     row = a_schedule(interval=1, catch_up_mode="SKIP_MISSED", misfire_grace=0.5)
     fire(at(10_000_000 + 0.7))
     for second in (0, 7, 9_999_999):
@@ -66,7 +66,7 @@ def test_each_of_ten_million_missed_fires_is_told() -> None:
     assert "is no fire time of nightly" in row.explain(at(7.5))
 
 
-def test_a_fire_inside_a_pause_is_told_by_reason_and_name() -> None:
+def test_a_fire_during_a_pause_is_explained_with_reason_and_user() -> None:
     row = a_schedule()
     row.pause("deploy", by="anna")
     assert "did not run: it is paused since" in row.explain(START)
@@ -74,14 +74,14 @@ def test_a_fire_inside_a_pause_is_told_by_reason_and_name() -> None:
     assert "the schedule was paused (deploy by anna); one of" in row.explain(at(60))
 
 
-def test_a_run_by_hand_is_found_by_its_instant() -> None:
+def test_a_manual_run_is_found_by_its_instant() -> None:
     row = a_schedule()
     task = row.trigger_now(by="anna")
     assert task.fire_time is not None
     assert "was run by hand (by anna)" in row.explain(task.fire_time)
 
 
-def test_a_due_fire_asks_for_a_leader_where_none_is() -> None:
+def test_a_due_fire_names_the_missing_leader() -> None:
     row = a_schedule()
     assert "no scheduler leads: run `manage.py run_scheduler`" in row.explain(START)
     SchedulerLease.objects.filter(name="leader").update(
@@ -90,14 +90,14 @@ def test_a_due_fire_asks_for_a_leader_where_none_is() -> None:
     assert "The leader is behind" in row.explain(START)
 
 
-def test_before_it_was_changed_nothing_fired() -> None:
+def test_before_the_last_change_nothing_fired() -> None:
     row = a_schedule()
     RecurringTask.objects.unguarded().update(created_at=START - timedelta(days=1))
     RecurringTask.objects.upsert(name="nightly", task=row.task, interval=30)
     assert "an edit never fires for a time in the past" in row.explain(at(30))
 
 
-def test_a_schedule_that_cannot_be_read_says_why() -> None:
+def test_a_corrupted_schedule_gives_its_error() -> None:
     row = a_schedule()
     RecurringTask.objects.unguarded().update(
         timetable=[{"interval": 60, "cron": "* * * * *"}], revision=77
@@ -113,7 +113,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
 # The next fires -----------------------------------------------------------------------------------
 
 
-def test_the_next_fires_carry_jitter_within_their_stretch_and_the_trigger_uses_the_same() -> None:
+def test_the_next_fires_include_jitter_and_the_trigger_uses_the_same() -> None:
     row = a_schedule(jitter=45, overlap="ALLOW")
     fires = row.next_fire_times(3, after=START - timedelta(seconds=1))
     assert [one.nominal for one in fires] == [START, at(60), at(120)]
@@ -123,7 +123,7 @@ def test_the_next_fires_carry_jitter_within_their_stretch_and_the_trigger_uses_t
     assert Task.objects.get().run_at == fires[0].effective
 
 
-def test_the_next_fires_tell_what_the_clock_did_to_them() -> None:
+def test_the_next_fires_mention_clock_changes() -> None:
     row = a_schedule(cron="30 2 * * *", timezone="America/New_York")
     fires = row.next_fire_times(2, after=START.replace(day=7, hour=12))
     assert fires[0].remarks
@@ -132,13 +132,13 @@ def test_the_next_fires_tell_what_the_clock_did_to_them() -> None:
     assert fires[1].remarks == ()
 
 
-def test_from_now_on_unless_told_otherwise() -> None:
+def test_the_list_starts_from_now_by_default() -> None:
     fires = a_schedule().next_fire_times()
     assert len(fires) == 5
     assert fires[0].nominal > database_now() - timedelta(seconds=1)
 
 
-def test_only_what_still_comes_is_listed() -> None:
+def test_only_future_fires_are_listed() -> None:
     row = a_schedule(max_runs=2)
     assert len(row.next_fire_times(10)) == 2
     row.pause("deploy")
@@ -162,11 +162,11 @@ ODD = START + timedelta(microseconds=808_286)
 
 
 def _odd(**given: Any) -> RecurringTask:
-    """Return a schedule whose fire times do not lie on whole seconds."""
+    """Return a schedule whose fire times are not on whole seconds."""
     return a_schedule(**{"interval": 60, "start_time": ODD, "overlap": "ALLOW", **given})
 
 
-def test_the_second_of_a_fire_names_the_fire() -> None:
+def test_the_second_of_a_fire_identifies_the_fire() -> None:
     row = _odd()
     fire(ODD)
     assert "2026-03-02T09:00:00.808286Z was dispatched" in row.explain(START)
@@ -174,22 +174,22 @@ def test_the_second_of_a_fire_names_the_fire() -> None:
     assert "is no fire time" in row.explain(at(60) + timedelta(microseconds=5))
 
 
-def test_a_fire_in_the_ledger_is_found_by_its_second_after_the_timetable_has_changed() -> None:
+def test_a_recorded_fire_is_found_by_its_second_after_the_timetable_has_changed() -> None:
     row = _odd()
     fire(ODD)
     RecurringTask.objects.upsert(name=row.name, task=row.task, cron="0 0 1 1 *")
     assert "was dispatched" in row.explain(START)
 
 
-def test_a_run_by_hand_is_found_by_its_second() -> None:
+def test_a_manual_run_is_found_by_its_second() -> None:
     row = a_schedule(
         at=[START + timedelta(days=36500)]
-    )  # others may have a fire time in the second of this test
+    )  # other schedules may have a fire time in the second of this test
     task = row.trigger_now(by="anna")
     assert "was run by hand (by anna)" in row.explain(task.fire_time.replace(microsecond=0))
 
 
-def test_a_second_that_holds_several_fires_names_none_of_them() -> None:
+def test_a_second_with_several_fires_identifies_none_of_them() -> None:
     row = _odd(interval=0.25)
     assert "is no fire time of nightly" in row.explain(at(7))
 
@@ -224,9 +224,7 @@ def test_after_its_end_a_schedule_names_its_end() -> None:
 
 @pytest.fixture
 def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give the name of a task whose module is imported only when the modules of tasks are, as in a
-    web process.
-    """
+    """Return the name of a task whose module is imported only on demand, as in a web process."""
     known = registry.get(tasks.noop.name)
     name = "shop.tasks.late"
 
@@ -241,7 +239,7 @@ def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     signals.import_modules.disconnect(import_it)
 
 
-VERBS: dict[str, Callable[[RecurringTask], object]] = {
+OPERATIONS: dict[str, Callable[[RecurringTask], object]] = {
     "explain": lambda row: "shop.tasks.late" not in row.explain(row.next_fire_times(1)[0].nominal),
     "trigger": lambda row: row.trigger_now().name == "shop.tasks.late",
     "backfill": lambda row: row.backfill(START, at(60)).created == 2,
@@ -249,11 +247,11 @@ VERBS: dict[str, Callable[[RecurringTask], object]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_imports_the_tasks_of_the_project_at_first_need(
-    not_imported: str, verb: str
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_imports_the_tasks_of_the_project_on_demand(
+    not_imported: str, operation: str
 ) -> None:
     row = a_schedule(overlap="ALLOW")
     RecurringTask.objects.unguarded().update(task=not_imported, revision=row.revision + 1)
     row.refresh_from_db()
-    assert VERBS[verb](row)
+    assert OPERATIONS[operation](row)

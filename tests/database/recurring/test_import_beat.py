@@ -1,4 +1,4 @@
-"""``durable import-beat``: what will be different is told first, then beat's rows become ours."""
+"""``durable import-beat`` reports the differences first, then imports beat's rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db import connection
 
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.models import RecurringTask, Task
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.beat_rows import (
     PeriodicTask,
     PeriodicTasks,
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(scope="module", autouse=True)
 def tables(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Give beat's tables to this file."""
+    """Create beat's tables for this file."""
     inspect.load_tasks()
     with django_db_blocker.unblock():
         make_tables()
@@ -48,9 +48,9 @@ def _state(name: str = "nightly") -> tuple[str, str]:
 # Reading and importing ----------------------------------------------------------------------------
 
 
-def test_a_dry_run_tells_and_imports_nothing() -> None:
+def test_a_dry_run_reports_and_imports_nothing() -> None:
     of_beat(cron="30 2 * * *", zone="America/New_York", queue="reports", args="[]")
-    [line] = told("import-beat", "--dry-run")
+    [line] = json_of("import-beat", "--dry-run")
     assert (line["name"], line["act"], line["begins"], line["carried"]) == (
         "nightly",
         "IMPORT",
@@ -89,7 +89,7 @@ def test_rows_of_every_kind_become_schedules() -> None:
     assert {row.status for row in (cron, interval, sun, once)} == {"ACTIVE"}
 
 
-def test_a_row_that_is_switched_off_begins_paused() -> None:
+def test_a_disabled_row_is_imported_paused() -> None:
     of_beat(enabled=False)
     durable("import-beat")
     assert _state() == ("PAUSED", "DISABLED_IN_BEAT")
@@ -98,17 +98,17 @@ def test_a_row_that_is_switched_off_begins_paused() -> None:
     assert _state() == ("ACTIVE", "")
 
 
-def test_an_import_again_brings_what_beat_changed() -> None:
+def test_another_import_applies_what_beat_changed() -> None:
     of_beat()
     durable("import-beat")
-    assert told("import-beat")[0]["act"] == "IMPORT"
+    assert json_of("import-beat")[0]["act"] == "IMPORT"
     revision = _row().revision
     PeriodicTask.objects.update(queue="reports")  # type: ignore[attr-defined]
     durable("import-beat")
     assert (_row().queue, _row().revision) == ("reports", revision + 1)
 
 
-def test_only_what_is_named_is_imported() -> None:
+def test_only_the_named_rows_are_imported() -> None:
     of_beat("one")
     of_beat("two")
     durable("import-beat", "--only", "two")
@@ -117,7 +117,7 @@ def test_only_what_is_named_is_imported() -> None:
     assert (answer.code, "'three'" in answer.err) == (2, True)
 
 
-def test_an_operators_pause_outlives_an_import() -> None:
+def test_an_operators_pause_survives_an_import() -> None:
     of_beat()
     durable("import-beat")
     _row().pause("deploy")
@@ -128,7 +128,7 @@ def test_an_operators_pause_outlives_an_import() -> None:
 # Refusals -----------------------------------------------------------------------------------------
 
 
-def test_a_bad_row_is_told_and_holds_no_other_up() -> None:
+def test_an_invalid_row_is_reported_and_does_not_block_others() -> None:
     of_beat("args", args="[1")
     of_beat("misfit", task="tests.project.tasks.add", args="[1]")
     of_beat("never", cron="0 0 31 2 *")
@@ -138,19 +138,19 @@ def test_a_bad_row_is_told_and_holds_no_other_up() -> None:
     assert [row.name for row in RecurringTask.objects.all()] == ["right"]
     for why in ("args are no JSON", "missing a required argument"):
         assert why in answer.out
-    # Celery 5.7 refuses a day that never comes, before we do.
+    # Celery 5.7 refuses a day that never comes, before the package does.
     assert (
         "Celery cannot read its crontab, '0 0 31 2 *'" in answer.out
         or "can never fire" in answer.out
     )
 
 
-def test_what_has_had_its_time_is_left_out_and_is_no_failure() -> None:
+def test_expired_rows_are_left_out_and_are_no_failure() -> None:
     past = datetime.now(UTC) - timedelta(days=1)
     of_beat("clocked", clocked=past, one_off=True, enabled=False)
     of_beat("expired", expires=past)
     of_beat("done", one_off=True, total_run_count=1)
-    assert {(line["name"], line["act"]) for line in told("import-beat")} == {
+    assert {(line["name"], line["act"]) for line in json_of("import-beat")} == {
         ("clocked", "OVER"),
         ("expired", "OVER"),
         ("done", "OVER"),
@@ -158,7 +158,7 @@ def test_what_has_had_its_time_is_left_out_and_is_no_failure() -> None:
     assert not RecurringTask.objects.exists()
 
 
-def test_a_row_of_somebody_else_is_not_taken() -> None:
+def test_a_row_of_another_source_is_not_overwritten() -> None:
     a_schedule()
     of_beat(queue="beats")
     answer = durable("import-beat")
@@ -166,7 +166,7 @@ def test_a_row_of_somebody_else_is_not_taken() -> None:
     assert (_row().queue, _row().source) == ("test", "")
 
 
-def test_a_database_without_beats_tables_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_beats_tables_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(connection.introspection), "table_names", lambda self: [])
     answer = durable("import-beat")
     assert (
@@ -175,7 +175,7 @@ def test_a_database_without_beats_tables_is_named(monkeypatch: pytest.MonkeyPatc
     ) == (2, True)
 
 
-def test_tables_of_an_older_version_have_defaults_for_what_they_lack(
+def test_missing_columns_of_older_versions_get_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of_beat(headers="{}", expire_seconds=9)
@@ -194,7 +194,7 @@ def test_tables_of_an_older_version_have_defaults_for_what_they_lack(
 # Leaving beat -------------------------------------------------------------------------------------
 
 
-def test_what_fires_here_is_switched_off_in_beat_when_asked() -> None:
+def test_imported_rows_are_disabled_in_beat_on_request() -> None:
     of_beat("one")
     of_beat("off", enabled=False)
     durable("import-beat", "--disable-in-beat")
@@ -204,13 +204,13 @@ def test_what_fires_here_is_switched_off_in_beat_when_asked() -> None:
     assert (_state("one"), _state("off")) == (("ACTIVE", ""), ("PAUSED", "DISABLED_IN_BEAT"))
     again = {
         line["name"]: (line["act"], line["begins"])
-        for line in told("import-beat", "--disable-in-beat")
+        for line in json_of("import-beat", "--disable-in-beat")
     }
     assert again == {"one": ("OURS", "ACTIVE"), "off": ("OURS", "PAUSED")}
     assert _state("one") == ("ACTIVE", "")
 
 
-def test_a_shadow_first_and_the_switch_later() -> None:
+def test_rows_are_compared_first_and_switched_later() -> None:
     of_beat()
     note = durable("import-beat").err
     assert "--disable-in-beat" in note
@@ -223,7 +223,7 @@ def test_a_shadow_first_and_the_switch_later() -> None:
     assert not PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]
 
 
-# Carrying -----------------------------------------------------------------------------------------
+# Plain Celery tasks -------------------------------------------------------------------------------
 
 
 def test_a_task_that_is_not_durable_is_listed_and_not_imported() -> None:
@@ -234,7 +234,7 @@ def test_a_task_that_is_not_durable_is_listed_and_not_imported() -> None:
     assert not RecurringTask.objects.exists()
 
 
-def test_it_is_carried_once_the_settings_allow_it(settings: Any) -> None:
+def test_a_plain_celery_task_is_imported_if_the_settings_allow_it(settings: Any) -> None:
     of_beat(task="shop.tasks.plain", args="[1]", queue="old")
     durable("import-beat", "--carry")
     assert _state() == ("PAUSED", "NOT_IN_PLAIN_CELERY_TASKS")
@@ -260,22 +260,22 @@ def test_it_is_carried_once_the_settings_allow_it(settings: Any) -> None:
 @pytest.mark.parametrize(
     "when", [{"every": (10, "seconds")}, {"cron": "*/15 * * * *"}, {"cron": "0 9 * * *"}]
 )
-def test_a_one_off_shows_the_one_fire_that_it_has_here_and_in_beat(when: dict[str, Any]) -> None:
+def test_a_one_off_shows_its_only_fire_here_and_in_beat(when: dict[str, Any]) -> None:
     of_beat(one_off=True, last_run_at=datetime.now(UTC), **when)
-    [line] = told("import-beat")
+    [line] = json_of("import-beat")
     assert len(line["here"]) == len(line["beat"]) == 1
     assert not [told_ for told_ in line["differences"] if told_.startswith("TIMES")]
     assert _row().max_runs == 1
 
 
-def test_an_import_keeps_the_zone_of_beat_whatever_the_zone_of_new_schedules(settings: Any) -> None:
+def test_an_import_keeps_the_zone_of_beat_whatever_the_default_zone(settings: Any) -> None:
     settings.DURABLE_TASKS = {"TIMEZONE": "Asia/Tokyo"}
     of_beat(cron="0 9 * * *", zone="UTC")
     durable("import-beat")
     assert _row().time_zone == "UTC"
 
 
-def test_an_exchange_that_leads_to_a_queue_becomes_that_queue() -> None:
+def test_an_exchange_that_is_bound_to_a_queue_becomes_that_queue() -> None:
     queue = current_app.conf.task_default_queue
     of_beat(exchange="", routing_key=queue)
     durable("import-beat")

@@ -1,4 +1,4 @@
-"""What no schedule can be is refused at save, by name and with a remedy, and nothing is written."""
+"""Invalid schedules are refused on save with the field and a remedy, and nothing is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask
-from tests.database.recurring.schedules import START, a_schedule, at, begin, fire, told
+from tests.database.recurring.schedules import START, a_schedule, at, begin, fire, ledger_of
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -45,7 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "named"), BAD.values(), ids=BAD.keys())
-def test_a_schedule_that_cannot_be_is_refused_by_name_and_nothing_is_written(
+def test_an_invalid_schedule_is_refused_with_its_field_and_nothing_is_written(
     given: dict[str, Any], named: str
 ) -> None:
     Calendar.objects.unguarded().create(name="always closed", working_days=[])
@@ -56,12 +56,12 @@ def test_a_schedule_that_cannot_be_is_refused_by_name_and_nothing_is_written(
     assert not RecurringTask.objects.exists()
 
 
-# An edit without a word about time changes none.
+# An edit without a schedule argument changes no fire time.
 EDITS = {what: given for what, (given, _) in BAD.items() if given}
 
 
 @pytest.mark.parametrize("given", EDITS.values(), ids=EDITS.keys())
-def test_an_edit_that_cannot_be_leaves_the_schedule_as_it_was(given: dict[str, Any]) -> None:
+def test_an_invalid_edit_leaves_the_schedule_unchanged(given: dict[str, Any]) -> None:
     Calendar.objects.unguarded().create(name="always closed", working_days=[])
     row = a_schedule("good")
     before = RecurringTask.objects.filter(pk=row.pk).values().get()
@@ -70,9 +70,7 @@ def test_an_edit_that_cannot_be_leaves_the_schedule_as_it_was(given: dict[str, A
     assert RecurringTask.objects.filter(pk=row.pk).values().get() == before
 
 
-def test_a_cron_that_never_fires_may_be_kept_in_a_paused_row_and_is_refused_again_when_it_should_go_on() -> (
-    None
-):
+def test_a_cron_that_never_fires_is_accepted_on_a_paused_row_and_refused_on_resume() -> None:
     row = RecurringTask.objects.upsert(name="off", task=tasks.noop, cron="0 0 31 2 *", paused=True)
     assert (row.status, row.next_run_at) == ("PAUSED", None)
     with pytest.raises(InvalidSchedule, match="never fire"):
@@ -82,7 +80,7 @@ def test_a_cron_that_never_fires_may_be_kept_in_a_paused_row_and_is_refused_agai
     assert not OccurrenceRecord.objects.exists()
 
 
-def test_a_calendar_that_lost_its_last_working_day_sets_its_schedules_apart_and_no_other() -> None:
+def test_a_calendar_without_working_days_quarantines_only_its_own_schedules() -> None:
     calendar = Calendar.objects.unguarded().create(name="office")
     shut, other = a_schedule("shut", calendar="office"), a_schedule("other")
     Calendar.objects.unguarded().filter(pk=calendar.pk).update(working_days=[], revision=1)
@@ -90,12 +88,12 @@ def test_a_calendar_that_lost_its_last_working_day_sets_its_schedules_apart_and_
     shut.refresh_from_db()
     assert (shut.status, shut.status_reason) == ("PAUSED", "QUARANTINED")
     assert "no working day" in shut.error
-    assert told(other)
+    assert ledger_of(other)
 
 
 @pytest.mark.parametrize("mode", ["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"])
 @pytest.mark.parametrize("calendar", ["", "office"])
-def test_ten_million_missed_fires_are_a_few_lines(mode: str, calendar: str) -> None:
+def test_ten_million_missed_fires_are_a_few_entries(mode: str, calendar: str) -> None:
     Calendar.objects.unguarded().create(name="office")
     named = {"calendar": calendar} if calendar else {}
     row = RecurringTask.objects.upsert(
@@ -110,9 +108,9 @@ def test_ten_million_missed_fires_are_a_few_lines(mode: str, calendar: str) -> N
         **named,
     )
     begin(row, START)
-    now = at(10_000_000 + 7 * 3_600 + 0.7)  # a Friday, in the hours of the office
+    now = at(10_000_000 + 7 * 3_600 + 0.7)  # a Friday, during the hours of the office calendar
     assert fire(now) == {"RUN_ALL_MISSED": 3, "RUN_ONE_NOW": 1, "SKIP_MISSED": 0}[mode]
-    lines = told(row)
+    lines = ledger_of(row)
     assert sum(line[3] for line in lines) == 10_000_000 + 7 * 3_600 + 1
     assert len(lines) <= 5
     row.refresh_from_db()

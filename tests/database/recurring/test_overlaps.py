@@ -1,4 +1,4 @@
-"""A fire time meets a run that is still open: six policies, from the birth over the claim to the
+"""A fire time while another run is open: six overlap policies, from creation over the claim to the
 end of the runs.
 """
 
@@ -33,13 +33,13 @@ SECOND, THIRD = at(60), at(120)
 
 
 def of(fire_time: datetime) -> Task:
-    """Return the task of a fire time as it stands."""
+    """Return the current task of a fire time."""
     found: Task = Task.objects.get(fire_time=fire_time)
     return found
 
 
 def claimed() -> list[Any]:
-    """Claim whatever is due as a scheduler does; return the fire times that are to be published."""
+    """Claim due tasks as a scheduler does, and return the fire times to be published."""
     ids = [
         message.task_id
         for message in claim.claim(QUEUE, database_now() + timedelta(seconds=1), 10, PLACE.node)
@@ -55,13 +55,13 @@ def run(fire_time: datetime) -> Task:
 
 
 def outcome(fire_time: datetime) -> str:
-    """Return what the ledger tells of a fire time."""
+    """Return the outcome that the ledger has for a fire time."""
     found: str = OccurrenceRecord.objects.get(fire_time=fire_time).outcome
     return found
 
 
 def after_three_fires(overlap: str, *, running: bool = True, **given: Any) -> RecurringTask:
-    """Fire three times, a minute apart, the first run being open all the while."""
+    """Fire three times, a minute apart, while the first run stays open."""
     row = a_schedule(overlap=overlap, misfire_grace=1, **given)
     fire(START)
     if running:
@@ -74,14 +74,14 @@ def after_three_fires(overlap: str, *, running: bool = True, **given: Any) -> Re
 # The six policies ---------------------------------------------------------------------------------
 
 
-def test_allow_runs_them_beside_each_other() -> None:
+def test_allow_runs_them_concurrently() -> None:
     after_three_fires("ALLOW")
     assert claimed() == [SECOND, THIRD]
     assert {task.overlap_key for task in Task.objects.all()} == {None}
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_skip_leaves_them_out_and_names_the_open_run(running: bool) -> None:
+def test_skip_omits_them_and_names_the_open_run(running: bool) -> None:
     after_three_fires("SKIP", running=running)
     assert [outcome(SECOND), outcome(THIRD)] == ["SKIPPED_OVERLAP"] * 2
     assert OccurrenceRecord.objects.filter(blocked_by=of(START).pk).count() == 2
@@ -94,7 +94,7 @@ def test_skip_runs_again_when_the_open_run_has_ended() -> None:
     assert claimed() == [at(180)]
 
 
-def test_queue_one_holds_the_first_and_leaves_the_others_out() -> None:
+def test_queue_one_keeps_the_first_waiting_and_omits_the_others() -> None:
     after_three_fires("QUEUE_ONE")
     assert (outcome(SECOND), outcome(THIRD)) == ("DISPATCHED", "SKIPPED_OVERLAP")
     assert claimed() == []
@@ -102,7 +102,7 @@ def test_queue_one_holds_the_first_and_leaves_the_others_out() -> None:
     assert (overlap.release(10), claimed()) == (1, [SECOND])
 
 
-def test_queue_all_runs_one_after_the_other_in_their_order() -> None:
+def test_queue_all_runs_them_one_after_the_other_in_order() -> None:
     after_three_fires("QUEUE_ALL")
     assert claimed() == []
     for fire_time, following in ((START, SECOND), (SECOND, THIRD)):
@@ -114,7 +114,7 @@ def test_queue_all_runs_one_after_the_other_in_their_order() -> None:
     assert overlap.release(10) == 0
 
 
-def test_cancel_running_asks_the_running_one_and_waits_for_its_end() -> None:
+def test_cancel_running_requests_cancellation_and_waits_for_the_end() -> None:
     after_three_fires("CANCEL_RUNNING")
     assert of(START).cancel_requested_at is not None
     assert (of(SECOND).status, of(SECOND).reason) == ("CANCELLED", "REPLACED")
@@ -124,7 +124,7 @@ def test_cancel_running_asks_the_running_one_and_waits_for_its_end() -> None:
     assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
-def test_cancel_running_replaces_what_has_not_begun_at_once() -> None:
+def test_cancel_running_replaces_unstarted_runs_at_once() -> None:
     after_three_fires("CANCEL_RUNNING", running=False)
     assert [of(START).status, of(SECOND).status] == ["CANCELLED"] * 2
     assert claimed() == [THIRD]
@@ -139,7 +139,7 @@ def test_replace_pending_lets_the_running_one_end_and_keeps_the_newest_behind_it
     assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
-def test_catching_up_under_skip_holds_each_missed_run_and_runs_them_in_their_order() -> None:
+def test_catching_up_under_skip_runs_each_missed_run_in_order() -> None:
     a_schedule(overlap="SKIP", catch_up_mode="RUN_ALL_MISSED", misfire_grace=1)
     assert fire(at(150)) == 3
     order = []
@@ -152,7 +152,7 @@ def test_catching_up_under_skip_holds_each_missed_run_and_runs_them_in_their_ord
     assert order == [START, SECOND, THIRD]
 
 
-def test_the_newest_missed_run_goes_first_when_it_was_asked_for() -> None:
+def test_the_newest_missed_run_goes_first_on_request() -> None:
     a_schedule(catch_up_mode="RUN_ALL_MISSED", catchup_order="NEWEST", misfire_grace=1)
     fire(at(150))
     order = []
@@ -164,10 +164,10 @@ def test_the_newest_missed_run_goes_first_when_it_was_asked_for() -> None:
     assert order == [THIRD, SECOND, START]
 
 
-# One key, several schedules -----------------------------------------------------------------------
+# One key of several schedules ---------------------------------------------------------------------
 
 
-def test_schedules_of_one_key_exclude_each_other_and_others_do_not() -> None:
+def test_schedules_with_the_same_key_exclude_each_other_and_others_do_not() -> None:
     echo = tasks.echo
     for name, account in (("hourly", 1), ("nightly", 1), ("other", 2)):
         a_schedule(name, task=echo, args=[account], overlap="SKIP", overlap_key="account {0}")
@@ -177,7 +177,7 @@ def test_schedules_of_one_key_exclude_each_other_and_others_do_not() -> None:
     assert lines.get().blocked_by == Task.objects.get(overlap_key="1:account 1").pk
 
 
-def test_a_key_takes_named_arguments_and_the_tasks_own_name() -> None:
+def test_a_key_accepts_named_arguments_and_the_tasks_own_name() -> None:
     a_schedule(
         task=tasks.echo, kwargs={"region": "eu"}, overlap="SKIP", overlap_key="{task}/{region}"
     )
@@ -185,7 +185,7 @@ def test_a_key_takes_named_arguments_and_the_tasks_own_name() -> None:
     assert of(START).overlap_key == "1:tests.project.tasks.echo/eu"
 
 
-def test_a_policy_counts_for_the_newcomer_whoever_was_there_first() -> None:
+def test_the_policy_of_the_new_run_applies() -> None:
     a_schedule("patient", overlap="QUEUE_ALL", overlap_key="one")
     a_schedule("hasty", start_time=at(30), overlap="CANCEL_RUNNING", overlap_key="one")
     fire(START)
@@ -197,7 +197,7 @@ def test_a_policy_counts_for_the_newcomer_whoever_was_there_first() -> None:
 # At the claim -------------------------------------------------------------------------------------
 
 
-def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
+def test_a_run_that_waits_for_its_retry_keeps_its_overlap_key() -> None:
     after_three_fires("QUEUE_ALL")
     end(of(START), outcome=FAILURE)
     assert of(START).status == "PENDING"
@@ -206,13 +206,13 @@ def test_a_run_that_waits_for_its_next_try_keeps_its_slot() -> None:
     assert claimed() == [START]
 
 
-def test_a_run_whose_worker_died_keeps_its_slot_too() -> None:
+def test_a_run_whose_worker_died_keeps_its_overlap_key_too() -> None:
     after_three_fires("QUEUE_ONE")
     end(of(START), outcome=CRASH)
     assert (of(START).status, overlap.release(10)) == ("PENDING", 0)
 
 
-def test_an_old_run_that_is_replayed_waits_for_the_one_that_runs() -> None:
+def test_an_old_run_that_is_replayed_waits_for_the_running_one() -> None:
     after_three_fires("SKIP")
     end(of(START), outcome=HOPELESS)
     fire(at(180))
@@ -224,7 +224,7 @@ def test_an_old_run_that_is_replayed_waits_for_the_one_that_runs() -> None:
     assert (overlap.release(10), claimed()) == (1, [START])
 
 
-def test_of_two_that_are_due_in_one_slot_one_is_claimed_and_the_other_held() -> None:
+def test_of_two_due_runs_with_one_key_one_is_claimed_and_the_other_waits() -> None:
     row = a_schedule(overlap="QUEUE_ALL")
     pair = [
         a_task(recurring_task=row, overlap_key="one", fire_time=when, run_at=when, due_at=when)
@@ -234,7 +234,7 @@ def test_of_two_that_are_due_in_one_slot_one_is_claimed_and_the_other_held() -> 
     assert [task.pk for task in Task.objects.waiting_for_overlap()] == [pair[1].pk]
 
 
-def test_a_held_run_can_be_cancelled_and_its_slot_goes_to_the_next() -> None:
+def test_a_waiting_run_can_be_cancelled_and_the_next_one_takes_its_place() -> None:
     after_three_fires("QUEUE_ALL")
     Task.objects.unguarded().filter(pk=of(SECOND).pk).update(key="second", open_key="second")
     assert Task.objects.cancel("second") == 1
@@ -242,7 +242,7 @@ def test_a_held_run_can_be_cancelled_and_its_slot_goes_to_the_next() -> None:
     assert (overlap.release(10), claimed()) == (1, [THIRD])
 
 
-def test_any_number_of_busy_slots_hide_no_free_one() -> None:
+def test_any_number_of_busy_keys_do_not_hide_a_free_one() -> None:
     for number in range(6):
         slot = f"slot {number}"
         if number < 5:
@@ -255,7 +255,7 @@ def test_any_number_of_busy_slots_hide_no_free_one() -> None:
     ] == ["slot 5"]
 
 
-def test_a_run_with_jitter_is_let_go_no_sooner_than_its_instant() -> None:
+def test_a_run_with_jitter_is_not_released_before_its_instant() -> None:
     after_three_fires("QUEUE_ONE")
     later = database_now() + timedelta(hours=1)
     Task.objects.unguarded().filter(pk=of(SECOND).pk).update(run_at=later)

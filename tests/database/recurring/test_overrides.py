@@ -1,4 +1,4 @@
-"""One fire time that is not as the schedule says: skipped, moved, added, and taken back."""
+"""Overrides of single fire times: skip, move, add, restore."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.database.recurring.schedules import (
     START,
     a_schedule,
     at,
-    born,
     fire,
-    told,
+    fire_times,
+    ledger_of,
     tomorrow,
 )
 
@@ -24,21 +24,21 @@ pytestmark = pytest.mark.django_db
 
 
 def a_daily_schedule(**given: Any) -> RecurringTask:
-    """Declare a schedule that fires once a day, recorded up to now."""
+    """Declare a schedule that fires once a day and whose ledger is complete up to now."""
     row = a_schedule(cron=DAILY, overlap="ALLOW", **given)
     RecurringTask.objects.unguarded().update(watermark_at=database_now(), next_run_at=tomorrow())
     row.refresh_from_db()
     return row
 
 
-def test_a_skipped_fire_does_not_run_and_the_ledger_says_by_whose_word() -> None:
+def test_a_skipped_fire_does_not_run_and_the_ledger_names_the_user() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(), "SKIP", reason="bank holiday", by="anna")
     row.refresh_from_db()
     assert row.next_run_at == tomorrow(days=1)
     assert fire(tomorrow(days=1)) == 1
-    assert born(row) == [tomorrow(days=1)]
-    assert told(row)[0] == (
+    assert fire_times(row) == [tomorrow(days=1)]
+    assert ledger_of(row)[0] == (
         "OVERRIDDEN",
         tomorrow(),
         tomorrow(),
@@ -48,24 +48,24 @@ def test_a_skipped_fire_does_not_run_and_the_ledger_says_by_whose_word() -> None
     assert OccurrenceOverride.objects.get().by == "anna"
 
 
-def test_a_moved_fire_runs_elsewhere_and_keeps_its_fire_time() -> None:
+def test_a_moved_fire_runs_at_another_time_and_keeps_its_fire_time() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(days=1), "MOVE", move_to=tomorrow(hours=-2), reason="early close")
     row.refresh_from_db()
     assert row.next_run_at == tomorrow(hours=-2)
     assert fire(tomorrow(hours=-2)) == 1
-    assert born(row) == [tomorrow(days=1)]
+    assert fire_times(row) == [tomorrow(days=1)]
     assert [fire(tomorrow()), fire(tomorrow(days=1))] == [1, 0]
 
 
-def test_an_added_fire_runs_beside_the_others() -> None:
+def test_an_added_fire_runs_in_addition_to_the_others() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(hours=3), "ADD")
     assert [fire(tomorrow()), fire(tomorrow(hours=3))] == [1, 1]
-    assert told(row)[-1] == ("DISPATCHED", tomorrow(hours=3), None, 1, "added by hand")
+    assert ledger_of(row)[-1] == ("DISPATCHED", tomorrow(hours=3), None, 1, "added by hand")
 
 
-def test_a_second_word_replaces_the_first_and_each_raises_the_revision() -> None:
+def test_a_second_override_replaces_the_first_and_each_increments_the_revision() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(), "SKIP")
     row.override(tomorrow(), "MOVE", move_to=tomorrow(hours=1))
@@ -74,7 +74,7 @@ def test_a_second_word_replaces_the_first_and_each_raises_the_revision() -> None
     assert row.next_run_at == tomorrow(hours=1)
 
 
-def test_what_is_taken_back_is_as_the_schedule_says() -> None:
+def test_a_restored_fire_follows_the_schedule_again() -> None:
     row = a_daily_schedule()
     row.override(tomorrow(), "SKIP")
     assert row.withdraw(tomorrow()) is True
@@ -83,7 +83,7 @@ def test_what_is_taken_back_is_as_the_schedule_says() -> None:
     assert not OccurrenceOverride.objects.exists()
 
 
-def test_a_paused_schedule_takes_overrides_and_stays_paused() -> None:
+def test_a_paused_schedule_accepts_overrides_and_stays_paused() -> None:
     row = a_daily_schedule()
     row.pause("deploy")
     row.override(tomorrow(), "SKIP")
@@ -93,7 +93,7 @@ def test_a_paused_schedule_takes_overrides_and_stays_paused() -> None:
     assert row.next_run_at == tomorrow(days=1)
 
 
-def test_the_last_fire_skipped_ends_the_schedule_at_the_next_tick() -> None:
+def test_skipping_the_last_fire_ends_the_schedule_at_the_next_tick() -> None:
     row = a_daily_schedule(end_time=tomorrow(hours=1))
     row.override(tomorrow(), "SKIP")
     fire(database_now())
@@ -101,7 +101,7 @@ def test_the_last_fire_skipped_ends_the_schedule_at_the_next_tick() -> None:
     assert (row.status, row.status_reason) == ("CANCELLED", "ENDED")
 
 
-def test_the_past_is_refused_by_the_name_of_its_field() -> None:
+def test_past_instants_are_refused_with_their_field() -> None:
     row = a_daily_schedule()
     with pytest.raises(TransitionRefused, match=r"fire_time=.* is past: .* use backfill\(\)"):
         row.override(START, "SKIP")
@@ -128,7 +128,7 @@ def test_a_fire_that_was_moved_forward_and_has_run_is_decided() -> None:
     assert OccurrenceOverride.objects.get().action == "MOVE"
 
 
-def test_what_is_no_fire_time_is_refused_with_those_around_it() -> None:
+def test_an_instant_that_is_not_a_fire_time_is_refused_with_its_neighbours() -> None:
     row = a_daily_schedule()
     noon, around = (
         tomorrow(hours=3),
@@ -142,7 +142,7 @@ def test_what_is_no_fire_time_is_refused_with_those_around_it() -> None:
     assert not OccurrenceOverride.objects.exists()
 
 
-def test_words_that_contradict_are_refused() -> None:
+def test_contradicting_arguments_are_refused() -> None:
     row = a_daily_schedule()
     for action, more in (("DROP", {}), ("MOVE", {}), ("SKIP", {"move_to": tomorrow(hours=4)})):
         with pytest.raises(InvalidSchedule):
@@ -154,13 +154,13 @@ def test_words_that_contradict_are_refused() -> None:
         row.override(tomorrow(), "SKIP")
 
 
-def test_a_second_names_the_fire_within_it() -> None:
+def test_a_second_identifies_the_fire_within_it() -> None:
     row = a_schedule(interval=86_400, start_time=at(seconds=0.808))
     fire_time = row.next_fire_times(1)[0].nominal
-    told = fire_time.replace(microsecond=0)
-    assert row.override(told, "SKIP").fire_time == fire_time
-    assert row.withdraw(told)
-    assert row.override(told, "ADD").fire_time == told
+    second = fire_time.replace(microsecond=0)
+    assert row.override(second, "SKIP").fire_time == fire_time
+    assert row.withdraw(second)
+    assert row.override(second, "ADD").fire_time == second
 
 
 def test_before_its_start_a_schedule_names_its_start() -> None:

@@ -1,4 +1,4 @@
-"""A recurring task may start a workflow: one for each fire time, which holds the slot of its
+"""A recurring task may start one workflow per fire time, which keeps the overlap key of its
 schedule until it ends.
 """
 
@@ -27,8 +27,8 @@ from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
     recount,
+    resolve_all,
     succeed,
-    tell,
 )
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
@@ -40,7 +40,7 @@ SECOND, THIRD = at(60), at(120)
 
 
 def closing(steps: int = 2) -> Workflow:
-    """Return what a builder's body returns: a chain of so many tasks."""
+    """Return the result of a builder's body: a chain of this many tasks."""
     found, before = Workflow("closing"), None
     for number in range(steps):
         before = found.add(tasks.noop.using(queue=QUEUE), after=before, step=f"step {number}")
@@ -48,29 +48,29 @@ def closing(steps: int = 2) -> Workflow:
 
 
 def of(fire_time: datetime) -> Task:
-    """Return the task of a fire time as it stands."""
+    """Return the current task of a fire time."""
     found: Task = Task.objects.get(fire_time=fire_time)
     return found
 
 
 def build(fire_time: datetime, steps: int = 2) -> WorkflowRun:
-    """Run the body of a fire time, which returns a workflow; return its run."""
+    """Run the body of a fire time, which returns a workflow, and return the workflow run."""
     assert followups.succeed(begin(of(fire_time)), None, "worker@host", (closing(steps),))
     found: WorkflowRun = WorkflowRun.objects.filter(fire_time=fire_time).latest("pk")
     return found
 
 
 def finish(run: WorkflowRun) -> WorkflowRun:
-    """Run what is left of a workflow to its success."""
+    """Run the remaining tasks of a workflow to success."""
     for task in Task.objects.filter(workflow=run).open().order_by("step"):
         succeed(task)
-        tell()
+        resolve_all()
     run.refresh_from_db()
     return run
 
 
 def due() -> list[datetime | None]:
-    """Claim whatever is due as a scheduler does; return the fire times that are to be published."""
+    """Claim due tasks as a scheduler does, and return the fire times to be published."""
     ids = [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)]
     return sorted(
         Task.objects.filter(pk__in=ids, recurring_task__isnull=False).values_list(
@@ -80,7 +80,7 @@ def due() -> list[datetime | None]:
 
 
 def outcome(fire_time: datetime) -> tuple[str, str]:
-    """Return what the ledger tells of a fire time, and why."""
+    """Return the outcome that the ledger has for a fire time, and its reason."""
     line = OccurrenceRecord.objects.get(fire_time=fire_time)
     return line.outcome, line.reason
 
@@ -95,7 +95,7 @@ def with_a_run_open(overlap: str, **given: Any) -> tuple[RecurringTask, Workflow
 # One run a fire time ------------------------------------------------------------------------------
 
 
-def test_a_fire_starts_one_workflow_which_knows_whose_it_is() -> None:
+def test_a_fire_starts_one_workflow_which_stores_its_schedule() -> None:
     row = a_schedule(priority=7)
     fire(START)
     run = build(START)
@@ -120,7 +120,7 @@ def test_only_the_attempt_that_succeeds_starts_it(outcome: Any) -> None:
     assert list(WorkflowRun.objects.values_list("pk", flat=True)) == [run.pk]
 
 
-def test_a_success_whose_reply_was_lost_starts_nothing_more_when_it_is_told_again() -> None:
+def test_recording_a_success_again_after_a_lost_reply_starts_no_second_workflow() -> None:
     a_schedule()
     fire(START)
     body = begin(of(START))
@@ -132,7 +132,7 @@ def test_a_success_whose_reply_was_lost_starts_nothing_more_when_it_is_told_agai
     )
 
 
-def test_a_start_that_is_refused_fails_the_body_and_leaves_nothing() -> None:
+def test_a_refused_start_fails_the_body_and_leaves_nothing() -> None:
     a_schedule()
     fire(START)
     stray = Workflow("stray")
@@ -143,7 +143,7 @@ def test_a_start_that_is_refused_fails_the_body_and_leaves_nothing() -> None:
     assert (of(START).status, WorkflowRun.objects.count()) == ("RUNNING", 0)
 
 
-def test_a_fire_that_gave_up_and_is_replayed_starts_it_then() -> None:
+def test_a_failed_fire_that_is_replayed_starts_it_then() -> None:
     a_schedule()
     fire(START)
     assert attempts.fail(begin(of(START)), HOPELESS, "worker@host")
@@ -163,14 +163,14 @@ def test_a_fire_whose_task_succeeded_cannot_be_replayed_into_a_second_run() -> N
 # Overlap ------------------------------------------------------------------------------------------
 
 
-def test_allow_starts_them_beside_each_other() -> None:
+def test_allow_starts_them_concurrently() -> None:
     with_a_run_open("ALLOW")
     fire(SECOND)
     assert build(SECOND).status == "RUNNING"
     assert WorkflowRun.objects.open().count() == 2
 
 
-def test_skip_leaves_fires_out_while_the_workflow_is_open_and_names_its_run() -> None:
+def test_skip_omits_fires_while_the_workflow_is_open_and_names_its_run() -> None:
     row, run = with_a_run_open("SKIP")
     fire(SECOND)
     assert outcome(SECOND) == ("SKIPPED_OVERLAP", f"workflow run {run.pk} is open")
@@ -180,7 +180,7 @@ def test_skip_leaves_fires_out_while_the_workflow_is_open_and_names_its_run() ->
     assert fire(THIRD) == 1
 
 
-def test_a_sub_workflow_that_goes_on_alone_keeps_the_slot_too() -> None:
+def test_a_detached_sub_workflow_keeps_the_overlap_key_too() -> None:
     a_schedule(overlap="SKIP", misfire_grace=1)
     fire(START)
     whole = Workflow("whole")
@@ -191,7 +191,7 @@ def test_a_sub_workflow_that_goes_on_alone_keeps_the_slot_too() -> None:
     begin(Task.objects.get(step="noop"))
     deadlines.cancel_late(at(days=36_500), 10)
     deadlines.cancel_called_off(10)
-    tell()
+    resolve_all()
     WorkflowRun.objects.unguarded().filter(name="whole").update(
         status="FAILED", completed_at=database_now()
     )
@@ -199,19 +199,19 @@ def test_a_sub_workflow_that_goes_on_alone_keeps_the_slot_too() -> None:
     assert outcome(SECOND)[0] == "SKIPPED_OVERLAP"
 
 
-def test_a_run_that_has_failed_frees_the_slot_and_one_that_is_retried_takes_it_again() -> None:
+def test_a_failed_run_frees_the_overlap_key_and_a_retry_takes_it_again() -> None:
     _, run = with_a_run_open("SKIP")
     fail(Task.objects.get(step="step 0"))
-    tell()
+    resolve_all()
     assert fire(SECOND) == 1
     succeed(of(SECOND))
     dead_letters.replay(question(Task.objects.get(step="step 0")), by="anna")
-    tell()
+    resolve_all()
     fire(THIRD)
     assert outcome(THIRD) == ("SKIPPED_OVERLAP", f"workflow run {run.pk} is open")
 
 
-def test_queue_one_holds_the_first_fire_until_the_workflow_has_ended() -> None:
+def test_queue_one_keeps_the_first_fire_waiting_until_the_workflow_has_ended() -> None:
     row, run = with_a_run_open("QUEUE_ONE")
     fire(SECOND)
     fire(THIRD)
@@ -222,7 +222,7 @@ def test_queue_one_holds_the_first_fire_until_the_workflow_has_ended() -> None:
     assert (overlap.release(10), due()) == (1, [SECOND])
 
 
-def test_queue_all_runs_one_workflow_after_the_other_in_their_order() -> None:
+def test_queue_all_runs_one_workflow_after_the_other_in_order() -> None:
     _, run = with_a_run_open("QUEUE_ALL")
     fire(SECOND)
     fire(THIRD)
@@ -234,16 +234,16 @@ def test_queue_all_runs_one_workflow_after_the_other_in_their_order() -> None:
     assert WorkflowRun.objects.open().count() == 1
 
 
-def test_cancel_running_calls_the_workflow_off_and_waits_until_it_has_ended() -> None:
+def test_cancel_running_cancels_the_workflow_and_waits_until_it_has_ended() -> None:
     _, run = with_a_run_open("CANCEL_RUNNING")
     body = begin(Task.objects.get(step="step 0"))
     fire(SECOND)
     assert (overlap.release(10), due()) == (0, [])
     deadlines.cancel_called_off(10)
-    tell()
+    resolve_all()
     assert (overlap.release(10), due()) == (0, []), "a body still runs"
     attempts.fail(body, FAILURE, "worker@host")
-    tell()
+    resolve_all()
     run.refresh_from_db()
     assert (run.status, run.reason) == ("CANCELLED", "REPLACED")
     assert (overlap.release(10), due()) == (1, [SECOND])
@@ -259,7 +259,7 @@ def test_replace_pending_lets_the_workflow_end_and_keeps_the_newest_fire_behind_
     assert (overlap.release(10), due()) == (1, [THIRD])
 
 
-def test_schedules_of_one_key_exclude_each_other_s_workflows() -> None:
+def test_schedules_with_the_same_key_exclude_each_others_workflows() -> None:
     for name, start in (("hourly", START), ("nightly", at(30))):
         a_schedule(name, overlap="SKIP", overlap_key="books", misfire_grace=1, start_time=start)
     fire(START)
@@ -281,7 +281,7 @@ def test_an_older_fire_that_is_replayed_waits_for_the_workflow_at_its_claim() ->
     assert (overlap.release(10), due()) == (1, [START])
 
 
-def test_slots_of_workflows_hide_no_free_one() -> None:
+def test_keys_of_workflows_do_not_hide_a_free_one() -> None:
     for number in range(4):
         a_schedule(f"schedule {number}", overlap="QUEUE_ALL", start_time=at(number))
         fire(at(number))
@@ -293,7 +293,7 @@ def test_slots_of_workflows_hide_no_free_one() -> None:
     assert not of(at(63)).is_waiting
 
 
-def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> None:
+def test_a_tick_needs_as_many_statements_with_many_open_workflows_as_with_one() -> None:
     def statements(number: int) -> int:
         for each in range(number):
             name = f"{number} {each}"
@@ -311,10 +311,10 @@ def test_a_tick_costs_as_many_statements_at_many_open_workflows_as_at_one() -> N
     assert statements(8) == statements(1)
 
 
-# By hand and of the past --------------------------------------------------------------------------
+# Manual runs and backfills ------------------------------------------------------------------------
 
 
-def test_a_run_by_hand_waits_for_the_workflow_and_starts_one_of_its_own() -> None:
+def test_a_manual_run_waits_for_the_workflow_and_starts_its_own() -> None:
     row, run = with_a_run_open("SKIP")
     task = row.trigger_now(by="anna")
     assert task.is_waiting
@@ -326,17 +326,17 @@ def test_a_run_by_hand_waits_for_the_workflow_and_starts_one_of_its_own() -> Non
     assert f"It started workflow run {second.pk}, which is RUNNING: 0 of 2 tasks" in said
 
 
-def test_a_run_by_hand_under_cancel_running_calls_the_workflow_off() -> None:
+def test_a_manual_run_under_cancel_running_cancels_the_workflow() -> None:
     row, run = with_a_run_open("CANCEL_RUNNING")
     assert row.trigger_now().is_waiting
     run.refresh_from_db()
     assert run.reason == "REPLACED"
 
 
-def test_the_account_of_a_fire_tells_how_far_its_workflow_is() -> None:
+def test_the_explanation_of_a_fire_shows_the_progress_of_its_workflow() -> None:
     row, run = with_a_run_open("SKIP")
     succeed(Task.objects.get(step="step 0"))
-    tell()
+    resolve_all()
     assert (
         f"It started workflow run {run.pk}, which is RUNNING: 1 of 2 tasks have ended."
         in row.explain(START)
@@ -358,22 +358,20 @@ def test_a_backfill_runs_one_workflow_after_the_other() -> None:
     assert WorkflowRun.objects.count() == 3
 
 
-def test_a_backfill_leaves_an_open_workflow_and_starts_an_ended_one_anew_when_all_was_asked_for() -> (
-    None
-):
+def test_a_backfill_skips_an_open_workflow_and_reruns_an_ended_one_on_request() -> None:
     row, run = with_a_run_open("SKIP")
 
-    def told(reprocess: str) -> tuple[str, str]:
+    def report(reprocess: str) -> tuple[str, str]:
         (step,) = row.backfill(START, START, reprocess=reprocess).steps
         return step.action, step.why
 
-    assert told("ALL") == ("UNCHANGED", f"its workflow run {run.pk} is RUNNING")
+    assert report("ALL") == ("UNCHANGED", f"its workflow run {run.pk} is RUNNING")
     fail(Task.objects.get(step="step 0"))
-    tell()
-    assert told("FAILED") == ("UNCHANGED", f"its workflow run {run.pk} is FAILED"), (
+    resolve_all()
+    assert report("FAILED") == ("UNCHANGED", f"its workflow run {run.pk} is FAILED"), (
         "it is retried in the run itself"
     )
-    assert told("ALL") == ("REPLAYED", "was SUCCESS")
+    assert report("ALL") == ("REPLAYED", "was SUCCESS")
     second = build(START)
     assert second.pk != run.pk
     assert f"workflow run {second.pk}" in row.explain(START)

@@ -1,5 +1,5 @@
-"""``durable shadow`` compares what was heard of beat with what would have fired here, and changes
-nothing.
+"""``durable shadow`` compares the recorded fires of beat with the fires of this scheduler, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _shadow(*more: str) -> Answer:
 
 def _told(*more: str) -> dict[str, Any]:
     answer = _shadow(*more, "--format", "json")
-    return {one["name"]: one for one in answer.told["schedules"]}
+    return {one["name"]: one for one in answer.data["schedules"]}
 
 
 # The report ---------------------------------------------------------------------------------------
 
 
-def test_a_paused_row_that_beat_fires_alike_does_not_differ() -> None:
+def test_a_paused_row_that_beat_fires_equally_does_not_differ() -> None:
     _of_beat()
     _heard("nightly", 0.1, 60.2, 120.3, 180.1, 240.1, 300.1)
     answer = _shadow()
@@ -53,7 +53,7 @@ def test_a_paused_row_that_beat_fires_alike_does_not_differ() -> None:
     assert (found["lag_median"], found["lag_most"]) == (0.1, 0.3)
 
 
-def test_what_one_side_does_alone_is_told_with_its_instants() -> None:
+def test_fires_of_one_side_only_are_reported_with_their_instants() -> None:
     _of_beat()
     _heard("nightly", 0.1, 60.2, 95, 180.1, 240.1, 300.1)
     answer = _shadow()
@@ -63,46 +63,46 @@ def test_what_one_side_does_alone_is_told_with_its_instants() -> None:
     )
 
 
-def test_a_fire_at_the_edge_belongs_to_what_came_before_it() -> None:
+def test_a_fire_at_the_boundary_belongs_to_the_period_before() -> None:
     _of_beat()
     _heard("nightly", 60.2, 120.5, 180.5)
     answer = durable("shadow", "--from", at(60.1).isoformat(), "--to", at(120.2).isoformat())
     assert answer.code == 0, answer
 
 
-def test_what_beat_fires_and_nobody_imported_is_told() -> None:
+def test_fires_of_beat_without_an_imported_schedule_are_reported() -> None:
     _heard("stray", 30)
     found = _told()["stray"]
     assert (found["only_beat"], "import it" in found["remark"]) == (["2026-03-02T09:00:30Z"], True)
 
 
-def test_a_row_that_others_made_is_compared_once_it_was_heard() -> None:
+def test_a_row_of_another_source_is_compared_once_beat_fired_it() -> None:
     a_schedule("by hand")
     assert _told() == {}
     _heard("by hand", 0, 60)
     assert _told()["by hand"]["matched"] == 2
 
 
-def test_only_what_is_named_is_compared() -> None:
+def test_only_the_named_schedules_are_compared() -> None:
     _of_beat("one")
     _of_beat("two")
     assert list(_told("--name", "two")) == ["two"]
 
 
-def test_a_dense_schedule_is_compared_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dense_schedule_is_compared_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_fires, "MOST", 3)
     _of_beat()
     assert "more than 3 fires" in _told()["nightly"]["remark"]
 
 
-def test_without_anything_heard_there_is_nothing_to_compare_from() -> None:
+def test_without_recorded_fires_there_is_nothing_to_compare() -> None:
     answer = durable("shadow")
     assert (answer.code, "listener.listen()" in answer.err) == (2, True)
     _heard("stray", 0)
     assert durable("shadow", "--to", at(60).isoformat()).code == 1
 
 
-def test_a_watch_tells_each_difference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter([60, 120, 180])
 
     def wait(_: float) -> None:
@@ -119,7 +119,7 @@ def test_a_watch_tells_each_difference_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert answer.out == "nightly: here alone: 2026-03-02 09:02:00Z\n"
 
 
-def test_what_was_heard_is_pruned_in_its_turn(settings: Any) -> None:
+def test_recorded_fires_are_pruned(settings: Any) -> None:
     settings.DURABLE_TASKS = {"SHADOW_RETENTION": 3600}
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")

@@ -1,5 +1,5 @@
-"""Hypothesis plays outages, operators, crashes and clocks that go back; a slow reference keeps the
-same books.
+"""Hypothesis generates outages, operator actions, crashes and clocks that go back; a slow reference
+keeps the same ledger.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ plans = st.fixed_dictionaries(
 
 
 class Clock:
-    """The clock of the verbs, which the machine moves."""
+    """The clock of the operations, which the state machine moves."""
 
     now = START
 
 
 class Trigger(RuleBasedStateMachine):
-    """The verbs and the trigger as rules; the books of every schedule are compared after each."""
+    """Operations and trigger as rules. The ledgers of all schedules are compared after each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Trigger(RuleBasedStateMachine):
     @rule(given=plans)
     @applies_if(lambda self: len(self.plans) < ROWS)
     def declare(self, given: dict[str, Any]) -> None:
-        """Somebody declares a schedule; it begins with its first grid point after now."""
+        """A schedule is declared. It begins with its first grid point after now."""
         name = f"row {len(self.plans)}"
         row = RecurringTask.objects.upsert(
             name=name, task=tasks.noop, queue="test", overlap="ALLOW", **given
@@ -87,18 +87,16 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(seconds=steps, limit=st.sampled_from([1, 100]))
     def lead(self, seconds: float, limit: int) -> None:
-        """Time goes by, and a leader fires until nothing is due; row by row or all at once."""
+        """Time passes, and a leader fires until nothing is due, row by row or all at once."""
         Clock.now += timedelta(seconds=seconds)
-        born = 0
+        created = 0
         while RecurringTask.objects.due(Clock.now).exists():
-            born += fire(Clock.now, limit)
-        assert born == sum(plan.tick(Clock.now) for plan in self.plans)
+            created += fire(Clock.now, limit)
+        assert created == sum(plan.tick(Clock.now) for plan in self.plans)
 
     @rule(seconds=steps)
     def lead_with_a_clock_behind(self, seconds: float) -> None:
-        """Another leader's clock is behind: there is nothing for it that the first has not done,
-        but what it sees.
-        """
+        """A leader whose clock is behind does nothing that the first leader has not done already."""
         behind = Clock.now - timedelta(seconds=seconds)
         assert fire(behind) == sum(plan.tick(behind) for plan in self.plans)
 
@@ -111,8 +109,8 @@ class Trigger(RuleBasedStateMachine):
             transaction.set_rollback(True)
 
     @rule(seconds=steps)
-    def nobody_leads(self, seconds: float) -> None:
-        """An outage."""
+    def without_leader(self, seconds: float) -> None:
+        """No scheduler leads for a while."""
         Clock.now += timedelta(seconds=seconds)
 
     # Operators ------------------------------------------------------------------------------------
@@ -123,7 +121,7 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(pick=picks, seconds=st.one_of(st.none(), steps))
     def pause(self, pick: int, seconds: float | None) -> None:
-        """Somebody pauses a schedule, for good or for a while."""
+        """An operator pauses a schedule, indefinitely or for a while."""
         until = None if seconds is None else Clock.now + timedelta(seconds=seconds) + TICK
         for plan in self._living(pick):
             self._row(plan).pause("deploy", until=until)
@@ -131,14 +129,14 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(pick=picks, run_missed=st.booleans())
     def resume(self, pick: int, run_missed: bool) -> None:
-        """Somebody lets a schedule go on."""
+        """An operator resumes a schedule."""
         for plan in self._living(pick):
             self._row(plan).resume(run_missed=run_missed)
             plan.resume(Clock.now, run_missed)
 
     @rule(pick=picks, interval=intervals)
     def edit(self, pick: int, interval: float) -> None:
-        """Somebody changes when a schedule fires, or declares it as it is."""
+        """A schedule is edited, perhaps without a change."""
         for plan in self._living(pick):
             RecurringTask.objects.upsert(
                 name=self._row(plan).name, task=tasks.noop, interval=interval
@@ -147,7 +145,7 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(pick=picks, mode=st.sampled_from(["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"]))
     def edit_policy(self, pick: int, mode: str) -> None:
-        """Somebody changes how a schedule treats what it missed; when it fires stays as it is."""
+        """The misfire policy is edited; the fire times stay unchanged."""
         for plan in self._living(pick):
             RecurringTask.objects.upsert(
                 name=self._row(plan).name, task=tasks.noop, catch_up_mode=mode
@@ -156,8 +154,8 @@ class Trigger(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def set_back(self, pick: int) -> None:
-        """A watermark is set back by hand: what is told alone stays as it is, and the row is not to
-        blame.
+        """A watermark is set back by hand. Single ledger entries stay, and the row is not
+        quarantined.
         """
         for plan in self._living(pick):
             if plan.status != "ACTIVE":
@@ -168,22 +166,22 @@ class Trigger(RuleBasedStateMachine):
                 RecurringTask.objects.unguarded().filter(pk=plan.pk).update(
                     watermark_at=plan.anchor - TICK, next_run_at=START
                 )
-                born = fire(Clock.now)
+                created = fire(Clock.now)
                 assert known.items() <= dict(lines.all().values_list("fire_time", "task")).items()
                 fired = Task.objects.filter(recurring_task=plan.pk).values_list("fire_time", "pk")
                 assert dict(fired) == dict(
                     lines.filter(task__isnull=False).values_list("fire_time", "task")
                 )
                 assert self._row(plan).status_reason in ("", "MAX_RUNS")
-                assert self._row(plan).runs_count == len(fired) <= plan.runs + born
+                assert self._row(plan).runs_count == len(fired) <= plan.runs + created
                 transaction.set_rollback(True)
 
     # Always ---------------------------------------------------------------------------------------
 
     @invariant()
-    def the_books_are_those_of_the_reference(self) -> None:
-        """Each fire is told once, alone or inside one range, and a task there is where the line
-        says so.
+    def the_ledger_equals_the_reference(self) -> None:
+        """Each fire is recorded once, alone or inside one range, and has a task if the ledger says
+        so.
         """
         rows = RecurringTask.objects.in_bulk([plan.pk for plan in self.plans])
         for plan in self.plans:
@@ -209,26 +207,26 @@ class Trigger(RuleBasedStateMachine):
         assert set(runs) == {
             fire_time for fire_time, outcome in plan.singles.items() if outcome == "DISPATCHED"
         }
-        told = [
+        recorded = [
             (one.outcome, one.fire_time, one.last_fire_time, one.count)
             for one in lines.ranges().order_by("pk")
         ]
         assert all(one.count_is_exact for one in lines)
         for outcome, fires in plan.stretches:
-            # A stretch may be told in two: what the window shuts out, and what the number does.
+            # A stretch may be recorded in two entries: fires outside the window, and fires over the number.
             within = [
                 one
-                for one in told
+                for one in recorded
                 if one[0] == outcome and fires[0] <= one[1] <= (one[2] or one[1]) <= fires[-1]
             ]
             assert sum(one[3] for one in within) == len(fires)
-            told = [one for one in told if one not in within]
-        assert told == []
+            recorded = [one for one in recorded if one not in within]
+        assert recorded == []
 
 
 @pytest.mark.django_db
 @pytest.mark.timeout(300)
-def test_the_trigger_keeps_the_books_of_the_reference_in_any_order_of_events(
+def test_the_ledger_equals_the_reference_in_any_order_of_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedules, "database_now", lambda: Clock.now)

@@ -1,5 +1,5 @@
-"""Among 100,000 recurring rows and a million lines of the ledger, no statement reads one of these
-tables whole.
+"""With 100,000 recurring tasks and a million ledger entries, no statement reads one of these tables
+completely.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _later(moment: str, seconds: str) -> str:
 
 
 def _multiply(model: Any, number: int, **values: str) -> None:
-    """Write copies of the only row of a table, with these columns spelled anew in SQL; then take
-    the row away.
+    """Insert copies of the only row of a table, with these columns computed in SQL, then delete the
+    original.
     """
     (pattern,) = model.objects.values_list("pk", flat=True)
     quote, table = connection.ops.quote_name, model._meta.db_table
@@ -76,8 +76,8 @@ def _multiply(model: Any, number: int, **values: str) -> None:
 
 @pytest.fixture
 def crowd() -> datetime:
-    """Write the crowd, all of it due in a far future but for a few, and give the instant at which
-    those are due.
+    """Insert schedules, most of which are due in the far future, and return the instant at which
+    the others are due.
     """
     now = database_now()
     row = a_schedule(overlap="SKIP", interval=3_600, start_time=now)
@@ -122,7 +122,7 @@ def crowd() -> datetime:
 
 @contextmanager
 def recorded() -> Iterator[list[tuple[str, Any]]]:
-    """Give the statements that are sent within, with their parameters."""
+    """Collect the statements that are sent inside the block, with their parameters."""
     seen: list[tuple[str, Any]] = []
 
     def record(
@@ -137,7 +137,7 @@ def recorded() -> Iterator[list[tuple[str, Any]]]:
 
 
 def _whole_tables(sql: str, parameters: Any) -> list[str]:
-    """Return the big tables that a statement would read from end to end."""
+    """Return the large tables that a statement would read completely."""
     with transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", parameters)
@@ -146,7 +146,7 @@ def _whole_tables(sql: str, parameters: Any) -> list[str]:
         cursor.execute(f"EXPLAIN {sql}", parameters)
         names = [column[0] for column in cursor.description]
         lines = [dict(zip(names, line, strict=True)) for line in cursor.fetchall()]
-    # "index" is a walk along a whole index, unless a LIMIT ends it: then the rows are as few as the
+    # "index" scans a whole index unless a LIMIT ends the scan; then it reads as few rows as the
     # limit.
     return [
         str(line["table"])
@@ -172,11 +172,11 @@ def _expect_no_scan(seen: list[tuple[str, Any]]) -> None:
     assert scans == []
 
 
-def test_no_statement_of_recurring_tasks_reads_a_whole_table(crowd: datetime) -> None:
+def test_no_statement_on_recurring_tasks_reads_a_whole_table(crowd: datetime) -> None:
     with recorded() as seen:
         trigger.head()
-        born = trigger.fire_due(crowd, 100, term=7)
-    assert born == DUE
+        created = trigger.fire_due(crowd, 100, term=7)
+    assert created == DUE
     _expect_no_scan(seen)
 
     row = RecurringTask.objects.order_by("pk")[DUE]

@@ -1,4 +1,4 @@
-"""A tick costs as many statements at fifty due rows as at one, whatever its rows are made of."""
+"""A tick needs as many statements for fifty due rows as for one, whatever kind of rows they are."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ KINDS: dict[str, Callable[[str], datetime]] = {
 
 
 def _tick(kind: str, number: int) -> list[str]:
-    """Return the statements of one tick with so many due rows of a kind, new to this process."""
+    """Return the statements of one tick with this number of due rows of a kind, with empty caches."""
     for model in (Task, OccurrenceRecord, RecurringTask):
         model._base_manager.all().delete()
     now = max([KINDS[kind](f"{kind} {number} {each}") for each in range(number)])
@@ -102,22 +102,24 @@ def _tick(kind: str, number: int) -> list[str]:
 
 
 def _parts(rows: int, model: Any) -> int:
-    """Return into how many statements the ORM parts an INSERT: SQLite takes few values in one."""
+    """Return how many statements the ORM splits an INSERT into: SQLite accepts few values per
+    statement.
+    """
     most = (connection.features.max_query_params or 1_000_000) // len(model._meta.concrete_fields)
     return ceil(rows / most)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tick_costs_as_many_statements_at_fifty_due_rows_as_at_one(kind: str) -> None:
+def test_a_tick_needs_as_many_statements_for_fifty_due_rows_as_for_one(kind: str) -> None:
     few, many = _tick(kind, FEW), _tick(kind, MANY)
-    born, told = Task.objects.count(), OccurrenceRecord.objects.count()
-    parts = _parts(born, Task) + _parts(told, OccurrenceRecord) - 2
+    created, recorded = Task.objects.count(), OccurrenceRecord.objects.count()
+    parts = _parts(created, Task) + _parts(recorded, OccurrenceRecord) - 2
     assert len(many) <= len(few) + max(parts, 0), [
         [sql[:100] for sql in each] for each in (few, many)
     ]
 
 
-def test_a_tick_with_nothing_due_is_one_probe() -> None:
+def test_a_tick_with_nothing_due_is_one_query() -> None:
     a_schedule("later", start_time=at(500))
     with CaptureQueriesContext(connection) as seen:
         assert trigger.head() == at(500)

@@ -1,4 +1,4 @@
-"""A due recurring row gives birth to its fire times: each once, told in the ledger, whatever was
+"""A due recurring task creates its occurrences: each once, recorded in the ledger, whatever was
 missed.
 """
 
@@ -11,13 +11,13 @@ import pytest
 from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_fire_time_becomes_one_task_and_one_line() -> None:
+def test_a_fire_time_becomes_one_task_and_one_ledger_entry() -> None:
     row = a_schedule(task=tasks.add, args=[1, 2], priority=4)
     assert fire(at(0.5)) == 1
     task = Task.objects.get(recurring_task=row)
@@ -41,7 +41,7 @@ def test_a_fire_time_becomes_one_task_and_one_line() -> None:
     assert (row.next_run_at, row.runs_count, row.last_run_at) == (at(60), 1, at(0.5))
 
 
-def test_nothing_fires_before_its_time_nor_twice() -> None:
+def test_nothing_fires_early_or_twice() -> None:
     row = a_schedule(overlap="ALLOW")
     assert [
         fire(START - timedelta(seconds=1)),
@@ -50,40 +50,40 @@ def test_nothing_fires_before_its_time_nor_twice() -> None:
         fire(at(59)),
         fire(at(60)),
     ] == [0, 1, 0, 0, 1]
-    assert born(row) == [START, at(60)]
+    assert fire_times(row) == [START, at(60)]
 
 
-def test_a_watermark_that_was_set_back_gives_no_second_birth() -> None:
+def test_a_watermark_that_was_set_back_creates_no_second_task() -> None:
     row = a_schedule(overlap="ALLOW")
     fire(at(60))
     RecurringTask.objects.unguarded().update(
         watermark_at=START - timedelta(seconds=1), next_run_at=START
     )
     assert fire(at(62)) == 0
-    assert born(row) == [START, at(60)]
+    assert fire_times(row) == [START, at(60)]
     assert OccurrenceRecord.objects.single().count() == 2
 
 
-def test_one_run_now_for_all_that_was_missed_on_the_grid() -> None:
+def test_one_run_now_for_all_missed_fires() -> None:
     row = a_schedule()
     assert fire(at(3600 + 90)) == 1
-    assert born(row) == [at(3660)]
-    assert told(row)[0] == ("MISSED", START, at(3600), 61, "COALESCED")
+    assert fire_times(row) == [at(3660)]
+    assert ledger_of(row)[0] == ("MISSED", START, at(3600), 61, "COALESCED")
     row.refresh_from_db()
     assert row.next_run_at == at(3720)
 
 
-def test_one_run_now_is_the_last_missed_when_none_is_on_time() -> None:
+def test_the_one_run_is_the_last_missed_fire_if_none_is_on_time() -> None:
     row = a_schedule(misfire_grace=5)
     assert fire(at(3600 + 30)) == 1
-    assert born(row) == [at(3600)]
-    assert told(row) == [
+    assert fire_times(row) == [at(3600)]
+    assert ledger_of(row) == [
         ("MISSED", START, at(3540), 60, "COALESCED"),
         ("DISPATCHED", at(3600), None, 1, "caught up"),
     ]
 
 
-def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_left_out() -> None:
+def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_omitted() -> None:
     row = a_schedule(
         catch_up_mode="RUN_ALL_MISSED",
         misfire_grace=5,
@@ -92,8 +92,8 @@ def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_left_out() -> No
         overlap="ALLOW",
     )
     assert fire(at(600 + 30)) == 3
-    assert born(row) == [at(480), at(540), at(600)]
-    assert told(row)[0] == ("MISSED", START, at(420), 8, "MAX_CATCHUP_RUNS")
+    assert fire_times(row) == [at(480), at(540), at(600)]
+    assert ledger_of(row)[0] == ("MISSED", START, at(420), 8, "MAX_CATCHUP_RUNS")
     starts = Task.objects.order_by("fire_time").values_list("run_at", flat=True)
     assert list(starts) == [at(630), at(640), at(650)]
 
@@ -102,27 +102,27 @@ def test_all_missed_runs_wait_for_each_other_under_skip() -> None:
     row = a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5)
     assert fire(at(120 + 30)) == 3
     assert Task.objects.waiting_for_overlap().count() == 2
-    assert born(row) == [START, at(60), at(120)]
+    assert fire_times(row) == [START, at(60), at(120)]
 
 
-def test_a_window_shuts_out_what_is_too_old() -> None:
+def test_the_misfire_window_excludes_older_fires() -> None:
     row = a_schedule(
         catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_window=150, overlap="ALLOW"
     )
     assert fire(at(600 + 30)) == 2
-    assert born(row) == [at(540), at(600)]
-    assert told(row)[0] == ("MISSED", START, at(480), 9, "CATCHUP_WINDOW")
+    assert fire_times(row) == [at(540), at(600)]
+    assert ledger_of(row)[0] == ("MISSED", START, at(480), 9, "CATCHUP_WINDOW")
 
 
-def test_skipped_misfires_are_one_line_however_many() -> None:
+def test_skipped_misfires_are_one_entry_whatever_their_number() -> None:
     row = a_schedule(interval=1, catch_up_mode="SKIP_MISSED", misfire_grace=0.5)
     assert fire(at(10_000_000 + 0.7)) == 0
-    assert told(row) == [("MISSED", START, at(10_000_000), 10_000_001, "SKIP_MISSED")]
+    assert ledger_of(row) == [("MISSED", START, at(10_000_000), 10_000_001, "SKIP_MISSED")]
     row.refresh_from_db()
     assert row.next_run_at == at(10_000_001)
 
 
-def test_a_busy_schedule_is_skipped_and_the_ledger_names_who_was_in_the_way() -> None:
+def test_a_busy_schedule_is_skipped_and_the_ledger_names_the_open_run() -> None:
     row = a_schedule()
     fire(START)
     assert fire(at(60)) == 0
@@ -146,26 +146,26 @@ def test_max_runs_ends_the_schedule() -> None:
         2,
         None,
     )
-    assert born(row) == [START, at(60)]
+    assert fire_times(row) == [START, at(60)]
 
 
-def test_a_run_that_comes_too_late_has_expired() -> None:
+def test_a_run_that_starts_too_late_expires() -> None:
     row = a_schedule(expires_in=20)
     assert fire(at(30)) == 0
-    assert [line[0] for line in told(row)] == ["EXPIRED"]
+    assert [line[0] for line in ledger_of(row)] == ["EXPIRED"]
 
 
-def test_a_bad_row_is_quarantined_and_the_others_fire() -> None:
+def test_an_invalid_row_is_quarantined_and_the_others_fire() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     RecurringTask.objects.unguarded().filter(pk=bad.pk).update(timetable=[{"interval": "x"}])
     assert fire(START) == 1
     bad.refresh_from_db()
     assert (bad.status, bad.status_reason, bad.next_run_at) == ("PAUSED", "QUARANTINED", None)
     assert bad.error
-    assert born(good) == [START]
+    assert fire_times(good) == [START]
 
 
-def test_a_task_that_this_process_does_not_know_is_put_off_and_nothing_is_lost() -> None:
+def test_a_schedule_of_an_unknown_task_is_postponed_and_nothing_is_lost() -> None:
     row = a_schedule()
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(task="another.release", revision=9)
     assert fire(START) == 0
@@ -175,10 +175,10 @@ def test_a_task_that_this_process_does_not_know_is_put_off_and_nothing_is_lost()
         task="tests.project.tasks.noop", revision=10
     )
     assert fire(at(30)) == 1
-    assert born(row) == [START]
+    assert fire_times(row) == [START]
 
 
-def test_the_next_look_is_the_head_of_all_rows() -> None:
+def test_the_next_tick_is_due_at_the_earliest_row() -> None:
     a_schedule("later", start_time=at(500))
     row = a_schedule()
     assert trigger.head() == START
@@ -186,7 +186,7 @@ def test_the_next_look_is_the_head_of_all_rows() -> None:
     assert trigger.head() == at(500)
 
 
-def test_what_passed_in_a_pause_is_one_line_and_a_resume_fires_nothing_of_it() -> None:
+def test_fires_during_a_pause_are_one_entry_and_a_resume_runs_none_of_them() -> None:
     row = a_schedule()
     row.pause("deploy", by="anna")
     assert fire(at(600)) == 0
@@ -198,20 +198,20 @@ def test_what_passed_in_a_pause_is_one_line_and_a_resume_fires_nothing_of_it() -
     assert row.next_run_at > at(600)
 
 
-def test_a_pause_ends_by_itself_and_its_fires_are_told() -> None:
+def test_a_pause_ends_automatically_and_its_fires_are_recorded() -> None:
     row = a_schedule()
     row.pause("deploy")
     RecurringTask.objects.unguarded().update(paused_until=at(125), next_run_at=at(125))
     assert fire(at(185)) == 1
     row.refresh_from_db()
     assert (row.status, row.next_run_at) == ("ACTIVE", at(240))
-    assert told(row) == [
+    assert ledger_of(row) == [
         ("PAUSED", START, at(120), 3, "deploy"),
         ("DISPATCHED", at(180), None, 1, ""),
     ]
 
 
-def test_a_pause_that_outlived_the_last_fire_ends_the_schedule_when_it_is_resumed() -> None:
+def test_a_pause_that_outlasts_the_last_fire_ends_the_schedule_on_resume() -> None:
     last = datetime(2100, 1, 1, tzinfo=UTC)
     row = a_schedule(at=[last])
     row.pause("deploy")
@@ -223,6 +223,6 @@ def test_a_pause_that_outlived_the_last_fire_ends_the_schedule_when_it_is_resume
 
 
 @pytest.mark.parametrize("own", ["key", "idempotency_key", "run_at", "tenant", "priority"])
-def test_what_each_run_has_of_its_own_is_refused_among_the_options(own: str) -> None:
+def test_options_that_are_set_per_run_are_refused(own: str) -> None:
     with pytest.raises(InvalidOption, match=f"options holds '{own}'"):
         a_schedule(options={own: "x"})

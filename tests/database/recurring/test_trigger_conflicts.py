@@ -1,4 +1,4 @@
-"""Rows, keys and clocks that mean ill: the trigger accounts for each fire once, and no row stops
+"""Corrupted rows, conflicting keys and moving clocks: each fire is recorded once, and no row blocks
 the others.
 """
 
@@ -17,7 +17,7 @@ from django_durable_tasks.engine.recurring import retention as recurring_retenti
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
-from tests.database.recurring.schedules import START, a_schedule, at, born, fire, told
+from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_task
 from tests.project import tasks
@@ -27,7 +27,7 @@ UNIQUE = "tests.project.tasks.unique:a"
 
 
 def _by_hand(row: RecurringTask, **values: Any) -> None:
-    """Write columns as somebody does who knows nothing of the verbs."""
+    """Write columns directly, without the operations of the package."""
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(
         **{"revision": row.revision + 1, **values}
     )
@@ -39,7 +39,7 @@ def _states(*rows: RecurringTask) -> list[tuple[str, str]]:
     return [(row.status, row.status_reason) for row in rows]
 
 
-# Bad rows -----------------------------------------------------------------------------------------
+# Corrupted rows -----------------------------------------------------------------------------------
 
 BY_HAND: dict[str, dict[str, Any]] = {
     "a word for an interval": {"timetable": [{"interval": "x"}]},
@@ -76,7 +76,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("values", BY_HAND.values(), ids=BY_HAND.keys())
-def test_a_row_spoilt_by_hand_is_set_apart_with_its_error_and_the_others_fire(
+def test_a_corrupted_row_is_quarantined_with_its_error_and_the_others_fire(
     values: dict[str, Any],
 ) -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
@@ -85,13 +85,13 @@ def test_a_row_spoilt_by_hand_is_set_apart_with_its_error_and_the_others_fire(
     assert _states(bad, good) == [("PAUSED", "QUARANTINED"), ("ACTIVE", "")]
     assert bad.error
     assert bad.next_run_at is None
-    assert (born(bad), told(bad)) == ([], [])
-    assert born(good) == [START]
+    assert (fire_times(bad), ledger_of(bad)) == ([], [])
+    assert fire_times(good) == [START]
     assert fire(at(1)) == 0
 
 
 @pytest.mark.sqlite
-def test_a_column_that_is_no_json_is_set_apart_too() -> None:
+def test_a_column_with_invalid_json_is_quarantined_too() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA ignore_check_constraints = ON")
@@ -104,11 +104,13 @@ def test_a_column_that_is_no_json_is_set_apart_too() -> None:
         "status", "status_reason", "next_run_at"
     )
     assert list(state) == [("PAUSED", "QUARANTINED", None)]
-    assert born(good) == [START]
+    assert fire_times(good) == [START]
 
 
 def _let_the_database_refuse(row: RecurringTask) -> None:
-    """Spoil a row so that only the database can tell: a counter at its end, on SQLite a trigger."""
+    """Corrupt a row so that only the database notices: a counter at its maximum, on SQLite a
+    trigger.
+    """
     _by_hand(row, runs_count=2**63 - 1)
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
@@ -118,18 +120,18 @@ def _let_the_database_refuse(row: RecurringTask) -> None:
             )
 
 
-def test_a_row_that_the_database_refuses_is_set_apart_and_the_others_fire() -> None:
+def test_a_row_that_the_database_refuses_is_quarantined_and_the_others_fire() -> None:
     bad, good, other = a_schedule("bad"), a_schedule("good"), a_schedule("other")
     _let_the_database_refuse(bad)
     assert fire(at(1)) == 2
     assert _states(bad, good, other) == [("PAUSED", "QUARANTINED"), ("ACTIVE", ""), ("ACTIVE", "")]
     assert bad.error
-    assert (told(bad), born(bad)) == ([], [])
-    assert (born(good), born(other)) == ([START], [START])
+    assert (ledger_of(bad), fire_times(bad)) == ([], [])
+    assert (fire_times(good), fire_times(other)) == ([START], [START])
 
 
 @pytest.mark.sqlite
-def test_a_line_that_the_database_leaves_out_in_silence_loses_no_fire() -> None:
+def test_a_ledger_entry_that_the_database_silently_omits_loses_no_fire() -> None:
     bad, good = a_schedule("bad"), a_schedule("good")
     with connection.cursor() as cursor:
         cursor.execute(
@@ -140,10 +142,10 @@ def test_a_line_that_the_database_leaves_out_in_silence_loses_no_fire() -> None:
     assert _states(bad) == [("PAUSED", "QUARANTINED")]
     assert "skipped a ledger insert" in bad.error
     assert bad.watermark_at < START
-    assert born(good) == [START]
+    assert fire_times(good) == [START]
 
 
-def test_a_row_that_is_refused_at_the_end_of_its_pause_is_set_apart_and_not_tried_for_ever() -> (
+def test_a_row_refused_at_the_end_of_its_pause_is_quarantined_and_not_retried_indefinitely() -> (
     None
 ):
     bad, worse, good = a_schedule("bad"), a_schedule("worse"), a_schedule("good")
@@ -156,11 +158,11 @@ def test_a_row_that_is_refused_at_the_end_of_its_pause_is_set_apart_and_not_trie
     assert fire(at(65)) == 1
     assert _states(bad, worse) == [("PAUSED", "QUARANTINED")] * 2
     assert (bad.next_run_at, bad.paused_until) == (None, None)
-    assert born(good) == [at(60)]
+    assert fire_times(good) == [at(60)]
     assert not RecurringTask.objects.due(at(65)).exists()
 
 
-def test_an_outage_or_a_missing_column_sets_no_row_apart() -> None:
+def test_an_outage_or_a_missing_column_quarantines_no_row() -> None:
     row = a_schedule()
 
     def broken(execute: Any, sql: str, *rest: Any) -> Any:
@@ -174,24 +176,24 @@ def test_an_outage_or_a_missing_column_sets_no_row_apart() -> None:
     assert fire(at(1)) == 1
 
 
-def test_a_row_that_was_mended_while_it_failed_is_tried_again() -> None:
+def test_a_row_that_was_repaired_meanwhile_is_tried_again() -> None:
     row = a_schedule()
     writes.quarantine(row.pk, row.revision - 1, ValueError("of an older revision"))
     assert _states(row) == [("ACTIVE", "")]
     assert fire(START) == 1
 
 
-def test_an_error_that_no_database_could_keep_is_kept_shortened() -> None:
+def test_an_error_text_that_no_database_could_store_is_shortened() -> None:
     row = a_schedule()
     writes.quarantine(row.pk, row.revision, ValueError("\x00 and \ud800"))
     row.refresh_from_db()
     assert row.error == "ValueError: \\x00 and \\ud800"
 
 
-# What somebody wrote past the verbs ---------------------------------------------------------------
+# Direct writes ------------------------------------------------------------------------------------
 
 
-def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
+def test_a_status_written_by_hand_is_not_undone_by_the_trigger() -> None:
     paused, ended, snoozed = a_schedule("paused"), a_schedule("ended"), a_schedule("snoozed")
     _by_hand(paused, status="PAUSED")
     _by_hand(ended, status="CANCELLED")
@@ -206,7 +208,7 @@ def test_a_status_written_by_hand_is_never_undone_by_the_trigger() -> None:
     assert not Task.objects.exists()
 
 
-def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice() -> None:
+def test_a_clock_that_goes_back_neither_moves_the_watermark_back_nor_fires_twice() -> None:
     row = a_schedule(overlap="ALLOW")
     fire(at(600))
     RecurringTask.objects.unguarded().update(next_run_at=START)
@@ -215,7 +217,7 @@ def test_a_clock_that_goes_back_moves_no_watermark_back_and_fires_nothing_twice(
     assert (row.watermark_at, row.next_run_at) == (at(600), at(660))
 
 
-# What the ledger knows ----------------------------------------------------------------------------
+# Recorded fires -----------------------------------------------------------------------------------
 
 
 def _set_back(row: RecurringTask) -> None:
@@ -224,7 +226,7 @@ def _set_back(row: RecurringTask) -> None:
     )
 
 
-def test_runs_are_counted_as_they_were_born_when_the_watermark_was_set_back() -> None:
+def test_max_runs_counts_recorded_runs_after_the_watermark_was_set_back() -> None:
     row = a_schedule(overlap="ALLOW", max_runs=3)
     assert [fire(START), fire(at(60))] == [1, 1]
     _set_back(row)
@@ -232,11 +234,11 @@ def test_runs_are_counted_as_they_were_born_when_the_watermark_was_set_back() ->
     row.refresh_from_db()
     assert (row.status, row.runs_count, row.next_run_at) == ("ACTIVE", 2, at(120))
     assert fire(at(120)) == 1
-    assert born(row) == [START, at(60), at(120)]
+    assert fire_times(row) == [START, at(60), at(120)]
     assert _states(row) == [("CANCELLED", "MAX_RUNS")]
 
 
-def test_a_fire_that_is_known_makes_no_room_for_itself() -> None:
+def test_a_recorded_fire_does_not_replace_its_own_run() -> None:
     row = a_schedule(overlap="CANCEL_RUNNING")
     fire(START)
     _set_back(row)
@@ -244,7 +246,7 @@ def test_a_fire_that_is_known_makes_no_room_for_itself() -> None:
     assert [task.status for task in Task.objects.all()] == [Status.PENDING]
 
 
-def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are_gone() -> None:
+def test_recorded_fires_are_not_created_again_although_their_tasks_were_pruned() -> None:
     row = a_schedule(overlap="ALLOW")
     assert fire(at(60)) == 2
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
@@ -252,10 +254,10 @@ def test_what_the_ledger_has_forgotten_is_not_born_again_even_when_the_tasks_are
     Task.objects.unguarded().all().delete()
     _set_back(row)
     assert fire(at(121)) == 1
-    assert born(row) == [at(120)]
+    assert fire_times(row) == [at(120)]
 
 
-def test_pruning_forgets_nothing_that_is_still_to_be_told() -> None:
+def test_pruning_keeps_entries_that_are_still_needed() -> None:
     slow, fast = a_schedule("slow", overlap="ALLOW"), a_schedule("fast", overlap="ALLOW")
     fire(START)
     RecurringTask.objects.unguarded().filter(pk=slow.pk).update(next_run_at=at(90))
@@ -263,13 +265,13 @@ def test_pruning_forgets_nothing_that_is_still_to_be_told() -> None:
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
     assert recurring_retention.prune_ledger(database_now(), 100) == 3
     fire(at(91))
-    assert born(slow) == born(fast) == [START, at(60)]
+    assert fire_times(slow) == fire_times(fast) == [START, at(60)]
 
 
 # Keys of other tasks ------------------------------------------------------------------------------
 
 
-def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
+def test_a_fire_whose_unique_key_is_taken_is_skipped_and_names_the_owner() -> None:
     holder = tasks.unique.using(queue="test").schedule("a")
     row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
     assert fire(START) == 1
@@ -277,18 +279,18 @@ def test_a_fire_whose_unique_key_is_held_is_skipped_and_says_by_whom() -> None:
     assert (line.outcome, line.blocked_by, line.task_id) == ("SKIPPED_OVERLAP", holder.pk, None)
     row.refresh_from_db()
     assert (row.status, row.runs_count, row.next_run_at) == ("ACTIVE", 0, at(60))
-    assert born(good) == [START]
+    assert fire_times(good) == [START]
     Task.objects.unguarded().filter(pk=holder.pk).delete()
     assert fire(at(60)) >= 1
-    assert born(row) == [at(60)]
+    assert fire_times(row) == [at(60)]
 
 
-def test_two_schedules_of_one_unique_key_in_one_tick_give_one_birth() -> None:
+def test_two_schedules_with_one_unique_key_in_one_tick_create_one_task() -> None:
     rows = [
         a_schedule(f"row {n}", task=tasks.unique, args=["a"], overlap="ALLOW") for n in range(3)
     ]
     assert fire(START) == 1
-    outcomes = sorted(line[0] for row in rows for line in told(row))
+    outcomes = sorted(line[0] for row in rows for line in ledger_of(row))
     assert outcomes == ["DISPATCHED", "SKIPPED_OVERLAP", "SKIPPED_OVERLAP"]
 
 
@@ -300,15 +302,15 @@ def test_a_unique_task_never_has_two_open_runs_under_any_policy(overlap: str) ->
     for seconds in (0, 10, 45, 50):
         fire(at(seconds))
         assert Task.objects.open().count() == 1
-    assert len(told(row)) == 6
+    assert len(ledger_of(row)) == 6
     assert _states(row) == [("ACTIVE", "")]
 
 
 @pytest.mark.parametrize("how", ["unique", "idempotency"])
-def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_the_row_goes_on(
+def test_a_key_taken_at_the_last_moment_is_recorded_as_failed_and_the_row_continues(
     how: str,
 ) -> None:
-    """The holder is not seen before the insert: its row says another key than its marker."""
+    """The owner is not visible before the insert: its row has another key than its marker."""
     row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
     given: dict[str, Any] = (
         {"idempotency_key": occurrence_tasks.idempotency_key(row.pk, START)}
@@ -335,33 +337,33 @@ def test_a_birth_that_meets_a_key_at_the_last_moment_has_failed_to_create_and_th
         None,
         at(60),
     )
-    assert born(good) == [START]
+    assert fire_times(good) == [START]
 
 
-# Several fires of one tick ------------------------------------------------------------------------
+# Several fires in one tick ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", ["CANCEL_RUNNING", "REPLACE_PENDING"])
-def test_of_fires_that_come_together_the_last_one_replaces_the_others(overlap: str) -> None:
+def test_of_fires_in_one_tick_the_last_one_replaces_the_others(overlap: str) -> None:
     row = a_schedule(interval=10, overlap=overlap)
     assert fire(at(25)) == 3
     states = Task.objects.order_by("fire_time").values_list("status", "reason")
     assert list(states) == [("CANCELLED", "REPLACED"), ("CANCELLED", "REPLACED"), ("PENDING", "")]
-    assert [line[0] for line in told(row)] == ["DISPATCHED"] * 3
+    assert [line[0] for line in ledger_of(row)] == ["DISPATCHED"] * 3
 
 
-def test_a_thousand_fires_are_decided_at_a_time_and_the_rest_with_the_next_tick() -> None:
+def test_a_thousand_fires_are_decided_per_tick() -> None:
     row = a_schedule(interval=0.01, overlap="ALLOW", misfire_grace=1_000)
     assert [fire(at(25)) for _ in range(4)] == [1_000, 1_000, 501, 0]
-    assert len(born(row)) == len(set(born(row))) == 2_501
+    assert len(fire_times(row)) == len(set(fire_times(row))) == 2_501
     row.refresh_from_db()
     assert (row.watermark_at, row.next_run_at) == (at(25), at(25.01))
 
 
-# Slots --------------------------------------------------------------------------------------------
+# Overlap ------------------------------------------------------------------------------------------
 
 
-def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
+def test_a_released_run_still_waits_for_its_pace() -> None:
     a_schedule(catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_pace=86_400 * 36_500)
     assert fire(at(120 + 30)) == 3
     first, second, _ = Task.objects.order_by("fire_time")
@@ -371,14 +373,14 @@ def test_a_held_run_that_is_let_go_still_waits_for_its_pace() -> None:
     assert second.due_at == second.run_at
 
 
-def test_who_died_between_its_claim_and_the_look_at_the_slot_rings_no_second_run() -> None:
+def test_a_claim_whose_process_died_before_the_overlap_check_publishes_no_second_run() -> None:
     a_schedule(overlap="QUEUE_ALL")
     fire(START)
     running = Task.objects.get()
     assert len(claim.claim(QUEUE, at(1), 10, PLACE.node)) == 1
     fire(at(60))
     queued = Task.objects.waiting_for_overlap().get()
-    # What a claim leaves behind that never looked: QUEUED, its alarm over.
+    # The state after a claim without the overlap check: QUEUED, due for republishing.
     Task.objects.unguarded().filter(pk=queued.pk).update(
         status=Status.QUEUED, epoch=1, due_at=START, publish_count=1
     )

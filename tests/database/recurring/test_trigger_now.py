@@ -1,5 +1,5 @@
-"""A run by hand: once a request, beside the fire times, whatever pauses and bounds say, and in its
-turn.
+"""A manual run: once per request, in addition to the fire times, independent of pauses and bounds,
+subject to overlap.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE, a_task
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_run_by_hand_is_told_under_its_request_and_moves_nothing_of_the_schedule() -> None:
+def test_a_manual_run_is_recorded_under_its_request_and_does_not_change_the_schedule() -> None:
     row = a_schedule(task=tasks.add, args=[1, 2], max_runs=3)
     task = row.trigger_now(by="anna")
     assert (task.name, task.args, task.recurring_task_id) == (
@@ -45,7 +45,7 @@ def test_a_run_by_hand_is_told_under_its_request_and_moves_nothing_of_the_schedu
         assert getattr(after, name) == getattr(row, name), name
 
 
-def test_a_request_runs_once_and_two_without_a_name_are_two() -> None:
+def test_a_request_runs_once_and_two_without_an_id_run_twice() -> None:
     row = a_schedule(overlap="ALLOW")
     assert row.trigger_now(request_id="deploy-17") == row.trigger_now(request_id="deploy-17")
     assert row.trigger_now() != row.trigger_now()
@@ -55,7 +55,7 @@ def test_a_request_runs_once_and_two_without_a_name_are_two() -> None:
     )
 
 
-def test_a_request_whose_task_was_pruned_is_told_and_not_run_again() -> None:
+def test_a_request_whose_task_was_pruned_is_reported_and_not_run_again() -> None:
     row = a_schedule()
     row.trigger_now(request_id="deploy-17")
     Task.objects.unguarded().all().delete()
@@ -73,7 +73,7 @@ def test_a_request_id_that_fits_no_key_is_refused() -> None:
     assert row.trigger_now(request_id="x" * 150).idempotency_key.endswith("x" * 150)
 
 
-def test_a_paused_schedule_runs_by_hand_and_an_ended_one_does_not() -> None:
+def test_a_paused_schedule_can_be_run_manually_and_an_ended_one_cannot() -> None:
     row = a_schedule()
     row.pause("deploy")
     assert row.trigger_now().is_open
@@ -90,7 +90,7 @@ def test_an_unknown_task_is_refused_and_nothing_is_written() -> None:
     assert not OccurrenceRecord.objects.exists()
 
 
-def test_an_open_unique_key_refuses_the_run_and_nothing_is_written() -> None:
+def test_a_taken_unique_key_refuses_the_run_and_nothing_is_written() -> None:
     row = a_schedule(task=tasks.unique_or_raise, args=["a"], overlap="ALLOW")
     row.trigger_now()
     with pytest.raises(UniqueConflict, match="nightly"):
@@ -99,7 +99,7 @@ def test_an_open_unique_key_refuses_the_run_and_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("policy", ["SKIP", "QUEUE_ONE", "QUEUE_ALL"])
-def test_it_waits_behind_an_open_run_and_goes_when_that_has_ended(policy: str) -> None:
+def test_it_waits_behind_an_open_run_and_starts_when_that_has_ended(policy: str) -> None:
     row = a_schedule(overlap=policy)
     fire(START)
     first = Task.objects.get()
@@ -116,7 +116,7 @@ def test_it_waits_behind_an_open_run_and_goes_when_that_has_ended(policy: str) -
     assert list(Task.objects.waiting_for_overlap()) == [waiting[1]]
 
 
-def test_it_makes_room_where_the_schedule_displaces() -> None:
+def test_it_replaces_a_pending_run_if_the_policy_says_so() -> None:
     row = a_schedule(overlap="REPLACE_PENDING")
     fire(START)
     task = row.trigger_now()
@@ -125,7 +125,7 @@ def test_it_makes_room_where_the_schedule_displaces() -> None:
     assert Task.objects.get(status="CANCELLED").reason == "REPLACED"
 
 
-def test_it_asks_a_running_one_to_stop_and_waits_for_its_end() -> None:
+def test_it_requests_cancellation_of_a_running_one_and_waits_for_its_end() -> None:
     row = a_schedule(overlap="CANCEL_RUNNING")
     running = a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}")
     task = row.trigger_now()
@@ -136,23 +136,25 @@ def test_it_asks_a_running_one_to_stop_and_waits_for_its_end() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("overlap", ["ALLOW", "SKIP"])
-def test_it_is_rung_at_the_commit_when_the_fast_path_is_open(overlap: str) -> None:
+def test_it_is_published_at_the_commit_if_the_fast_path_is_open(overlap: str) -> None:
     row = a_schedule(overlap=overlap)
     backpressure.snapshot()
     with transaction.atomic():
         task = row.trigger_now()
-        assert take_rings(QUEUE) == []
+        assert take_task_messages(QUEUE) == []
     task.refresh_from_db()
     assert (task.status, task.epoch, task.publish_count) == ("QUEUED", 1, 1)
-    assert [(message.task_id, message.epoch) for message in take_rings(QUEUE)] == [(task.pk, 1)]
+    assert [(message.task_id, message.epoch) for message in take_task_messages(QUEUE)] == [
+        (task.pk, 1)
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_took_its_slot_before_the_commit_holds_it_back_unrung() -> None:
+def test_it_waits_unpublished_if_its_overlap_key_was_taken_before_the_commit() -> None:
     row = a_schedule()
     backpressure.snapshot()
     with transaction.atomic():
         task = row.trigger_now()
         a_task("RUNNING", recurring_task=row, overlap_key=f"recurring:{row.pk}", fire_time=at())
-    assert take_rings(QUEUE) == []
+    assert take_task_messages(QUEUE) == []
     assert list(Task.objects.waiting_for_overlap()) == [task]

@@ -1,4 +1,4 @@
-"""A scheduler publishes rows at their instant, by an index in memory that the polls fill."""
+"""A scheduler publishes tasks at their due time, from an index in memory that polls fill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_node, a_task, many_tasks
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.waiting import until
 
@@ -28,28 +28,28 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    """Return a scheduler that does not lead, with a fresh view of the queues."""
+    """Return a scheduler that does not lead, with empty caches of the queues."""
     new_process_state()
     broker_outage.breaker.succeeded()
     return Scheduler("one")
 
 
-def _rung(scheduler: Scheduler, row: Task) -> None:
+def _published(scheduler: Scheduler, row: Task) -> None:
     until(
         lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1],
         within=30,
-        message="rung",
+        message="published",
     )
 
 
-def test_a_row_that_comes_is_known_and_published_by_its_id(scheduler: Scheduler) -> None:
+def test_an_upcoming_task_is_indexed_and_published_by_its_id(scheduler: Scheduler) -> None:
     row = a_task(due=1.5)
     assert scheduler.round() <= 1.5
     hands = scheduler.dispatching
     assert len(hands.index) == 1
     hands.poll = lambda: 0  # type: ignore[method-assign]
-    _rung(scheduler, row)
-    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
+    _published(scheduler, row)
+    assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
     row.refresh_from_db()
     assert row.due_at is not None
     assert row.updated_at >= row.run_at
@@ -61,38 +61,40 @@ def test_queues_whose_names_differ_in_case_only_are_both_dispatched(scheduler: S
     rows = [a_task(queue=queue) for queue in (QUEUE, QUEUE.upper())]
     assert scheduler.dispatching.poll() == 2
     assert [
-        message.task_id for queue in (QUEUE, QUEUE.upper()) for message in take_rings(queue)
+        message.task_id for queue in (QUEUE, QUEUE.upper()) for message in take_task_messages(queue)
     ] == [row.pk for row in rows]
     assert scheduler.steps.failing() == []
 
 
-def test_a_pause_of_a_queue_leaves_one_alone_whose_name_differs_in_case_only(
+def test_a_paused_queue_does_not_pause_one_whose_name_differs_in_case_only(
     scheduler: Scheduler,
 ) -> None:
     paused, open_ = (a_task(queue=queue) for queue in (QUEUE, QUEUE.upper()))
     queues.pause(QUEUE, by="anna")
     assert scheduler.dispatching.poll() == 1
-    assert [message.task_id for message in take_rings(QUEUE.upper())] == [open_.pk]
+    assert [message.task_id for message in take_task_messages(QUEUE.upper())] == [open_.pk]
     assert Task.objects.pending().get() == paused
     queues.resume(QUEUE.upper(), by="anna")
     assert QueueControl.objects.get(name=QUEUE).paused_at is not None
 
 
-def test_a_row_that_was_cancelled_or_moved_meanwhile_is_not_published(scheduler: Scheduler) -> None:
+def test_a_task_that_was_cancelled_or_rescheduled_meanwhile_is_not_published(
+    scheduler: Scheduler,
+) -> None:
     gone, later, row = a_task(due=1.5), a_task(due=1.5), a_task(due=1.6)
     scheduler.round()
     assert len(scheduler.dispatching.index) == 3
     transitions.cancel(Task.objects.filter(pk=gone.pk), "TEST")
     transitions.edit(Task.objects.filter(pk=later.pk), due_at=later.run_at + timedelta(hours=1))
-    _rung(scheduler, row)
-    assert [message.task_id for message in take_rings(QUEUE)] == [row.pk]
+    _published(scheduler, row)
+    assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
     assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {
         "CANCELLED",
         "PENDING",
     }
 
 
-def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(
+def test_a_paused_or_full_queue_keeps_its_tasks_at_their_due_time(
     scheduler: Scheduler,
 ) -> None:
     for due, queue in ((1.0, QUEUE), (1.4, "other")):
@@ -101,13 +103,15 @@ def test_a_queue_that_is_paused_or_full_keeps_its_rows_at_their_instant(
     scheduler.round()
     assert len(scheduler.dispatching.index) == 2
     other = Task.objects.get(queue="other")
-    _rung(scheduler, other)
+    _published(scheduler, other)
     assert Task.objects.pending().get().queue == QUEUE
     queues.resume(QUEUE, by="anna")
-    _rung(scheduler, Task.objects.get(queue=QUEUE))
+    _published(scheduler, Task.objects.get(queue=QUEUE))
 
 
-def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settings: Any) -> None:
+def test_the_most_urgent_tasks_are_published_although_the_window_is_full(
+    scheduler: Scheduler, settings: Any
+) -> None:
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 5}
     many_tasks(5, Status.QUEUED)
     rows = [a_task(priority=priority) for priority in (9, 8, 0)]
@@ -118,7 +122,7 @@ def test_the_most_urgent_wait_behind_no_full_window(scheduler: Scheduler, settin
     assert Task.objects.queued().count() == 5 + 10
 
 
-def test_the_first_look_goes_by_the_databases_clock(
+def test_the_first_poll_uses_the_databases_clock(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_task(
@@ -140,7 +144,7 @@ class _Ahead(datetime):
         return super().now(tz) + timedelta(hours=1)
 
 
-def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
+def test_waiting_tasks_of_a_fast_queue_are_released_as_long_as_its_window_has_capacity(
     scheduler: Scheduler, settings: Any
 ) -> None:
     a_node(queues=[QUEUE], concurrency=1)
@@ -152,14 +156,14 @@ def test_parked_rows_of_a_fast_queue_go_on_as_long_as_its_window_takes_new_ones(
         pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])
     ).delete()
     scheduler.dispatching.poll()
-    parked = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
+    waiting = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
     scheduler.releasing.round()
     assert scheduler.dispatching.poll() == 1
-    parked.refresh_from_db()
-    assert parked.status == Status.QUEUED
+    waiting.refresh_from_db()
+    assert waiting.status == Status.QUEUED
 
 
-def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(
+def test_tasks_of_another_nodes_shards_are_left_until_no_node_serves_them(
     scheduler: Scheduler,
 ) -> None:
     scheduler.dispatching.serve(frozenset(range(32)))
@@ -172,7 +176,7 @@ def test_rows_of_another_nodes_shards_are_left_to_it_until_nobody_serves_them(
     assert len(scheduler.dispatching.index) == 0
 
 
-def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> None:
+def test_schedulers_share_the_shards_and_take_over_those_of_a_dead_one() -> None:
     one, two = Scheduler("one"), Scheduler("two", shards=frozenset({1, 2}))
     for scheduler in (one, two):
         scheduler._beat._beat()
@@ -187,20 +191,22 @@ def test_schedulers_share_the_shards_and_take_over_what_a_dead_one_served() -> N
     assert one.dispatching.shards is None
 
 
-def test_entries_of_the_index_are_nobodys_promise(scheduler: Scheduler) -> None:
-    """A row that the index says is due, and is not, stays; what it does not know the poll finds."""
+def test_index_entries_are_verified_against_the_database(scheduler: Scheduler) -> None:
+    """A task that is in the index but not due stays; a due task that is not in the index is found
+    by the poll.
+    """
     row = a_task(due=3_600)
     hands = scheduler.dispatching
     hands.poll()
     now = hands.now
     hands.index.add([Due(now, QUEUE, row.pk, 0, 0), Due(now, QUEUE, uuid.uuid4(), 0, 0)])
     unknown = a_task()
-    _rung(scheduler, unknown)
+    _published(scheduler, unknown)
     row.refresh_from_db()
     assert row.status == Status.PENDING
 
 
-def test_a_row_that_is_born_due_soon_is_looked_for_at_once(scheduler: Scheduler) -> None:
+def test_a_task_created_due_soon_is_polled_for_at_once(scheduler: Scheduler) -> None:
     scheduler.round()
     hands = scheduler.dispatching
     hands._poll_at = float("inf")

@@ -1,5 +1,5 @@
-"""No exception of any class ends a scheduler or one of its threads: the part that raised is put
-off, counted, shown.
+"""No exception ends a scheduler or one of its threads. The failing part is postponed, counted and
+shown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _error(kind: type[Exception]) -> Exception:
 
 
 class BrokenIndex(MemoryDueIndex):
-    """An index of which one method raises."""
+    """An index one of whose methods raises."""
 
     def __init__(self, method: str, error: Exception) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class BrokenIndex(MemoryDueIndex):
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("method", ["pop_due", "next_at", "add"])
-def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_raises(
+def test_tasks_are_dispatched_by_polls_and_maintenance_continues_beside_a_failing_index(
     method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     new_process_state()
@@ -82,7 +82,7 @@ def test_tasks_are_dispatched_by_polls_and_duties_go_on_beside_an_index_that_rai
     assert failing["error"] == kind.__name__
 
 
-def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(
+def test_a_failure_is_logged_once_postponed_longer_each_time_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     steps, calls, broken = Steps(), list[float](), [True]
@@ -114,7 +114,7 @@ def test_what_fails_is_told_once_put_off_longer_each_time_and_counted(
     assert caplog.text.count("It works again after 4 failures.") == 1
 
 
-def test_an_error_of_the_database_is_raised_where_the_caller_handles_outages() -> None:
+def test_a_database_error_is_raised_if_the_caller_handles_outages() -> None:
     def act() -> int:
         raise OperationalError("away")
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_database_is_raised_where_the_caller_handles_outages() -
     assert steps.attempt("It", act) == 0
 
 
-def test_what_fails_is_shown_by_status_until_it_works_again() -> None:
+def test_status_shows_a_failing_part_until_it_works_again() -> None:
     scheduler = Scheduler("one")
 
     def act() -> int:
@@ -139,7 +139,7 @@ def test_what_fails_is_shown_by_status_until_it_works_again() -> None:
     assert "Job prune" not in durable("status").out
 
 
-def test_a_node_whose_report_raises_goes_on_to_beat(
+def test_a_node_whose_report_raises_keeps_sending_heartbeats(
     settings: Any, transactional_db: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 0.05}
@@ -175,8 +175,8 @@ def test_the_thread_of_the_leader_survives_a_receiver_that_raises(settings: Any)
         leader.stop()
 
 
-class OddWay:
-    """A way that raises each time something else, also when it is closed."""
+class FailingTransport:
+    """A transport whose every method raises, including ``close``."""
 
     name, failure_cause = "an odd way", ""
 
@@ -184,7 +184,7 @@ class OddWay:
         self.opened = 0
 
     def open(self) -> None:
-        """Begin; raises on each second call."""
+        """Open; raises on each second call."""
         self.opened += 1
         if self.opened % 2:
             raise _error(CLASSES[self.opened % len(CLASSES)])
@@ -198,7 +198,7 @@ class OddWay:
         return True
 
     def doubtful(self) -> bool:
-        """Return that nothing is known to be broken."""
+        """Return that no connection is suspect."""
         return False
 
     def close(self) -> None:
@@ -207,12 +207,12 @@ class OddWay:
 
 
 def _no_wake(at: datetime) -> None:
-    """Take no notice."""
+    """Do nothing."""
 
 
-def test_a_listener_survives_whatever_its_way_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_survives_whatever_its_transport_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_durable_tasks.notifier.listener._LONGEST_PAUSE", 0.02)
-    way = OddWay()
+    way = FailingTransport()
     listener = Listener(way, _no_wake, lambda: None)
     listener._pause = 0.02
     listener.start()

@@ -1,4 +1,4 @@
-"""The thread of the office wakes the loop when it has taken it, and then leaves it alone."""
+"""The leadership thread wakes the loop once when it has acquired the lease."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A lease is over when the watcher's own looks saw it unrenewed for as long as it lasts, whatever
-any clock says.
+"""A lease has expired when the monitor itself saw it unrenewed for its whole duration, whatever any
+clock says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.factories import a_node, a_task
 pytestmark = pytest.mark.django_db(transaction=True)
 EVERY = 5.0
 LEASE = 12
-"""Looks that span LEASE (60 s), one every NODE_HEARTBEAT (5 s)."""
+"""Checks that span LEASE (60 s), one every NODE_HEARTBEAT (5 s)."""
 SILENCE = 4
-"""Looks that span NODE_TIMEOUT (20 s)."""
+"""Checks that span NODE_TIMEOUT (20 s)."""
 HOUR = timedelta(hours=1)
 
 
@@ -39,7 +39,7 @@ def _node_timeout(settings: Any) -> None:
 
 class Watcher:
     """A scheduler's heartbeat monitor and jobs, with a monotonic clock that advances by five
-    seconds a look.
+    seconds per check.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Watcher:
 
 
 def _renew(row: Task, at: timedelta = timedelta(0)) -> None:
-    """Renew the lease as a heartbeat does whose database has a clock that is wrong by ``at``."""
+    """Renew the lease as a heartbeat whose database clock is wrong by ``at``."""
     until = database_now() + timedelta(seconds=60) + at
     assert (
         Task.objects.unguarded().filter(pk=row.pk, status=Status.RUNNING).update(lease_until=until)
@@ -73,7 +73,7 @@ def _status(row: Task) -> str:
     return str(Task.objects.values_list("status", flat=True).get(pk=row.pk))
 
 
-def test_a_lease_is_over_after_as_many_looks_as_it_lasts_and_not_before() -> None:
+def test_a_lease_expires_after_the_checks_of_its_duration_and_not_before() -> None:
     row, watcher = a_task(Status.RUNNING), Watcher()
     watcher.look(LEASE)
     assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
@@ -88,12 +88,12 @@ def test_no_jump_of_the_databases_clock_loses_a_run_that_renews_its_lease(jump: 
         assert (watcher.sweep(ahead=jump), _status(row)) == (0, "RUNNING")
         _renew(
             row
-        )  # written before the jump: for the clock of now it ended an hour ago, or ends in an hour
+        )  # written before the jump: by the current clock it ended an hour ago, or ends in an hour
         watcher.look(3)
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forward", "back"])
-def test_a_jump_of_the_databases_clock_keeps_no_run_that_is_silent(jump: timedelta) -> None:
+def test_no_jump_of_the_databases_clock_keeps_a_silent_run(jump: timedelta) -> None:
     row, watcher = a_task(Status.RUNNING), Watcher()
     _renew(row, at=-jump)
     watcher.look(LEASE)
@@ -102,7 +102,7 @@ def test_a_jump_of_the_databases_clock_keeps_no_run_that_is_silent(jump: timedel
     assert (watcher.sweep(), _status(row)) == (1, "PENDING")
 
 
-def test_an_outage_of_the_database_begins_the_series_anew() -> None:
+def test_an_outage_of_the_database_restarts_the_count() -> None:
     row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE)
     watcher.monitor.missed()
     watcher.look(LEASE - 1)
@@ -111,7 +111,7 @@ def test_an_outage_of_the_database_begins_the_series_anew() -> None:
     assert watcher.sweep() == 1
 
 
-def test_a_watcher_that_was_away_begins_the_series_anew() -> None:
+def test_a_suspended_monitor_restarts_the_count() -> None:
     a_task(Status.RUNNING)
     watcher = Watcher().look(LEASE)
     watcher.at += 60
@@ -120,7 +120,7 @@ def test_a_watcher_that_was_away_begins_the_series_anew() -> None:
 
 
 @pytest.mark.parametrize("name", ["tests.project.tasks.noop", "an.unknown.task"])
-def test_a_task_that_may_be_silent_for_longer_is_given_that_time(name: str) -> None:
+def test_a_task_with_a_longer_lease_is_given_that_time(name: str) -> None:
     row = a_task(Status.RUNNING, name=name, options={"lease": 120}, due=-1)
     watcher = Watcher().look(2 * LEASE)
     assert watcher.sweep() == 0
@@ -128,14 +128,14 @@ def test_a_task_that_may_be_silent_for_longer_is_given_that_time(name: str) -> N
     assert (watcher.sweep(), _status(row)) == (1, "PENDING")
 
 
-def test_of_a_task_whose_lease_the_scheduler_cannot_know_the_databases_clock_must_agree() -> None:
+def test_for_a_task_of_unknown_lease_the_databases_clock_must_agree() -> None:
     long, over = (a_task(Status.RUNNING, name="an.unknown.task", due=due) for due in (600, -1))
     watcher = Watcher().look(LEASE + 1)
     assert watcher.sweep() == 1
     assert (_status(long), _status(over)) == ("RUNNING", "PENDING")
 
 
-def test_a_run_that_renewed_its_lease_after_the_last_look_is_not_lost() -> None:
+def test_a_run_that_renewed_its_lease_after_the_last_check_is_not_lost() -> None:
     row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE + 1)
     _renew(row, at=timedelta(seconds=1))
     assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
@@ -143,7 +143,7 @@ def test_a_run_that_renewed_its_lease_after_the_last_look_is_not_lost() -> None:
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-def test_a_run_whose_row_was_locked_is_watched_for_a_whole_lease_once_it_is_free() -> None:
+def test_a_run_whose_row_was_locked_is_observed_for_a_whole_lease_once_it_is_unlocked() -> None:
     row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE + 1)
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=row.pk)
@@ -152,7 +152,7 @@ def test_a_run_whose_row_was_locked_is_watched_for_a_whole_lease_once_it_is_free
     assert watcher.look(LEASE - 1).sweep() == 1
 
 
-def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_told_once(caplog: Any) -> None:
+def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_logged_once(caplog: Any) -> None:
     dead = a_node()
     rows = [a_task(Status.RUNNING, node=dead.pk) for _ in range(3)]
     watcher = Watcher().look(SILENCE)
@@ -166,7 +166,7 @@ def test_the_runs_of_a_dead_node_are_lost_and_its_death_is_told_once(caplog: Any
     )
 
 
-def test_a_run_that_renews_its_lease_is_not_lost_because_its_node_is_silent() -> None:
+def test_a_run_that_renews_its_lease_is_not_lost_although_its_node_is_silent() -> None:
     dead = a_node()
     row = a_task(Status.RUNNING, node=dead.pk)
     watcher = Watcher()
@@ -179,7 +179,7 @@ def test_a_run_that_renews_its_lease_is_not_lost_because_its_node_is_silent() ->
     assert watcher.look().sweep() == 1
 
 
-def test_a_run_that_a_node_left_behind_when_it_stopped_is_lost_soon() -> None:
+def test_a_run_left_behind_by_a_stopped_node_is_lost_soon() -> None:
     gone = a_node(stopped=6)
     row = a_task(Status.RUNNING, node=gone.pk)
     watcher = Watcher().look()
@@ -195,7 +195,7 @@ def test_many_runs_are_lost_in_batches(settings: Any) -> None:
     assert not Task.objects.running().exists()
 
 
-def test_a_look_at_the_leases_costs_one_statement(
+def test_a_check_of_the_leases_needs_one_statement(
     django_assert_num_queries: Callable[..., Any],
 ) -> None:
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_a_look_at_the_leases_costs_one_statement(
         assert len(leases()) == 3
 
 
-def test_a_heartbeat_is_seen_as_a_renewal() -> None:
+def test_a_heartbeat_counts_as_a_renewal() -> None:
     row = a_task(Status.RUNNING)
     run_id = row.run_id or uuid.uuid4()
     watcher = Watcher().look(LEASE)

@@ -1,5 +1,5 @@
-"""What duties and screens read depends on what there is to do: beside a million other tasks they
-touch a few pages.
+"""Maintenance and admin queries read in proportion to their work: among a million other tasks they
+read a few pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEW = 300
 
 @pytest.fixture
 def million(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Write a million tasks of one kind, with statistics."""
+    """Insert a million tasks of one kind, with statistics."""
     _WRITERS[request.param]()
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE durable_tasks_task")
@@ -45,17 +45,17 @@ def million(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _future() -> None:
-    """Tasks that were created long before any retention, for the future."""
+    """Create tasks long before any retention, scheduled for the future."""
     _fill(Status.PENDING, MILLION, start=3_600, born=1_500_000_000_000)
 
 
 def _young_under_callers_ids() -> None:
-    """Tasks that have just ended, under ids that callers chose."""
+    """Create tasks that have just ended, with ids chosen by callers."""
     _fill(Status.SUCCESS, MILLION, start=-3_600, span=3_600, born=0xE000_0000_0000)
 
 
 def _kept_longer() -> None:
-    """Failed tasks, whose retention is longer than that of others."""
+    """Create failed tasks, whose retention is longer than that of others."""
     _fill(Status.FAILED, MILLION, start=-20 * 86_400, born=1_500_000_000_000)
 
 
@@ -63,7 +63,7 @@ _WRITERS = {"future": _future, "young": _young_under_callers_ids, "kept longer":
 
 
 @pytest.mark.parametrize("million", list(_WRITERS), indirect=True)
-def test_pruning_touches_what_is_over_its_retention(million: None, settings: Any) -> None:
+def test_pruning_reads_only_tasks_past_their_retention(million: None, settings: Any) -> None:
     settings.DURABLE_TASKS = {
         "RETENTION": {"SUCCESS": 7 * 86_400, "FAILED": 90 * 86_400, "CANCELLED": 86_400}
     }
@@ -82,7 +82,7 @@ def test_pruning_touches_what_is_over_its_retention(million: None, settings: Any
 
 
 @pytest.mark.parametrize("million", ["future"], indirect=True)
-def test_the_release_of_overlap_touches_what_waits_for_it(million: None) -> None:
+def test_the_overlap_release_reads_only_waiting_tasks(million: None) -> None:
     nothing = touched_by(lambda: overlap.release(500))
     assert nothing.result == 0
     assert nothing.pages < FEW, nothing
@@ -99,7 +99,7 @@ def _search(term: str) -> list[Task]:
 
 
 @pytest.mark.parametrize("million", ["future"], indirect=True)
-def test_a_search_for_a_whole_key_or_for_nonsense_reads_no_table(million: None) -> None:
+def test_a_search_for_a_whole_key_or_an_invalid_term_reads_no_whole_table(million: None) -> None:
     row = a_task(key="k-1", unique_key="u-1", idempotency_key="i-1", tenant=a_tenant())
     for term in ("k-1", "u-1", "i-1", "nonsense"):
         found = touched_by(partial(_search, term))
@@ -109,7 +109,7 @@ def test_a_search_for_a_whole_key_or_for_nonsense_reads_no_table(million: None) 
 
 
 @pytest.mark.parametrize("million", ["future"], indirect=True)
-def test_the_depths_of_queues_touch_no_more_than_they_count(million: None) -> None:
+def test_queue_depths_read_no_more_than_they_count(million: None) -> None:
     found = touched_by(lambda: queues.depths(database_now()))
     assert [(depth.pending, depth.due) for depth in found.result] == [(queues.COUNTED, 0)]
     assert not found.whole

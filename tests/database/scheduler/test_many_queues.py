@@ -1,5 +1,5 @@
-"""One poll dispatches many queues by a constant number of statements, and each queue alone where
-one fails.
+"""One poll dispatches many queues with a constant number of statements, and each queue separately
+if one fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django_durable_tasks.rules.tasks.demands import Demand
 from django_durable_tasks.scheduler.dispatch_loop import ThroughputMeter
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.waiting import until
 
@@ -39,17 +39,17 @@ QUEUES = [f"{QUEUE}-{number}" for number in range(30)]
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    """Return a scheduler that does not lead, with a fresh view of the queues."""
+    """Return a scheduler that does not lead, with empty caches of the queues."""
     new_process_state()
     broker_outage.breaker.succeeded()
     yield Scheduler("one")
     for queue in QUEUES:
-        take_rings(queue)
+        take_task_messages(queue)
 
 
 @contextmanager
 def _statements() -> Iterator[list[str]]:
-    """Give the statements that connections of ours, opened from now on, send inside the block."""
+    """Collect the statements that engine connections opened inside the block send."""
     said: list[str] = []
 
     def note(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
@@ -77,7 +77,7 @@ def _claimed(*asked: Demand, limit: int = 100) -> list[Any]:
     ]
 
 
-def test_each_queue_gives_its_most_urgent_rows_up_to_what_is_asked_of_it() -> None:
+def test_each_queue_gives_its_most_urgent_tasks_up_to_its_limit() -> None:
     for queue in ("a", "b"):
         for priority in (3, 9, 0):
             a_task(queue=queue, priority=priority)
@@ -102,7 +102,7 @@ def test_all_queues_together_give_no_more_than_the_whole_batch() -> None:
     assert Task.objects.queued().count() == 5
 
 
-def test_rows_that_somebody_else_claims_are_left_alone() -> None:
+def test_tasks_that_another_process_claims_are_skipped() -> None:
     many_tasks(3, queue="a")
     first = _claimed(Demand("a", 2))
     second = _claimed(Demand("a", 2))
@@ -110,7 +110,7 @@ def test_rows_that_somebody_else_claims_are_left_alone() -> None:
     assert len(first) + len(second) == 3
 
 
-def test_the_limits_of_some_queues_and_of_all_bind_a_claim_of_many() -> None:
+def test_limits_of_single_queues_and_of_all_apply_to_a_claim_of_many() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     Limit.objects.create(scope="global", max_concurrency=4)
     new_process_state()
@@ -121,7 +121,7 @@ def test_the_limits_of_some_queues_and_of_all_bind_a_claim_of_many() -> None:
     assert not _claimed(Demand("a", 3), Demand("c", 3))
 
 
-def test_queues_without_a_limit_are_claimed_apart_from_those_with_one() -> None:
+def test_queues_without_a_limit_are_claimed_separately_from_those_with_one() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     new_process_state()
     parts = claim.parted([Demand("a", 1), Demand("b", 1), Demand("c", 1)])
@@ -141,13 +141,13 @@ def test_tenants_share_each_of_many_queues(settings: Any) -> None:
     assert Task.objects.waiting_for_limit().count() == 20
 
 
-def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(
+def test_a_poll_of_thirty_queues_needs_as_many_statements_as_one_of_three(
     scheduler: Scheduler, vendor: str
 ) -> None:
     costs = []
     for tenants in (1, 3):
         owners = [DEFAULT_TENANT_ID, *(a_tenant().pk for _ in range(tenants - 1))]
-        for number in (3, 3, 30):  # the first poll reads what limits there are
+        for number in (3, 3, 30):  # the first poll reads the limits
             for queue in QUEUES[:number]:
                 for owner in owners:
                     many_tasks(2, queue=queue, tenant_id=owner)
@@ -161,11 +161,11 @@ def test_a_poll_of_thirty_queues_costs_as_many_statements_as_one_of_three(
         assert costs[1] == costs[2]
         assert costs[4] == costs[5]
     elif vendor == "mariadb":
-        assert costs[2] <= costs[1] + 2 * 30  # before: more than twenty for each queue
+        assert costs[2] <= costs[1] + 2 * 30  # without batching: more than twenty for each queue
         assert costs[5] <= costs[4] + 2 * 30
 
 
-def test_a_long_queue_holds_up_no_other(scheduler: Scheduler, settings: Any) -> None:
+def test_a_long_queue_does_not_block_another(scheduler: Scheduler, settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10}
     many_tasks(60, queue=QUEUES[0])
     for queue in QUEUES[1:]:
@@ -180,8 +180,8 @@ def test_a_long_queue_holds_up_no_other(scheduler: Scheduler, settings: Any) -> 
 def test_each_of_many_busy_queues_makes_progress_in_one_poll(
     scheduler: Scheduler, settings: Any, limited: bool
 ) -> None:
-    """A claim takes 100 rows, at least 10 of a queue: three claims serve 30 queues, also those with
-    a limit.
+    """A claim takes 100 tasks, at least 10 per queue: three claims serve 30 queues, including those
+    with a limit.
     """
     settings.DURABLE_TASKS = {"BATCH_SIZE": 20}
     if limited:
@@ -196,7 +196,7 @@ def test_each_of_many_busy_queues_makes_progress_in_one_poll(
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_expired_rows_of_a_backlog_are_cleared_without_a_pause(
+def test_expired_tasks_of_a_backlog_are_cleared_without_a_pause(
     scheduler: Scheduler, settings: Any, limited: bool
 ) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "QUEUE_WINDOW": 5}
@@ -216,7 +216,7 @@ def test_expired_rows_of_a_backlog_are_cleared_without_a_pause(
 
 @contextmanager
 def _refusing(bad: str) -> Iterator[None]:
-    """Let every change of the rows of this queue fail in the database."""
+    """Make the database refuse every update of the tasks of this queue."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION refused() RETURNS trigger LANGUAGE plpgsql AS "
@@ -234,7 +234,7 @@ def _refusing(bad: str) -> Iterator[None]:
 
 
 @pytest.mark.postgresql
-def test_a_queue_that_cannot_be_claimed_holds_up_no_other(
+def test_a_queue_that_cannot_be_claimed_does_not_block_another(
     scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = QUEUES[7]
@@ -247,7 +247,7 @@ def test_a_queue_that_cannot_be_claimed_holds_up_no_other(
 
 
 @pytest.mark.postgresql
-def test_a_queue_that_failed_is_claimed_alone_until_it_succeeds(
+def test_a_queue_that_failed_is_claimed_separately_until_it_succeeds(
     scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "django_durable_tasks.scheduler")
@@ -271,7 +271,7 @@ def test_a_queue_that_failed_is_claimed_alone_until_it_succeeds(
 
 
 @pytest.mark.postgresql
-def test_a_claim_that_is_repeated_overfills_no_window(scheduler: Scheduler, settings: Any) -> None:
+def test_a_repeated_claim_does_not_overfill_a_window(scheduler: Scheduler, settings: Any) -> None:
     """The queue without a limit is published before the claim of those with one fails."""
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 3}
     sound, bad = QUEUES[:2]
@@ -284,7 +284,7 @@ def test_a_claim_that_is_repeated_overfills_no_window(scheduler: Scheduler, sett
     assert Counter(Task.objects.queued().values_list("queue", flat=True)) == {sound: 3}
 
 
-def test_a_row_with_unreadable_options_is_published_without_them_and_stops_no_other(
+def test_a_task_with_unreadable_options_is_published_without_them_and_blocks_no_other(
     scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (
@@ -293,10 +293,10 @@ def test_a_row_with_unreadable_options_is_published_without_them_and_stops_no_ot
     )
     assert scheduler.dispatching.poll() == 2
     assert str(bad.pk) in caplog.text
-    assert [message.task_id for message in take_rings(QUEUES[1])] == [good.pk]
+    assert [message.task_id for message in take_task_messages(QUEUES[1])] == [good.pk]
 
 
-def test_a_queue_that_celery_does_not_know_costs_the_others_nothing(
+def test_a_queue_unknown_to_celery_causes_no_statements_for_others(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for queue in QUEUES[:3]:
@@ -309,7 +309,7 @@ def test_a_queue_that_celery_does_not_know_costs_the_others_nothing(
     assert set(Task.objects.queued().values_list("queue", flat=True)) == set(QUEUES[:3])
 
 
-def test_a_queue_that_has_fallen_idle_is_forgotten() -> None:
+def test_an_idle_queue_is_forgotten() -> None:
     meter = ThroughputMeter()
     meter.record_queued(Counter(busy=100))
     meter.record_sent("busy", 10)
@@ -320,7 +320,7 @@ def test_a_queue_that_has_fallen_idle_is_forgotten() -> None:
     assert not meter._rate
 
 
-def test_rows_of_many_queues_are_looked_ahead_at_together(scheduler: Scheduler) -> None:
+def test_upcoming_tasks_of_many_queues_are_read_together(scheduler: Scheduler) -> None:
     rows = [a_task(Status.PENDING, due=1.5, queue=queue) for queue in QUEUES[:5]]
     scheduler.dispatching.poll()
     assert len(scheduler.dispatching.index) == len(rows)

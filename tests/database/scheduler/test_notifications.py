@@ -1,6 +1,4 @@
-"""Where there is neither PostgreSQL nor Redis nothing is told, nothing listens, and the state says
-why.
-"""
+"""Without PostgreSQL and Redis no notification is sent or received, and the state gives the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from tests.project import tasks
 pytestmark = pytest.mark.django_db
 
 
-def _tellers() -> int:
+def _notifiers() -> int:
     return sum(
         isinstance(hook, notify_on_commit._Batch) for _, hook, *_ in connection.run_on_commit
     )
@@ -37,11 +35,11 @@ def _schedule(wait: float = 0.0) -> None:
 
 @pytest.mark.mariadb
 @pytest.mark.sqlite
-def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: Any) -> None:
+def test_nothing_is_sent_and_the_state_says_that_the_scheduler_polls(settings: Any) -> None:
     with transaction.atomic():
         _schedule(0.5)
         _schedule(1.0)
-        assert _tellers() == 0
+        assert _notifiers() == 0
     wakeups = Listeners(lambda at: None)
     wakeups.start()
     assert not wakeups.listening
@@ -55,13 +53,13 @@ def test_nothing_is_told_and_the_state_says_that_rows_are_polled_for(settings: A
 
 
 @pytest.mark.postgresql
-def test_only_what_is_due_soon_is_told(settings: Any) -> None:
+def test_only_tasks_due_soon_are_announced(settings: Any) -> None:
     with transaction.atomic():
         tasks.noop.using(queue=QUEUE, run_at=timezone.now() + timedelta(hours=1)).schedule()
         tasks.noop.using(queue=QUEUE).delay()
-        assert _tellers() == 0
+        assert _notifiers() == 0
         _schedule(0.5)
-        assert _tellers() == 1
+        assert _notifiers() == 1
 
 
 def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
@@ -69,7 +67,7 @@ def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
     assert loader.fill(timezone.now()) == 0
 
 
-def test_the_address_of_the_command_line_goes_before_the_setting(settings: Any) -> None:
+def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:
     settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
     assert redis_client.url() == "redis://one:1/0"
     redis_client.use_url("redis://two:2/0")

@@ -13,7 +13,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.maintenance.republish_after_outage import RepublishAfterOutage
 from tests.factories import QUEUE, a_node, a_task
-from tests.messages import take_rings
+from tests.messages import take_task_messages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,9 +33,9 @@ def test_queued_tasks_are_republished_once_if_nodes_report_an_outage(settings: A
     for node in (one, two):
         nodes.beat(node.pk, NodeReport(broker_outages=5))
     assert [act() for _ in range(3)] == [2, 1, 0]
-    assert {message.task_id for message in take_rings(QUEUE)} == {row.pk for row in rows}
+    assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
     nodes.beat(a_node(queues=[QUEUE]).pk, NodeReport(broker_outages=1))
     assert [act(), act()] == [0, 0], "reports within 15 s are those of one outage"
     job._reports_from = time.monotonic()
     assert [act() for _ in range(3)] == [2, 1, 0]
-    take_rings(QUEUE)
+    take_task_messages(QUEUE)

@@ -1,4 +1,4 @@
-"""The dispatching thread waits for no job and for no firing; the watchdog watches each thread."""
+"""The dispatching thread waits neither for jobs nor for firing. A watchdog monitors each thread."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def _waiting() -> list[Any]:
     "table",
     ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending_event"],
 )
-def test_tasks_are_dispatched_while_a_duty_or_the_firing_waits_for_a_lock(table: str) -> None:
-    """A thread that waits gives up after 5 s, so the wait that began before the task must be the
-    one after it.
+def test_tasks_are_dispatched_while_a_job_or_the_firing_waits_for_a_lock(table: str) -> None:
+    """A waiting thread gives up after 5 s, so the wait that began before the task must be the one
+    after it.
     """
 
     def dispatched_meanwhile() -> bool:
@@ -93,12 +93,12 @@ def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, over = threading.Event(), threading.Event()
-    release_waiting = release.release_waiting
+    original = release.release_waiting
 
     def slow(now: datetime, limit: int) -> int:
         begun.set()
         over.wait(60)
-        return release_waiting(now, limit)
+        return original(now, limit)
 
     with _running():
         monkeypatch.setattr(release, "release_waiting", slow)
@@ -112,7 +112,7 @@ def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
         until(lambda: Task.objects.queued().filter(pk=waiting.pk).exists(), within=30)
 
 
-def test_a_scheduler_does_its_duties_and_dispatches_until_it_is_stopped(settings: Any) -> None:
+def test_a_scheduler_runs_its_jobs_and_dispatches_until_it_is_stopped(settings: Any) -> None:
     settings.DURABLE_TASKS = {"RETENTION": {"CANCELLED": 0.001}, "POLL": 0.2}
     many_tasks(30, Status.CANCELLED)
     with _running() as scheduler:
@@ -127,7 +127,7 @@ def test_a_scheduler_does_its_duties_and_dispatches_until_it_is_stopped(settings
     assert not scheduler.releasing.is_alive()
 
 
-def test_a_step_of_any_thread_that_takes_too_long_costs_the_lead() -> None:
+def test_a_step_of_any_thread_that_takes_too_long_ends_leadership() -> None:
     leader = Scheduler("one").leader
     leader.step()
     begun, over = threading.Event(), threading.Event()

@@ -1,5 +1,5 @@
-"""A small reference of the lifecycle, written from the table of states and not from the engine's
-code.
+"""A small reference of the task life cycle, written from the table of states and not from the
+engine's code.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, LogStatus, Status
 
 SOON, HOUR, DAY = 5.0, 3_600.0, 86_400.0
-"""How far a test's clock runs ahead: fresh rows are due SOON, retries in an HOUR, and after a DAY
-rows expire.
+"""How far a test's clock runs ahead, in seconds: new tasks are due SOON, retries in an HOUR, and
+after a DAY tasks expire.
 """
 
 
 @dataclass
 class Row:
-    """What the reference knows of one task; ``due`` is how far ahead (seconds) its alarm lies at
-    least.
-    """
+    """The state of one task. ``due`` is the minimum number of seconds until it is due."""
 
     task_id: uuid.UUID
     status: Status
@@ -43,11 +41,11 @@ class Row:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         return self.status in OPEN
 
     def seen(self) -> tuple[object, ...]:
-        """Return what must stand in the database."""
+        """Return the values expected in the database."""
         return (
             self.status,
             self.epoch,
@@ -59,7 +57,7 @@ class Row:
         )
 
     def wait(self, due: float = 0.0) -> None:
-        """Go back to PENDING."""
+        """Return to PENDING."""
         self.status, self.epoch, self.due, self.run, self.asked = (
             Status.PENDING,
             self.epoch + 1,
@@ -69,7 +67,7 @@ class Row:
         )
 
     def close(self, status: Status) -> None:
-        """End."""
+        """Change to an ended status."""
         self.status, self.epoch, self.run, self.asked = status, self.epoch + 1, None, False
         self.open_key = self.open_unique = None
         self.letter = status == Status.FAILED
@@ -96,7 +94,7 @@ class Row:
         return LogStatus.FAILED
 
     def lose(self) -> None:
-        """Nobody told the ending."""
+        """The run ended without a recorded outcome."""
         self.crashes += 1
         if self.asked:
             self.close(Status.CANCELLED)
@@ -106,14 +104,14 @@ class Row:
             self.wait()
 
     def cancel(self) -> None:
-        """Somebody asked for its end."""
+        """Its cancellation is requested."""
         if self.status == Status.RUNNING:
             self.asked = True
         elif self.is_open:
             self.close(Status.CANCELLED)
 
     def replay(self) -> None:
-        """An operator wants it to run again."""
+        """It is replayed."""
         self.wait()
         self.failures = self.crashes = 0
         self.letter, self.expires = False, False
@@ -122,29 +120,29 @@ class Row:
 
 @dataclass
 class Reference:
-    """All rows, in the order of their birth."""
+    """All tasks, in the order of their creation."""
 
     rows: list[Row] = field(default_factory=list)
 
     def get(self, task_id: uuid.UUID) -> Row:
-        """Return the row of this id."""
+        """Return the task of this id."""
         return next(row for row in self.rows if row.task_id == task_id)
 
     def holder(self, **named: str) -> Row | None:
-        """Return the row that holds this open_key, open_unique or idempotency key."""
+        """Return the task that owns this open_key, open_unique or idempotency key."""
         ((name, value),) = named.items()
         return next((row for row in self.rows if getattr(row, name) == value), None)
 
     def due(self, ahead: float) -> list[Row]:
-        """Return the rows that wait and are due when the clock runs so far ahead."""
+        """Return the waiting tasks that are due when the clock runs `ahead` seconds ahead."""
         return [row for row in self.rows if row.status == Status.PENDING and row.due <= ahead]
 
     def of(self, status: Status) -> list[Row]:
-        """Return the rows of this status."""
+        """Return the tasks of this status."""
         return [row for row in self.rows if row.status == status]
 
     def may_replay(self, row: Row) -> bool:
-        """Tell whether no newer open row holds one of its keys."""
+        """Return whether no newer open task owns one of its keys."""
         others = [other for other in self.rows if other is not row]
         taken = any(row.key is not None and other.open_key == row.key for other in others)
         taken |= any(row.unique is not None and other.open_unique == row.unique for other in others)

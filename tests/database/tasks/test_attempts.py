@@ -1,4 +1,4 @@
-"""An attempt begins on its message's epoch and ends once: accepted, fenced, or lost."""
+"""An attempt starts with the epoch of its message and ends once: accepted, fenced or lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _now(row: Task) -> Task:
 # Starts -------------------------------------------------------------------------------------------
 
 
-def test_a_run_knows_what_its_body_needs() -> None:
+def test_a_run_contains_what_its_body_needs() -> None:
     tenant = a_tenant()
     row = a_task(
         Status.QUEUED,
@@ -89,18 +89,18 @@ def test_a_run_knows_what_its_body_needs() -> None:
     assert run.run_at == row.run_at
 
 
-def test_the_id_is_the_idempotency_key_of_a_row_without_one() -> None:
+def test_the_id_is_the_idempotency_key_of_a_task_without_one() -> None:
     run = _open(row := a_task(Status.QUEUED))
     assert isinstance(run, Run)
     assert run.idempotency_key == str(row.pk)
 
 
-def test_a_message_for_a_deleted_row_is_refused() -> None:
+def test_a_message_for_a_deleted_task_is_refused() -> None:
     assert attempts.open_run(uuid.uuid4(), 1, PLACE, "id", None) == Refusal.MISSING
 
 
 @pytest.mark.parametrize("status", set(Status) - {Status.QUEUED})
-def test_a_message_for_a_row_that_moved_on_is_refused(status: Status) -> None:
+def test_a_message_for_a_task_in_another_status_is_refused(status: Status) -> None:
     row = a_task(status)
     assert _open(row) == (Refusal.STALE if row.is_open else Refusal.TERMINAL)
 
@@ -110,7 +110,7 @@ def test_a_message_of_another_epoch_is_refused() -> None:
     assert [_open(row, epoch) for epoch in (4, 6)] == [Refusal.STALE] * 2
 
 
-def test_a_message_that_comes_too_late_expires_its_row() -> None:
+def test_a_late_message_expires_its_task() -> None:
     row = a_task(Status.QUEUED, expires_at=database_now() - timedelta(seconds=1))
     assert _open(row) == Refusal.EXPIRED
     assert (_now(row).status, _now(row).attempts) == (Status.EXPIRED, 0)
@@ -119,7 +119,7 @@ def test_a_message_that_comes_too_late_expires_its_row() -> None:
 # Heartbeats ---------------------------------------------------------------------------------------
 
 
-def test_one_heartbeat_renews_every_run_and_tells_who_should_stop() -> None:
+def test_one_heartbeat_renews_every_run_and_returns_those_to_cancel() -> None:
     rows = [a_task(Status.RUNNING, due=1, epoch=epoch) for epoch in (2, 2, 7)]
     Task.objects.unguarded().filter(pk=rows[2].pk).update(cancel_requested_at=database_now())
     beats: list[Any] = [(row.pk, row.epoch, row.run_id, 30.0, '{"done": 1}') for row in rows]
@@ -131,7 +131,7 @@ def test_one_heartbeat_renews_every_run_and_tells_who_should_stop() -> None:
         assert _now(row).progress == {"done": 1}
 
 
-def test_a_heartbeat_without_news_leaves_the_progress() -> None:
+def test_a_heartbeat_without_progress_keeps_the_stored_progress() -> None:
     row = a_task(Status.RUNNING, progress={"done": 3})
     assert heartbeat(row) == {row.run_id: False}
     assert _now(row).progress == {"done": 3}
@@ -141,7 +141,7 @@ def test_a_heartbeat_without_news_leaves_the_progress() -> None:
 
 
 @pytest.mark.parametrize("result", [None, "3", '"text"', "[1, {}]", '{"a": null}', "false", "1.5"])
-def test_a_success_keeps_its_result_and_writes_its_log_row(result: str | None) -> None:
+def test_a_success_stores_its_result_and_its_log_entry(result: str | None) -> None:
     row = a_task(Status.RUNNING, key="k", unique_key="u")
     run = a_run(row)
     assert attempts.succeed(run, result, WORKER)
@@ -167,7 +167,7 @@ def test_a_success_keeps_its_result_and_writes_its_log_row(result: str | None) -
     assert log.duration >= 0
 
 
-def test_a_success_told_twice_is_accepted_and_written_once() -> None:
+def test_a_success_recorded_twice_is_accepted_and_written_once() -> None:
     run = a_run(row := a_task(Status.RUNNING))
     assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
     assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
@@ -175,14 +175,14 @@ def test_a_success_told_twice_is_accepted_and_written_once() -> None:
     assert Task.objects.count() == 2
 
 
-def test_a_failure_told_twice_is_counted_once() -> None:
+def test_a_failure_recorded_twice_is_counted_once() -> None:
     run = a_run(row := a_task(Status.RUNNING))
     first, second = attempts.fail(run, FAILURE, WORKER), attempts.fail(run, FAILURE, WORKER)
     assert first == second
     assert (_now(row).failures, row.executions.count()) == (1, 1)
 
 
-def test_follow_ups_are_born_with_the_success() -> None:
+def test_follow_ups_are_created_with_the_success() -> None:
     tenant = a_tenant()
     row = a_task(Status.RUNNING, tenant_id=tenant.pk)
     later = database_now() + timedelta(hours=1)
@@ -191,15 +191,15 @@ def test_follow_ups_are_born_with_the_success() -> None:
         Schedule("tests.project.tasks.noop", options={"queue": QUEUE, "priority": 8}),
     ]
     assert followup_engine.succeed(a_run(row), None, WORKER, followups)
-    born = Task.objects.exclude(pk=row.pk).order_by("name")
-    assert [(task.name, task.args, task.tenant_id, task.priority) for task in born] == [
+    created = Task.objects.exclude(pk=row.pk).order_by("name")
+    assert [(task.name, task.args, task.tenant_id, task.priority) for task in created] == [
         ("tests.project.tasks.add", [1, 2], tenant.pk, 0),
         ("tests.project.tasks.noop", [], tenant.pk, 8),
     ]
-    assert born[0].run_at == later
+    assert created[0].run_at == later
 
 
-def test_a_follow_up_that_is_refused_takes_the_success_and_its_sisters_back() -> None:
+def test_a_refused_follow_up_rolls_back_the_success_and_the_other_follow_ups() -> None:
     row = a_task(Status.RUNNING)
     with pytest.raises(InvalidArguments):
         followup_engine.succeed(
@@ -220,7 +220,7 @@ def test_a_fenced_success_creates_no_follow_up() -> None:
     assert row.executions.filter(status=LogStatus.FENCED, run_id=run.run_id).count() == 1
 
 
-def test_a_run_whose_task_was_completed_by_an_operator_is_fenced() -> None:
+def test_a_run_whose_task_was_force_completed_is_fenced() -> None:
     run = a_run(row := a_task(Status.RUNNING))
     operator_actions.force_complete(question(row), by="bob")
     assert not attempts.succeed(run, "1", WORKER)
@@ -228,7 +228,7 @@ def test_a_run_whose_task_was_completed_by_an_operator_is_fenced() -> None:
     assert _now(row).result is None
 
 
-def test_the_log_row_of_a_failure_says_what_happened() -> None:
+def test_the_log_entry_of_a_failure_describes_the_error() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=FAILURE)
     log = row.executions.get()
@@ -241,7 +241,7 @@ def test_the_log_row_of_a_failure_says_what_happened() -> None:
 
 
 @pytest.mark.parametrize("wait", ["nonsense", -1, float("nan"), 1e300, None])
-def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -> None:
+def test_a_failing_backoff_callable_does_not_lose_the_outcome(wait: Any) -> None:
     known = registry.get("tests.project.tasks.noop")
     odd = Registered(
         task_options("odd", {"backoff": lambda _: wait}), known.signature, known.function
@@ -255,20 +255,20 @@ def test_a_back_off_of_the_user_that_fails_does_not_lose_the_ending(wait: Any) -
     assert _now(row).status == Status.PENDING
 
 
-def test_a_far_wish_of_a_body_is_cut_to_the_longest_delay() -> None:
+def test_a_retry_too_far_in_the_future_is_limited_to_the_longest_delay() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=Outcome(kind=EndingKind.RETRY_ASKED, error="later", delay=3_000_000_000.0))
     assert _now(row).due_at < database_now() + timedelta(days=366)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_cancel_request_decides_where_a_failure_goes(asked: bool) -> None:
+def test_a_cancel_request_decides_the_status_after_a_failure(asked: bool) -> None:
     row = a_task(Status.RUNNING, cancel_requested_at=database_now() if asked else None)
     end(row, outcome=HOPELESS)
     assert _now(row).status == (Status.CANCELLED if asked else Status.FAILED)
 
 
-def test_a_batch_of_endings_goes_each_its_own_way() -> None:
+def test_a_batch_of_outcomes_is_recorded_individually() -> None:
     rows = [
         a_task(Status.RUNNING),
         a_task(Status.RUNNING, failures=4),
@@ -279,10 +279,10 @@ def test_a_batch_of_endings_goes_each_its_own_way() -> None:
     assert [_now(row).epoch - row.epoch for row in rows] == [1, 1, 1]
 
 
-# What nobody told ---------------------------------------------------------------------------------
+# Lost runs ----------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_lease_is_over_is_lost_and_runs_again_at_once() -> None:
+def test_a_run_whose_lease_has_expired_is_lost_and_runs_again_at_once() -> None:
     over, held = a_task(Status.RUNNING, due=-1), a_task(Status.RUNNING, due=5)
     assert reap_dead_nodes.mark_lost(
         {over.pk: leases()[over.pk]}, reap_dead_nodes.LEASE_EXPIRED
@@ -332,7 +332,7 @@ def test_only_the_runs_that_still_have_these_leases_are_lost() -> None:
     assert _now(renewed).status == Status.RUNNING
 
 
-def test_a_node_that_said_goodbye_has_departed_after_some_seconds() -> None:
+def test_a_node_that_signed_off_counts_as_departed_after_some_seconds() -> None:
     left, just_left, dead, idle = (
         a_node(stopped=6),
         a_node(stopped=1),
@@ -349,7 +349,7 @@ def test_a_node_that_said_goodbye_has_departed_after_some_seconds() -> None:
     assert idle.pk not in reap_dead_nodes.nodes_with_orphaned_runs(database_now())
 
 
-def test_a_child_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
+def test_a_killed_child_process_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
     row = a_task(Status.RUNNING, node=PLACE.node)
     for epoch, node in ((row.epoch, PLACE.node), (row.epoch - 1, uuid.uuid4())):
         assert not recovery.end_run_of_dead_child(row.pk, epoch, node, CRASH, WORKER, "id")
@@ -374,6 +374,6 @@ def test_a_message_from_another_queue_starts_nothing_and_is_counted() -> None:
     )
 
 
-def test_a_message_of_which_the_queue_is_unknown_starts_its_row() -> None:
+def test_a_message_of_an_unknown_queue_starts_its_task() -> None:
     row = a_task(Status.QUEUED, queue="cards")
     assert isinstance(attempts.open_run(row.pk, row.epoch, PLACE, "id", None), Run)

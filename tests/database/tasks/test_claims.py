@@ -1,4 +1,4 @@
-"""Due rows are claimed the most urgent first; what was published is republished or handed back."""
+"""Due tasks are claimed by priority. Queued tasks are republished, or returned to PENDING."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _claim(limit: int = 100, queue: str = QUEUE) -> list[TaskMessage]:
     return claim.claim(queue, database_now(), limit, PLACE.node)
 
 
-def _rung(messages: Sequence[TaskMessage]) -> list[uuid.UUID]:
+def _published(messages: Sequence[TaskMessage]) -> list[uuid.UUID]:
     return [message.task_id for message in messages]
 
 
@@ -46,7 +46,7 @@ def _due_in(row: Task) -> float:
 def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
     rows = [a_task(due=due, priority=priority) for priority in (0, 9, 5) for due in (-1, -30, -10)]
     expected = sorted(rows, key=lambda row: (-row.priority, row.due_at))
-    taken = [set(_rung(_claim(2))) for _ in range(5)]
+    taken = [set(_published(_claim(2))) for _ in range(5)]
     wanted = [row.pk for row in expected]
     assert taken == [
         set(wanted[0:2]),
@@ -57,7 +57,7 @@ def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
     ]
 
 
-def test_a_claimed_row_is_queued_under_a_new_epoch_with_an_alarm() -> None:
+def test_a_claimed_task_is_queued_with_a_new_epoch_and_a_republish_time() -> None:
     row = a_task(
         name="tests.project.tasks.urgent",
         priority=7,
@@ -70,13 +70,13 @@ def test_a_claimed_row_is_queued_under_a_new_epoch_with_an_alarm() -> None:
     assert (row.status, row.epoch, row.publish_count, row.node) == (Status.QUEUED, 1, 1, PLACE.node)
 
 
-def test_a_claimed_row_is_not_claimed_twice() -> None:
+def test_a_claimed_task_is_not_claimed_twice() -> None:
     many_tasks(3)
     assert len(_claim()) == 3
     assert _claim() == []
 
 
-def test_rows_of_the_future_of_other_queues_and_of_other_statuses_are_not_claimed() -> None:
+def test_future_tasks_and_tasks_of_other_queues_or_statuses_are_not_claimed() -> None:
     a_task(due=60)
     a_task(queue="other")
     for status in set(Status) - {Status.PENDING}:
@@ -84,15 +84,15 @@ def test_rows_of_the_future_of_other_queues_and_of_other_statuses_are_not_claime
     assert _claim() == []
 
 
-def test_a_row_that_came_too_late_expires_when_its_turn_comes() -> None:
+def test_a_task_past_its_expiry_expires_when_it_is_claimed() -> None:
     late = a_task(expires_at=database_now() - timedelta(seconds=1))
     good = a_task(expires_at=database_now() + timedelta(seconds=60))
-    assert _rung(_claim()) == [good.pk]
+    assert _published(_claim()) == [good.pk]
     late.refresh_from_db()
     assert (late.status, late.reason) == (Status.EXPIRED, "EXPIRED")
 
 
-def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() -> None:
+def test_next_due_times_name_each_queue_with_waiting_tasks() -> None:
     first = a_task(due=5, priority=3)
     a_task(due=9, priority=9)
     other = a_task(due=-5, queue="a")
@@ -100,8 +100,8 @@ def test_heads_names_each_queue_with_waiting_rows_and_when_its_first_is_due() ->
     assert heads() == {QUEUE: first.due_at, "a": other.due_at}
 
 
-def test_heads_names_more_queues_than_a_recursion_has_steps() -> None:
-    """MariaDB ends a recursion after 1,000 steps without a word, MySQL with an error."""
+def test_next_due_times_cover_more_queues_than_a_recursion_has_steps() -> None:
+    """MariaDB silently ends a recursion after 1,000 steps, MySQL with an error."""
     row = a_task()
     Task.objects.unguarded().bulk_create(
         [
@@ -121,14 +121,14 @@ def test_heads_names_more_queues_than_a_recursion_has_steps() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_heads_are_asked_for_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_due_times_are_read_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_durable_tasks.engine.limits.next_due.AT_ONCE", 2)
     rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
     assert heads() == {queue: row.due_at for queue, row in rows.items()}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9])
-def test_scopes_of_parked_rows_are_asked_for_page_by_page(
+def test_scopes_of_waiting_tasks_are_read_page_by_page(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_durable_tasks.engine.limits.waitlist.AT_ONCE", 2)
@@ -139,11 +139,11 @@ def test_scopes_of_parked_rows_are_asked_for_page_by_page(
     assert scopes_after("task:2", limit) == scopes[3:][:limit]
 
 
-def test_heads_of_an_empty_table_are_none() -> None:
+def test_an_empty_table_has_no_next_due_times() -> None:
     assert heads() == {}
 
 
-def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:
+def test_capacity_is_the_rest_of_the_window_and_zero_in_a_paused_queue() -> None:
     many_tasks(3, Status.QUEUED)
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 5}):
         assert backpressure.snapshot().capacity(QUEUE) == 2
@@ -153,7 +153,7 @@ def test_room_is_what_the_window_leaves_and_none_in_a_paused_queue() -> None:
     assert backpressure.snapshot().capacity(QUEUE) == 0
 
 
-def test_a_queue_is_paused_and_resumed_by_somebody() -> None:
+def test_a_queue_is_paused_and_resumed_with_a_user() -> None:
     queues.pause(QUEUE, by="bob", reason="deploy")
     assert backpressure.snapshot().paused == {QUEUE}
     assert queues.resume(QUEUE, by="bob")
@@ -161,7 +161,7 @@ def test_a_queue_is_paused_and_resumed_by_somebody() -> None:
     assert backpressure.snapshot().paused == frozenset()
 
 
-def test_a_message_of_a_paused_queue_hands_its_row_back() -> None:
+def test_a_message_of_a_paused_queue_returns_its_task_to_pending() -> None:
     row = a_task(Status.QUEUED)
     a_paused_queue()
     assert attempts.open_run(row.pk, row.epoch, PLACE, "id", None) == Refusal.PAUSED
@@ -169,10 +169,10 @@ def test_a_message_of_a_paused_queue_hands_its_row_back() -> None:
     assert (row.status, row.attempts, row.failures) == (Status.PENDING, 0, 0)
 
 
-# Ringing again ------------------------------------------------------------------------------------
+# Republishing -------------------------------------------------------------------------------------
 
 
-def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_same_epoch() -> None:
+def test_republish_delays_double_up_to_a_quarter_of_an_hour_with_the_same_epoch() -> None:
     row = a_task(Status.QUEUED, due=-1)
     waits, epochs = [], []
     for _ in range(9):
@@ -186,30 +186,32 @@ def test_the_waits_between_rings_double_up_to_a_quarter_of_an_hour_under_the_sam
     assert epochs == [(1, number) for number in range(2, 11)]
 
 
-def test_a_row_whose_alarm_is_not_over_is_not_rung() -> None:
+def test_a_task_before_its_republish_time_is_not_republished() -> None:
     a_task(Status.QUEUED, due=5)
     assert republish.republish_overdue(database_now(), 10) == []
 
 
-def test_a_published_row_that_came_too_late_expires_instead_of_being_rung() -> None:
+def test_a_queued_task_past_its_expiry_expires_instead_of_being_republished() -> None:
     row = a_task(Status.QUEUED, due=-1, expires_at=database_now() - timedelta(seconds=1))
     assert republish.republish_overdue(database_now(), 10) == []
     row.refresh_from_db()
     assert row.status == Status.EXPIRED
 
 
-def test_the_claims_of_a_dead_node_are_rung_at_once_and_once() -> None:
+def test_the_claims_of_a_dead_node_are_republished_at_once_and_once() -> None:
     dead, alive = a_node(), a_node()
     row = a_task(Status.QUEUED, node=dead.pk)
     a_task(Status.QUEUED, node=alive.pk)
-    assert _rung(reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10)) == [row.pk]
+    assert _published(reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10)) == [
+        row.pk
+    ]
     assert reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10) == []
 
 
-# Handing back -------------------------------------------------------------------------------------
+# Return to PENDING --------------------------------------------------------------------------------
 
 
-def test_what_the_broker_did_not_take_is_handed_back_and_due_at_once() -> None:
+def test_a_task_that_the_broker_did_not_accept_returns_to_pending_and_is_due_at_once() -> None:
     rows = many_tasks(3)
     assert claim.return_to_pending(_claim()) == 3
     assert len(_claim()) == 3
@@ -218,7 +220,7 @@ def test_what_the_broker_did_not_take_is_handed_back_and_due_at_once() -> None:
     ) == {(3, 0)}
 
 
-def test_rows_that_moved_on_are_not_handed_back() -> None:
+def test_tasks_in_another_status_do_not_return_to_pending() -> None:
     many_tasks(4)
     messages = _claim()
     moved = [message.task_id for message in messages]
@@ -229,7 +231,7 @@ def test_rows_that_moved_on_are_not_handed_back() -> None:
     assert Task.objects.get(pk=moved[3]).status == Status.PENDING
 
 
-def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
+def test_a_task_without_code_waits_without_using_its_retries() -> None:
     row = a_task(Status.QUEUED)
     assert claim.return_unknown_task(row.pk, row.epoch + 1) == 0
     assert claim.return_unknown_task(row.pk, row.epoch) == 1
@@ -237,14 +239,14 @@ def test_a_row_of_an_unknown_task_waits_without_paying() -> None:
     assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
 
 
-def test_a_claim_takes_no_more_than_its_limit_and_a_take_neither() -> None:
+def test_claiming_and_starting_without_a_broker_respect_their_limit() -> None:
     rows = many_tasks(10)
     assert len(_claim(4)) == 4
     assert len(attempts.take(question(*rows), 4, PLACE)) == 4
     assert Task.objects.pending().count() == 2
 
 
-def test_a_take_starts_each_row_as_a_run_of_its_own() -> None:
+def test_starting_without_a_broker_opens_a_separate_run_per_task() -> None:
     rows = many_tasks(3, args=[1])
     runs = attempts.take(Task.objects.due(database_now()), 10, PLACE)
     assert {run.task_id for run in runs} == {row.pk for row in rows}
@@ -261,10 +263,10 @@ def test_a_batch_is_published_by_priority_and_then_by_time() -> None:
         for priority in (0, 9, 5)
     ]
     expected = sorted(rows, key=lambda row: (-row.priority, row.run_at))
-    assert _rung(_claim()) == [row.pk for row in expected]
+    assert _published(_claim()) == [row.pk for row in expected]
 
 
-# By their ids, and by their shards ----------------------------------------------------------------
+# By ids and by shards -----------------------------------------------------------------------------
 
 
 def _these(*rows: Task) -> list[uuid.UUID]:
@@ -275,19 +277,19 @@ def _these(*rows: Task) -> list[uuid.UUID]:
     return [message.task_id for message in messages]
 
 
-def test_rows_are_claimed_by_their_ids_the_most_urgent_first() -> None:
+def test_tasks_are_claimed_by_their_ids_the_most_urgent_first() -> None:
     low, high, other = a_task(priority=1), a_task(priority=9), a_task()
     assert _these(low, high) == [high.pk, low.pk]
     assert Task.objects.pending().get().pk == other.pk
 
 
-def test_by_their_ids_too_nothing_is_claimed_early_or_twice() -> None:
+def test_claims_by_ids_take_nothing_early_or_twice() -> None:
     soon, due = a_task(due=60), a_task()
     assert _these(soon, due) == [due.pk]
     assert _these(soon, due) == []
 
 
-def test_by_their_ids_too_a_row_that_came_too_late_expires() -> None:
+def test_claims_by_ids_expire_tasks_past_their_expiry() -> None:
     late = a_task(expires_at=database_now() - timedelta(seconds=1))
     assert _these(late) == []
     assert Task.objects.get().status == Status.EXPIRED
@@ -302,24 +304,24 @@ def _flushes() -> str:
 @pytest.mark.postgresql
 @pytest.mark.parametrize("overlap_key", [None, "overlap_key"])
 @pytest.mark.parametrize("by_ids", [False, True])
-def test_a_claim_without_overlap_keys_waits_for_no_disk_and_the_start_that_follows_does(
+def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_the_following_start_does(
     by_ids: bool, overlap_key: str | None
 ) -> None:
-    """A crash of the server may take a claim back, never a start: the setting ends with the claim's
+    """A crash of the server may undo a claim, but never a start: the setting ends with the claim's
     transaction.
 
-    Overlap keys are judged after the claim's COMMIT. A message that outlives its claim could start
+    Overlap keys are checked after the claim's COMMIT. A message that survives its claim could start
     a refused task.
     """
     row = a_task(overlap_key=overlap_key)
     with transaction.atomic():
-        assert (_these(row) if by_ids else _rung(_claim())) == [row.pk]
+        assert (_these(row) if by_ids else _published(_claim())) == [row.pk]
         assert _flushes() == ("on" if overlap_key else "off")
         transaction.set_rollback(True)
     assert _flushes() == "on"
 
 
-def test_a_node_claims_the_rows_of_its_shards_and_what_nobody_serves() -> None:
+def test_a_node_claims_the_tasks_of_its_shards_and_of_unserved_ones() -> None:
     now = database_now()
     mine, others = a_task(shard_key=3), a_task(shard_key=4)
     unserved = a_task(shard_key=5, due=-UNSERVED_AFTER - 1)
@@ -328,7 +330,7 @@ def test_a_node_claims_the_rows_of_its_shards_and_what_nobody_serves() -> None:
     assert Task.objects.pending().get().pk == others.pk
 
 
-def test_what_comes_is_known_before_it_is_due() -> None:
+def test_upcoming_tasks_are_read_before_they_are_due() -> None:
     now = database_now()
     rows = [a_task(due=wait, shard_key=wait) for wait in (3, 1, 2, 9)]
     a_task(due=-1)

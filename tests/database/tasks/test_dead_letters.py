@@ -1,5 +1,5 @@
-"""A task that gave up has one open case; people replay, discard or complete it, and it is written
-down who did.
+"""A finally failed task has one open dead letter. Operators replay, discard or force-complete it,
+and their names are stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _now(row: Task) -> Task:
     return found
 
 
-def test_giving_up_opens_one_case_that_says_why() -> None:
+def test_a_final_failure_opens_one_dead_letter_with_its_reason() -> None:
     row = a_task(Status.RUNNING, attempts=3)
     end(row, outcome=HOPELESS)
     letter = row.dead_letters.get()
@@ -39,7 +39,9 @@ def test_giving_up_opens_one_case_that_says_why() -> None:
     assert (letter.resolved_at, letter.resolution) == (None, "")
 
 
-def test_the_database_refuses_a_second_open_case_and_takes_any_number_of_closed_ones() -> None:
+def test_the_database_refuses_a_second_open_dead_letter_and_accepts_any_number_of_closed_ones() -> (
+    None
+):
     row = a_task(Status.FAILED)
     with pytest.raises(IntegrityError), transaction.atomic():
         a_dead_letter(row)
@@ -48,7 +50,7 @@ def test_the_database_refuses_a_second_open_case_and_takes_any_number_of_closed_
     assert row.dead_letters.count() == 3
 
 
-def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> None:
+def test_a_replay_resets_both_budgets_keeps_attempts_and_closes_the_dead_letter() -> None:
     row = a_task(
         Status.FAILED,
         attempts=5,
@@ -78,7 +80,7 @@ def test_a_replay_renews_both_budgets_keeps_attempts_and_closes_the_case() -> No
     assert (letter.open_task, letter.resolved_at is not None) == (None, True)
 
 
-def test_a_replayed_task_that_fails_again_opens_a_second_case() -> None:
+def test_a_replayed_task_that_fails_again_opens_a_second_dead_letter() -> None:
     row = a_task(Status.FAILED)
     dead_letters.replay(question(row), by="bob")
     Task.objects.unguarded().filter(pk=row.pk).update(status=Status.QUEUED)
@@ -89,13 +91,13 @@ def test_a_replayed_task_that_fails_again_opens_a_second_case() -> None:
 
 
 @pytest.mark.parametrize("status", sorted(REPLAYABLE))
-def test_whatever_ended_without_success_can_be_replayed(status: Status) -> None:
+def test_every_ended_task_without_success_can_be_replayed(status: Status) -> None:
     row = a_task(status)
     assert dead_letters.replay(question(row), by="bob") == [row.pk]
     assert _now(row).status == Status.PENDING
 
 
-def test_a_replay_may_bring_edited_arguments() -> None:
+def test_a_replay_may_replace_the_arguments() -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1], kwargs={"right": 2})
     dead_letters.replay(question(row), by="bob", args=[3])
     assert (_now(row).args, _now(row).kwargs) == ([3], {"right": 2})
@@ -109,7 +111,7 @@ def test_a_replay_may_bring_edited_arguments() -> None:
         ({"args": [float("nan"), 1]}, UnserializableArguments),
     ],
 )
-def test_edited_arguments_that_do_not_fit_are_refused_and_nothing_moves(
+def test_replaced_arguments_that_do_not_match_are_refused_and_change_nothing(
     changes: dict[str, Any], error: type[Exception]
 ) -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
@@ -119,14 +121,14 @@ def test_edited_arguments_that_do_not_fit_are_refused_and_nothing_moves(
     assert DeadLetter.objects.open().count() == 1
 
 
-def test_edited_arguments_replay_one_task_at_a_time() -> None:
+def test_arguments_are_replaced_for_one_task_at_a_time() -> None:
     rows = many_tasks(2, Status.FAILED)
     with pytest.raises(TransitionRefused, match="one task at a time"):
         dead_letters.replay(question(*rows), by="bob", args=[])
 
 
 @pytest.mark.parametrize("key", ["key", "unique_key"])
-def test_a_replay_is_refused_while_a_newer_open_task_holds_the_key(key: str) -> None:
+def test_a_replay_is_refused_while_a_newer_open_task_owns_the_key(key: str) -> None:
     holds: dict[str, Any] = {key: "k"}
     row = a_task(Status.FAILED, **holds)
     a_task(Status.PENDING, **holds)
@@ -136,14 +138,14 @@ def test_a_replay_is_refused_while_a_newer_open_task_holds_the_key(key: str) -> 
     assert DeadLetter.objects.open().count() == 1
 
 
-def test_many_are_replayed_by_a_filter_and_successes_are_left_alone() -> None:
+def test_a_bulk_replay_leaves_successes_unchanged() -> None:
     failed, done = many_tasks(5, Status.FAILED), a_task(Status.SUCCESS)
     replayed = dead_letters.replay(question(*failed, done), by="bob")
     assert sorted(replayed) == [row.pk for row in failed]
     assert not DeadLetter.objects.open().exists()
 
 
-def test_a_discarded_case_is_closed_with_a_reason_and_its_task_stays_failed() -> None:
+def test_a_discarded_dead_letter_is_closed_with_a_reason_and_its_task_stays_failed() -> None:
     row = a_task(Status.FAILED)
     assert (
         dead_letters.discard(DeadLetter.objects.filter(task=row), by="bob", reason="not worth it")
@@ -167,7 +169,7 @@ def test_a_discarded_task_can_still_be_replayed() -> None:
 
 
 @pytest.mark.parametrize("status", set(Status) - {Status.SUCCESS})
-def test_an_operator_may_call_any_task_done(status: Status) -> None:
+def test_any_task_can_be_force_completed(status: Status) -> None:
     row = a_task(status)
     assert operator_actions.force_complete(question(row), by="bob", reason="paid by hand") == [
         row.pk
@@ -179,18 +181,18 @@ def test_an_operator_may_call_any_task_done(status: Status) -> None:
     assert (log.status, log.error_message) == (LogStatus.SUCCESS, "paid by hand")
 
 
-def test_long_names_and_notes_are_cut_to_their_columns() -> None:
+def test_long_names_and_reasons_are_truncated_to_their_columns() -> None:
     row = a_task(Status.FAILED)
     dead_letters.replay(question(row), by="b" * 300, reason="n" * 600)
     letter = row.dead_letters.get()
     assert (len(letter.resolved_by), len(letter.comment)) == (200, 500)
 
 
-def test_the_signal_tells_how_many_are_open() -> None:
-    heard: list[int] = []
+def test_the_signal_reports_how_many_are_open() -> None:
+    received: list[int] = []
 
     def listen(sender: Any, number: int, **_: Any) -> None:
-        heard.append(number)
+        received.append(number)
 
     many_tasks(3, Status.FAILED)
     dead_letters_grew.connect(listen)
@@ -198,10 +200,10 @@ def test_the_signal_tells_how_many_are_open() -> None:
         dead_letters.send_growth_signal(dead_letters.open_count())
     finally:
         dead_letters_grew.disconnect(listen)
-    assert heard == [3]
+    assert received == [3]
 
 
-def test_a_case_keeps_the_arguments_that_failed_when_the_task_is_replayed_with_others() -> None:
+def test_a_dead_letter_keeps_the_failed_arguments_when_the_task_is_replayed_with_others() -> None:
     row = a_task(Status.RUNNING, name="tests.project.tasks.add", args=[1, "x"])
     end(row, outcome=HOPELESS)
     dead_letters.replay(question(row), by="ada", args=[1, 2])

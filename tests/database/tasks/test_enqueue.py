@@ -1,5 +1,5 @@
-"""A call becomes a row in the caller's transaction, with what the decorator and the call say; or
-nothing is written.
+"""A call creates a task in the caller's transaction, with the options of decorator and call, or
+raises and writes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _in(seconds: float) -> datetime:
     return timezone.now() + timedelta(seconds=seconds)
 
 
-def test_a_row_carries_what_the_task_and_the_call_say() -> None:
+def test_a_task_stores_the_options_of_decorator_and_call() -> None:
     run_at = datetime(2027, 1, 1, tzinfo=UTC)
     row = tasks.add.using(
         queue=QUEUE,
@@ -66,7 +66,7 @@ def test_a_row_carries_what_the_task_and_the_call_say() -> None:
     assert row.dedupe_key == str(row.pk)
 
 
-def test_the_decorators_options_stand_where_the_call_says_nothing() -> None:
+def test_the_decorators_options_are_the_defaults_of_the_call() -> None:
     row = tasks.urgent.schedule(run_at=_in(60))
     assert (row.queue, row.priority) == ("urgent", 7)
     row = tasks.perishable.schedule(run_at=_in(60))
@@ -74,7 +74,7 @@ def test_the_decorators_options_stand_where_the_call_says_nothing() -> None:
     assert tasks.irreplaceable.schedule(run_at=_in(60)).on_orphan == "DEAD_LETTER"
 
 
-def test_every_value_of_the_dialect_comes_back_from_the_row_and_from_the_start() -> None:
+def test_every_supported_value_is_returned_unchanged_by_the_row_and_by_the_start() -> None:
     values: list[Any] = [
         None,
         True,
@@ -111,7 +111,7 @@ def test_every_value_of_the_dialect_comes_back_from_the_row_and_from_the_start()
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_bad_arguments_are_refused_at_the_call_and_nothing_is_written(
+def test_invalid_arguments_are_refused_at_the_call_and_nothing_is_written(
     arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -119,7 +119,7 @@ def test_bad_arguments_are_refused_at_the_call_and_nothing_is_written(
     assert not Task.objects.exists()
 
 
-def test_three_thousand_levels_are_refused_at_the_call() -> None:
+def test_three_thousand_nesting_levels_are_refused_at_the_call() -> None:
     deep: list[Any] = []
     for _ in range(3_000):
         deep = [deep]
@@ -128,7 +128,7 @@ def test_three_thousand_levels_are_refused_at_the_call() -> None:
     assert not Task.objects.exists()
 
 
-def test_the_largest_arguments_may_be_raised_to_256_kib() -> None:
+def test_the_maximum_size_of_arguments_can_be_raised_to_256_kib() -> None:
     with override_settings(DURABLE_TASKS={"PAYLOAD_MAX_BYTES": 262_144}):
         row = tasks.echo.using(run_at=_in(60)).schedule("x" * 262_100)
         assert len(row.args[0]) == 262_100
@@ -139,7 +139,9 @@ def test_the_largest_arguments_may_be_raised_to_256_kib() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {}), ((1, 2), {"wrong": 3})]
 )
-def test_a_call_that_does_not_fit_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_a_call_that_does_not_match_the_signature_is_refused(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidArguments, match=r"tests\.project\.tasks\.add"):
         tasks.add.delay(*args, **kwargs)
     assert not Task.objects.exists()
@@ -161,7 +163,7 @@ def test_a_call_that_does_not_fit_is_refused(args: tuple[Any, ...], kwargs: dict
     ],
     ids=str,
 )
-def test_bad_options_are_refused_at_the_call_and_nothing_is_written(
+def test_invalid_options_are_refused_at_the_call_and_nothing_is_written(
     options: dict[str, Any],
 ) -> None:
     with pytest.raises(InvalidOption):
@@ -184,13 +186,13 @@ def test_bad_options_are_refused_at_the_call_and_nothing_is_written(
     ],
     ids=str,
 )
-def test_celerys_options_that_a_row_cannot_keep_are_refused(options: dict[str, Any]) -> None:
+def test_celery_options_that_cannot_be_stored_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(DurableTasksError):
         tasks.noop.apply_async(**options)
     assert not Task.objects.exists()
 
 
-def test_celerys_options_become_columns() -> None:
+def test_celery_options_become_columns() -> None:
     eta = _in(3600)
     row = tasks.add.apply_async(
         (1, 2), eta=eta, expires=eta + timedelta(1), priority=3, time_limit=9, soft_time_limit=8
@@ -218,7 +220,7 @@ def test_celerys_options_become_columns() -> None:
         ({"headers": "x"}, "give a mapping"),
     ],
 )
-def test_an_option_of_celerys_call_that_cannot_be_kept_is_refused(
+def test_an_option_of_a_celery_call_that_cannot_be_stored_is_refused(
     options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
@@ -226,7 +228,7 @@ def test_an_option_of_celerys_call_that_cannot_be_kept_is_refused(
     assert not Task.objects.exists()
 
 
-def test_options_about_the_message_alone_and_stamps_have_no_effect() -> None:
+def test_message_options_and_stamps_have_no_effect() -> None:
     options = {
         "serializer": "json",
         "retry": False,
@@ -242,7 +244,7 @@ def test_an_unknown_follow_up_is_refused_with_the_nearest_name() -> None:
         enqueue.schedule_followup(Schedule("tests.project.tasks.nop"), DEFAULT_TENANT_ID)
 
 
-def test_many_rows_are_created_at_once_and_wait_for_the_next_poll() -> None:
+def test_a_bulk_call_creates_tasks_for_the_next_poll() -> None:
     ids = tasks.add.using(queue=QUEUE, priority=4).schedule_many(
         [(number, 1) for number in range(50)]
     )
@@ -253,14 +255,14 @@ def test_many_rows_are_created_at_once_and_wait_for_the_next_poll() -> None:
     assert sorted(row.args for row in rows) == [[number, 1] for number in range(50)]
 
 
-def test_one_bad_call_of_many_creates_none() -> None:
+def test_one_invalid_call_of_a_bulk_creates_none() -> None:
     with pytest.raises(InvalidArguments):
         tasks.add.schedule_many([(1, 2), (3,)])
     assert not Task.objects.exists()
 
 
 @pytest.mark.parametrize("options", [{"key": "k"}, {"idempotency_key": "i"}])
-def test_many_rows_take_no_key(options: dict[str, Any]) -> None:
+def test_a_bulk_call_accepts_no_key(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="one by one"):
         tasks.add.using(**options).schedule_many([(1, 2)])
 
@@ -268,7 +270,7 @@ def test_many_rows_take_no_key(options: dict[str, Any]) -> None:
 # Idempotency --------------------------------------------------------------------------------------
 
 
-def test_the_same_idempotency_key_and_payload_return_the_first_row_unchanged() -> None:
+def test_the_same_idempotency_key_and_payload_return_the_first_task_unchanged() -> None:
     first = tasks.add.using(idempotency_key="i", priority=1).schedule(1, 2)
     again = tasks.add.using(idempotency_key="i", priority=9).schedule(1, 2)
     assert (again.pk, again.priority, Task.objects.count()) == (first.pk, 1, 1)
@@ -278,25 +280,25 @@ def test_the_same_idempotency_key_and_payload_return_the_first_row_unchanged() -
 @pytest.mark.parametrize(
     "call", [lambda task: task.schedule(1, 3), lambda task: task.schedule(1, right=2)]
 )
-def test_another_payload_under_an_idempotency_key_conflicts(call: Any) -> None:
+def test_another_payload_with_the_same_idempotency_key_conflicts(call: Any) -> None:
     tasks.add.using(idempotency_key="i").schedule(1, 2)
     with pytest.raises(IdempotencyConflict, match="idempotency_key='i' belongs to task"):
         call(tasks.add.using(idempotency_key="i"))
     assert Task.objects.count() == 1
 
 
-def test_another_task_under_an_idempotency_key_conflicts() -> None:
+def test_another_task_with_the_same_idempotency_key_conflicts() -> None:
     tasks.noop.using(idempotency_key="i").schedule()
     with pytest.raises(IdempotencyConflict):
         tasks.urgent.using(idempotency_key="i").schedule()
 
 
-def test_an_idempotency_key_is_taken_by_an_ended_row_too() -> None:
+def test_an_idempotency_key_of_an_ended_task_counts_too() -> None:
     row = a_task(Status.SUCCESS, idempotency_key="i")
     assert tasks.noop.using(idempotency_key="i").schedule().pk == row.pk
 
 
-def test_an_idempotency_key_belongs_to_its_tenant() -> None:
+def test_idempotency_keys_are_separate_per_tenant() -> None:
     tenant = a_tenant()
     rows = {
         tasks.noop.using(idempotency_key="i", tenant=who).schedule().pk
@@ -305,7 +307,7 @@ def test_an_idempotency_key_belongs_to_its_tenant() -> None:
     assert len(rows) == 2
 
 
-def test_a_celery_task_id_names_the_row_and_a_second_call_returns_it() -> None:
+def test_a_celery_task_id_identifies_the_task_and_a_second_call_returns_it() -> None:
     task_id = str(uuid.uuid4())
     results = [tasks.add.apply_async((1, 2), task_id=task_id) for _ in range(2)]
     assert {result.id for result in results} == {task_id}
@@ -314,7 +316,7 @@ def test_a_celery_task_id_names_the_row_and_a_second_call_returns_it() -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_refused_row_does_not_pass_for_a_taken_key() -> None:
+def test_a_refused_insert_is_not_mistaken_for_a_taken_key() -> None:
     a_task(Status.SUCCESS)
     call = new_task.Call(registry.get("tests.project.tasks.noop"), (), {})
     new = new_task.new_task(call)._replace(idempotency_key="i", status=Status.RUNNING)

@@ -1,6 +1,4 @@
-"""Rows that only the engine writes are refused to be written otherwise, by an error that names the
-right method.
-"""
+"""Writing engine-owned rows directly raises an error that names the right method."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_what_the_engine_keeps_consistent_is_guarded() -> None:
+def test_engine_owned_models_are_guarded() -> None:
     assert {model.__name__ for model in GUARDED} == {
         "Calendar",
         "CalendarDay",
@@ -53,7 +51,7 @@ def test_what_the_engine_keeps_consistent_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("model", sorted(GUARDED, key=str))
-def test_every_write_is_refused_and_the_right_method_is_named(model: type[GuardedModel]) -> None:
+def test_every_direct_write_is_refused_with_the_right_method(model: type[GuardedModel]) -> None:
     rows: Any = model._default_manager
     for name, write in WRITES.items():
         with pytest.raises(
@@ -77,7 +75,7 @@ def test_asynchronous_writes_and_those_of_related_managers_are_refused() -> None
         row.executions.all().delete()
 
 
-def test_a_queryset_stays_guarded_and_an_unguarded_one_unguarded() -> None:
+def test_querysets_stay_guarded_or_unguarded_when_chained() -> None:
     guarded = Task.objects.filter(queue="a").exclude(name="b").order_by("pk").using("default")
     with pytest.raises(GuardedModelError):
         guarded.update(queue="c")
@@ -86,7 +84,7 @@ def test_a_queryset_stays_guarded_and_an_unguarded_one_unguarded() -> None:
         guarded.update(queue="c")
 
 
-def test_the_right_methods_write() -> None:
+def test_the_named_methods_write() -> None:
     row = noop.schedule()
     assert Task.objects.filter(pk=row.pk).cancel() == 1
     RecurringTask.objects.upsert(name="daily", task=noop, cron="0 9 * * *")
@@ -94,7 +92,7 @@ def test_the_right_methods_write() -> None:
     assert (RecurringTask.objects.count(), Calendar.objects.count()) == (1, 1)
 
 
-def test_a_row_is_read_again_and_a_fixture_is_loaded() -> None:
+def test_reading_again_and_loading_fixtures_work() -> None:
     row = a_task("FAILED")
     row.refresh_from_db()
     text = serializers.serialize("json", [row, *DeadLetter.objects.all()])
@@ -104,7 +102,7 @@ def test_a_row_is_read_again_and_a_fixture_is_loaded() -> None:
     assert str(row.pk) in out.getvalue()
 
 
-def test_the_guard_is_in_every_manager_of_a_guarded_model() -> None:
+def test_every_manager_of_a_guarded_model_is_guarded() -> None:
     for model in GUARDED:
         assert all(
             isinstance(manager.all(), GuardedQuerySet) for manager in model._meta.managers

@@ -1,6 +1,4 @@
-"""A caller's own name for an editable task: scheduling again updates the open row, a finished one
-is replaced.
-"""
+"""Keys of editable tasks: scheduling again updates the open task, and replaces an ended one."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def _add(**options: Any) -> Any:
     return tasks.add.using(queue=QUEUE, key=KEY, **options)
 
 
-def test_scheduling_again_under_a_key_updates_the_open_row() -> None:
+def test_scheduling_again_with_a_key_updates_the_open_task() -> None:
     first = _add(run_at=_in(60), priority=1).schedule(1, 2)
     later = _in(120)
     second = _add(run_at=later, priority=5, max_attempts=9, expires_in=10).schedule(3, 4)
@@ -48,7 +46,7 @@ def test_scheduling_again_under_a_key_updates_the_open_row() -> None:
     assert Task.objects.count() == 1
 
 
-def test_the_options_of_the_second_call_count_whole() -> None:
+def test_the_options_of_the_second_call_replace_those_of_the_first() -> None:
     _add(run_at=_in(60), timeout=5).schedule(1, 2)
     row = _add(
         run_at=_in(60), lease=40, max_crashes=1, on_orphan="DEAD_LETTER", expected_duration=7
@@ -57,14 +55,14 @@ def test_the_options_of_the_second_call_count_whole() -> None:
     assert row.expected_duration == timedelta(seconds=7)
 
 
-def test_scheduling_again_without_a_time_makes_the_row_due_now() -> None:
+def test_scheduling_again_without_a_time_makes_the_task_due_now() -> None:
     _add(run_at=_in(3600)).schedule(1, 2)
     row = _add().schedule(1, 2)
     assert row.due_at is not None
     assert row.due_at <= _in(1)
 
 
-def test_a_published_row_is_taken_back_before_it_is_edited() -> None:
+def test_a_queued_task_returns_to_pending_before_it_is_edited() -> None:
     row = a_task(Status.QUEUED, name="tests.project.tasks.add", key=KEY, epoch=1)
     again = _add(run_at=_in(60)).schedule(3, 4)
     assert (again.pk, again.status, again.args) == (row.pk, Status.PENDING, [3, 4])
@@ -73,7 +71,7 @@ def test_a_published_row_is_taken_back_before_it_is_edited() -> None:
 
 
 def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() -> None:
-    """A crash of the server may undo a claim whose message is at the broker already."""
+    """A crash of the server may undo a claim whose message is already at the broker."""
     row = _add(run_at=_in(60)).schedule(1, 2)
     again = _add(run_at=_in(90)).schedule(3, 4)
     Task.objects.unguarded().filter(pk=row.pk).update(run_at=_in(-1), due_at=_in(-1))
@@ -85,7 +83,7 @@ def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() ->
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_row_that_is_moved_changes_its_epoch(by_key: bool) -> None:
+def test_rescheduling_changes_the_epoch(by_key: bool) -> None:
     row = _add(run_at=_in(60)).schedule(1, 2)
     assert (
         Task.objects.reschedule(KEY, _in(90))
@@ -95,7 +93,7 @@ def test_a_row_that_is_moved_changes_its_epoch(by_key: bool) -> None:
     assert Task.objects.get().epoch == row.epoch + 1
 
 
-def test_a_running_row_finishes_under_its_old_arguments_and_the_key_goes_to_a_new_row() -> None:
+def test_a_running_task_ends_with_its_old_arguments_and_the_key_goes_to_a_new_task() -> None:
     old = a_task(Status.RUNNING, name="tests.project.tasks.add", args=[1, 2], key=KEY)
     new = _add(run_at=_in(60)).schedule(3, 4)
     old.refresh_from_db()
@@ -107,7 +105,7 @@ def test_a_running_row_finishes_under_its_old_arguments_and_the_key_goes_to_a_ne
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-def test_an_ended_row_is_replaced_by_a_new_one(status: Status) -> None:
+def test_an_ended_task_is_replaced_by_a_new_one(status: Status) -> None:
     old = a_task(status, name="tests.project.tasks.add", key=KEY)
     new = _add(run_at=_in(60)).schedule(3, 4)
     assert new.pk != old.pk
@@ -121,7 +119,7 @@ def test_a_key_of_another_task_is_refused() -> None:
     assert Task.objects.count() == 1
 
 
-def test_keys_of_tenants_are_apart() -> None:
+def test_keys_are_separate_per_tenant() -> None:
     tenant = a_tenant()
     mine, theirs = (
         _add(run_at=_in(9)).schedule(1, 2),
@@ -134,14 +132,14 @@ def test_keys_of_tenants_are_apart() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.QUEUED])
-def test_a_waiting_row_is_moved_by_its_key(status: Status) -> None:
+def test_a_waiting_task_is_rescheduled_by_its_key(status: Status) -> None:
     row, later = a_task(status, key=KEY), _in(3600)
     assert Task.objects.reschedule(KEY, later) == 1
     row.refresh_from_db()
     assert (row.status, row.run_at, row.due_at) == (Status.PENDING, later, later)
 
 
-def test_a_blocked_row_is_moved_and_gets_no_alarm() -> None:
+def test_a_rescheduled_blocked_task_gets_no_due_time() -> None:
     row, later = a_task(Status.BLOCKED, key=KEY), _in(3600)
     assert Task.objects.reschedule(KEY, later) == 1
     row.refresh_from_db()
@@ -149,7 +147,7 @@ def test_a_blocked_row_is_moved_and_gets_no_alarm() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, *sorted(TERMINAL)])
-def test_a_running_or_ended_row_is_not_moved(status: Status) -> None:
+def test_a_running_or_ended_task_is_not_rescheduled(status: Status) -> None:
     a_task(status, key=KEY)
     assert Task.objects.reschedule(KEY, _in(3600)) == 0
 
@@ -160,7 +158,7 @@ def test_a_naive_time_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.BLOCKED, Status.PENDING, Status.QUEUED])
-def test_a_waiting_row_is_cancelled_at_once_by_its_key(status: Status) -> None:
+def test_a_waiting_task_is_cancelled_at_once_by_its_key(status: Status) -> None:
     row = a_task(status, key=KEY)
     assert Task.objects.cancel(KEY, by="bob") == 1
     assert Task.objects.cancel(KEY, by="bob") == 0
@@ -168,7 +166,7 @@ def test_a_waiting_row_is_cancelled_at_once_by_its_key(status: Status) -> None:
     assert (row.status, row.open_key, row.reason) == (Status.CANCELLED, None, "CANCELLED by bob")
 
 
-def test_a_running_row_is_asked_and_its_end_says_who_asked() -> None:
+def test_cancellation_of_a_running_task_is_requested_and_its_ending_names_the_user() -> None:
     row = a_task(Status.RUNNING, key=KEY)
     assert Task.objects.cancel(KEY, by="bob") == 1
     end(row, outcome=FAILURE)
@@ -181,13 +179,13 @@ def test_a_running_row_is_asked_and_its_end_says_who_asked() -> None:
     assert not row.dead_letters.exists()
 
 
-def test_cancelling_tells_apart_what_ended_and_what_was_asked() -> None:
+def test_cancelling_distinguishes_ended_tasks_and_requested_cancellations() -> None:
     rows = [a_task(status) for status in Status]
     done = operator_actions.cancel(question(*rows), by="bob")
     assert (done.at_once, done.stop_requested, done.total) == (3, 1, 4)
 
 
-def test_a_run_that_was_asked_to_stop_may_still_succeed_and_then_says_nothing_of_it() -> None:
+def test_a_run_whose_cancellation_was_requested_may_succeed() -> None:
     row = a_task(Status.RUNNING, key=KEY)
     Task.objects.cancel(KEY, by="bob")
     assert succeed(row)

@@ -1,4 +1,4 @@
-"""What only operators ask for: release a wait, retry, ring everything, count what a prune would
+"""Operations of operators: release a waiting retry, retry, republish, count what a prune would
 delete.
 """
 
@@ -34,7 +34,7 @@ def _of(*rows: Task) -> Any:
     return tables.tasks().filter(pk__in=[row.pk for row in rows])
 
 
-def test_only_waiting_tries_are_released() -> None:
+def test_only_waiting_retries_are_released() -> None:
     waiting, first, running = (
         a_task(due=60, failures=1),
         a_task(due=60),
@@ -44,7 +44,7 @@ def test_only_waiting_tries_are_released() -> None:
     assert set(tables.tasks().due(database_now())) == {waiting}
 
 
-def test_a_retry_releases_and_replays_in_one_go() -> None:
+def test_a_retry_releases_and_replays_together() -> None:
     waiting, failed, running = (
         a_task(due=60, failures=1),
         a_task(Status.FAILED),
@@ -56,7 +56,7 @@ def test_a_retry_releases_and_replays_in_one_go() -> None:
     assert Task.objects.get(pk=running.pk).epoch == running.epoch
 
 
-def test_a_retry_of_many_costs_the_statements_of_one() -> None:
+def test_a_retry_of_many_needs_as_many_statements_as_of_one() -> None:
     one = [a_task(due=60, failures=1), a_task(Status.FAILED)]
     many = [*many_tasks(50, due=60, failures=1), *many_tasks(50, Status.FAILED)]
     assert _statements(lambda: operator_actions.retry(_of(*one), by="ann")) == _statements(
@@ -64,23 +64,23 @@ def test_a_retry_of_many_costs_the_statements_of_one() -> None:
     )
 
 
-def _rung(batch: int) -> list[list[TaskMessage]]:
+def _republished(batch: int) -> list[list[TaskMessage]]:
     return list(claim.republish_all(tables.tasks(), batch))
 
 
-def test_every_queued_row_is_rung_once_whatever_the_batches() -> None:
+def test_every_queued_task_is_republished_once_whatever_the_batch_size() -> None:
     rows = many_tasks(5, Status.QUEUED)
     a_task()
-    batches = _rung(2)
+    batches = _republished(2)
     assert [len(batch) for batch in batches] == [2, 2, 1]
     assert sorted(message.task_id for batch in batches for message in batch) == [
         row.pk for row in rows
     ]
     assert {message.number for batch in batches for message in batch} == {2}
-    assert _rung(2)[0][0].number == 3
+    assert _republished(2)[0][0].number == 3
 
 
-def test_a_row_born_while_the_others_are_rung_is_left_to_its_own_message() -> None:
+def test_a_task_created_during_the_republish_is_left_to_its_own_message() -> None:
     many_tasks(2, Status.QUEUED)
     rounds = claim.republish_all(tables.tasks(), 1)
     next(rounds)
@@ -88,20 +88,20 @@ def test_a_row_born_while_the_others_are_rung_is_left_to_its_own_message() -> No
     assert later.pk not in {message.task_id for batch in rounds for message in batch}
 
 
-def test_a_batch_of_rings_costs_the_statements_of_one() -> None:
+def test_a_republished_batch_needs_as_many_statements_as_one_task() -> None:
     a_task(Status.QUEUED)
-    one = _statements(lambda: _rung(100))
+    one = _statements(lambda: _republished(100))
     many_tasks(50, Status.QUEUED)
-    assert _statements(lambda: _rung(100)) == one
+    assert _statements(lambda: _republished(100)) == one
 
 
-def test_what_would_be_pruned_is_counted_by_status() -> None:
+def test_a_dry_run_of_prune_counts_by_status() -> None:
     a_task(Status.SUCCESS)
     assert set(retention.prunable(database_now()).values()) == {0}
 
 
 @pytest.mark.postgresql
-def test_rows_that_are_named_by_key_are_locked_by_one_list_of_keys() -> None:
+def test_rows_selected_by_key_are_locked_by_one_list_of_keys() -> None:
     """Two lists of keys in one statement make PostgreSQL read the whole table."""
     rows = many_tasks(3, Status.QUEUED)
     with CaptureQueriesContext(connection) as captured:

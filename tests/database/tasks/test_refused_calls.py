@@ -1,5 +1,5 @@
-"""A call with a foreign id, two keys at once or an unkeepable lease is refused or settled, and
-nobody else pays.
+"""Calls with a foreign id, two conflicting keys or an impossible lease are refused or resolved
+without affecting other tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.project import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_the_id_of_another_tenant_s_task_is_refused_and_no_row_is_taken_for_it() -> None:
+def test_the_id_of_another_tenants_task_is_refused_and_no_task_is_returned() -> None:
     theirs, ours = a_task(tenant=a_tenant()), a_task()
     with pytest.raises(IdempotencyConflict, match="another tenant"):
         tasks.noop.using(queue=QUEUE, task_id=theirs.pk).schedule()
@@ -25,7 +25,7 @@ def test_the_id_of_another_tenant_s_task_is_refused_and_no_row_is_taken_for_it()
 
 
 @pytest.mark.parametrize("tenant", [Tenant(slug="unsaved"), "1", True, object()])
-def test_what_is_no_saved_tenant_is_refused_and_not_taken_for_the_default_one(
+def test_an_unsaved_tenant_is_refused_and_not_replaced_by_the_default_tenant(
     tenant: object,
 ) -> None:
     with pytest.raises(InvalidOption, match="saved Tenant"):
@@ -33,16 +33,14 @@ def test_what_is_no_saved_tenant_is_refused_and_not_taken_for_the_default_one(
     assert not Task.objects.exists()
 
 
-def test_many_tasks_cannot_share_an_id() -> None:
+def test_a_bulk_call_accepts_no_shared_id() -> None:
     call = tasks.add.using(queue=QUEUE, task_id=a_task().pk)
     with pytest.raises(InvalidOption, match="one by one"):
         call.schedule_many([(1, 2), (3, 4)])
     assert Task.objects.count() == 1
 
 
-def test_a_key_whose_holder_runs_stays_with_it_when_the_unique_key_of_the_new_call_is_taken() -> (
-    None
-):
+def test_a_key_of_a_running_task_stays_with_it_if_the_unique_key_of_the_new_call_is_taken() -> None:
     running = a_task(Status.RUNNING, name=tasks.unique.name, key="k", unique_key="u:first")
     other = tasks.unique.using(queue=QUEUE).schedule("second")
     assert tasks.unique.using(queue=QUEUE, key="k").schedule("second").pk == other.pk
@@ -51,7 +49,7 @@ def test_a_key_whose_holder_runs_stays_with_it_when_the_unique_key_of_the_new_ca
     assert Task.objects.count() == 2
 
 
-def test_a_lease_that_no_heartbeat_could_keep_is_refused_at_the_call() -> None:
+def test_a_lease_shorter_than_the_heartbeat_is_refused_at_the_call() -> None:
     with pytest.raises(InvalidOption, match="2 x HEARTBEAT"):
         tasks.noop.using(queue=QUEUE, lease=29).schedule()
     assert tasks.noop.using(queue=QUEUE, lease=30).schedule().options == {"lease": 30.0}

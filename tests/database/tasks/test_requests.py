@@ -1,5 +1,5 @@
-"""What a transaction requested of RUNNING tasks is applied in tests that run the hooks of their
-transaction, too.
+"""Requests to RUNNING tasks made in a transaction are also applied in tests that run the hooks of
+their transaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.factories import many_tasks
 
 
 @pytest.mark.django_db
-def test_a_hook_that_has_run_serves_no_later_request(
+def test_a_hook_that_has_run_does_not_apply_later_requests(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
     for row in many_tasks(2, Status.RUNNING):

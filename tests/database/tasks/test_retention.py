@@ -1,4 +1,4 @@
-"""Finished rows go in batches when their time is over; what is still needed stays."""
+"""Ended tasks are pruned in batches after their retention. Tasks that are still needed stay."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ HOUR, DAY, WEEK = 3600.0, 86_400.0, 604_800.0
 
 
 def _ended(status: Status = Status.SUCCESS, *, ago: float, **fields: Any) -> Task:
-    """Write a row that was born a minute before it ended."""
+    """Create a task that was created a minute before it ended."""
     ended = database_now() - timedelta(seconds=ago)
-    born = int((ended.timestamp() - 60) * 1000)
-    return a_task(status, id=uuid7(born, uuid.uuid4().bytes[:10]), completed_at=ended, **fields)
+    created_ms = int((ended.timestamp() - 60) * 1000)
+    return a_task(
+        status, id=uuid7(created_ms, uuid.uuid4().bytes[:10]), completed_at=ended, **fields
+    )
 
 
 def _prune(limit: int = 100) -> int:
@@ -47,14 +49,14 @@ def _stays(row: Task) -> bool:
         (Status.FAILED, 30 * DAY),
     ],
 )
-def test_an_ended_row_stays_as_long_as_the_settings_say(status: Status, kept: float) -> None:
+def test_an_ended_task_stays_for_its_retention(status: Status, kept: float) -> None:
     over, fresh = _ended(status, ago=kept + HOUR), _ended(status, ago=kept - HOUR)
     DeadLetter.objects.unguarded().update(open_task=None, resolved_at=database_now())
     assert _prune() == 1
     assert (_stays(over), _stays(fresh)) == (False, True)
 
 
-def test_a_pruned_row_takes_its_log_and_closed_cases_with_it() -> None:
+def test_a_pruned_task_is_deleted_with_its_log_and_closed_dead_letters() -> None:
     row, other = _ended(ago=8 * DAY), _ended(ago=DAY)
     for kept in (row, other):
         a_log_row(kept)
@@ -64,7 +66,7 @@ def test_a_pruned_row_takes_its_log_and_closed_cases_with_it() -> None:
     assert set(DeadLetter.objects.values_list("task_id", flat=True)) == {other.pk}
 
 
-def test_a_failed_row_with_an_open_case_stays_for_ever() -> None:
+def test_a_failed_task_with_an_open_dead_letter_stays_indefinitely() -> None:
     row = _ended(Status.FAILED, ago=400 * DAY)
     assert _prune() == 0
     DeadLetter.objects.unguarded().update(open_task=None, resolved_at=database_now())
@@ -73,13 +75,13 @@ def test_a_failed_row_with_an_open_case_stays_for_ever() -> None:
 
 
 @pytest.mark.parametrize("status", sorted(OPEN))
-def test_an_open_row_stays_however_old_it_is(status: Status) -> None:
+def test_an_open_task_stays_whatever_its_age(status: Status) -> None:
     row = a_task(status, id=uuid7(1_000_000_000_000, bytes(10)))
     assert _prune() == 0
     assert _stays(row)
 
 
-def test_an_idempotency_key_outlives_its_end_by_a_day_at_least() -> None:
+def test_an_idempotency_key_stays_at_least_a_day_after_the_end() -> None:
     with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": 60}}):
         keyed, plain = _ended(ago=23 * HOUR, idempotency_key="i"), _ended(ago=23 * HOUR)
         late = _ended(ago=25 * HOUR, idempotency_key="j")
@@ -87,20 +89,20 @@ def test_an_idempotency_key_outlives_its_end_by_a_day_at_least() -> None:
     assert [_stays(row) for row in (keyed, plain, late)] == [True, False, False]
 
 
-def test_a_status_with_none_is_kept_for_ever() -> None:
+def test_a_status_with_retention_none_is_kept_indefinitely() -> None:
     with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": None}}):
         _ended(ago=1_000 * DAY)
         assert _prune() == 0
 
 
-def test_rows_go_in_batches_until_none_is_left() -> None:
+def test_tasks_are_deleted_in_batches_until_none_is_left() -> None:
     for number in range(7):
         _ended((Status.SUCCESS, Status.CANCELLED)[number % 2], ago=8 * DAY)
     assert sum(retention.prunable(database_now()).values()) == 7
     assert [_prune(3) for _ in range(4)] == [3, 3, 1, 0]
 
 
-def test_a_walk_past_what_stays_is_one_page_a_call_after_the_deadline_and_comes_to_its_end(
+def test_after_the_deadline_prune_reads_one_page_per_call_and_reaches_the_end(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "_PASSED_OVER", 0.0)
@@ -123,14 +125,14 @@ def test_a_walk_past_what_stays_is_one_page_a_call_after_the_deadline_and_comes_
     assert not _stays(row)
 
 
-def test_an_id_that_the_caller_chose_does_not_keep_its_row_for_ever() -> None:
+def test_a_task_with_an_id_of_the_caller_is_pruned() -> None:
     chosen = uuid.UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
     row = a_task(Status.SUCCESS, id=chosen, completed_at=database_now() - timedelta(days=8))
     _prune()
     assert not _stays(row)
 
 
-def test_nodes_that_left_are_forgotten_after_a_week() -> None:
+def test_departed_nodes_are_deleted_after_a_week() -> None:
     old, fresh, alive = a_node(stopped=8 * DAY), a_node(stopped=6 * DAY), a_node(seen=30 * DAY)
     _prune()
     assert set(Node.objects.values_list("pk", flat=True)) == {fresh.pk, alive.pk}

@@ -1,5 +1,5 @@
-"""Hypothesis plays users, schedulers, brokers and workers against the engine, and a small reference
-plays along.
+"""Hypothesis acts as users, schedulers, brokers and workers on the engine and compares it with a
+small reference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.stateful import applies_if, ids_in_creation_order
 
 picks = st.integers(min_value=0, max_value=10_000)
 keys = st.sampled_from(["k1", "k2"])
-CROWD = 6  # few rows, so that events meet
+CROWD = 6  # few tasks, so that events affect each other
 EXPIRY, LATER = DAY / 2, HOUR / 2
 CLOSED_BY_FAIL = (LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
 
@@ -48,8 +48,8 @@ def _pick(items: list[Any], number: int) -> Any:
 
 
 class Lifecycle(RuleBasedStateMachine):
-    """The engine's verbs as rules; messages and runs are kept in bags, from which they come late,
-    twice or never.
+    """The operations of the engine as rules. Messages and runs are kept in lists, from which they
+    arrive late, twice or never.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Lifecycle(RuleBasedStateMachine):
         self.reference = Reference()
         self.messages: list[TaskMessage] = []
         self.runs: list[Run] = []
-        self.told: dict[uuid.UUID, LogStatus] = {}
+        self.recorded: dict[uuid.UUID, LogStatus] = {}
 
     # Users ----------------------------------------------------------------------------------------
 
-    def _born(self, row: Task, **known: Any) -> None:
+    def _created(self, row: Task, **known: Any) -> None:
         status = Status(row.status)
         self.reference.rows.append(
             Row(row.pk, status, row.epoch, max_attempts=row.max_attempts, **known)
@@ -87,19 +87,19 @@ class Lifecycle(RuleBasedStateMachine):
             queue=QUEUE, max_attempts=tries, max_crashes=crashes, **options
         ).schedule()
         assert row.status == (Status.PENDING if later else Status.QUEUED)
-        self._born(row, due=LATER if later else 0.0, expires=expires, max_crashes=crashes)
+        self._created(row, due=LATER if later else 0.0, expires=expires, max_crashes=crashes)
 
     @rule(key=keys, tries=st.integers(1, 3), later=st.booleans())
     @applies_if(lambda self: len(self.reference.rows) < CROWD)
     def enqueue_by_key(self, key: str, tries: int, later: bool) -> None:
-        """A call under the caller's name: new, an update, or a second row beside a running one."""
+        """A call with a caller's key: new, an update, or a second task beside a running one."""
         options: dict[str, Any] = {"run_at": _ahead(LATER)} if later else {}
         row = tasks.noop.using(queue=QUEUE, key=key, max_attempts=tries, **options).schedule()
         holder, due = self.reference.holder(open_key=key), LATER if later else 0.0
         if holder is None or holder.status == Status.RUNNING:
             if holder is not None:
                 holder.open_key = None
-            self._born(row, due=due, key=key, open_key=key)
+            self._created(row, due=due, key=key, open_key=key)
             return
         assert row.pk == holder.task_id
         if holder.status == Status.QUEUED:
@@ -110,20 +110,20 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(subject=keys)
     @applies_if(lambda self: len(self.reference.rows) < CROWD)
     def enqueue_unique(self, subject: str) -> None:
-        """A call that may be open once."""
+        """A call of a unique task."""
         row, unique = (
             tasks.unique.using(queue=QUEUE).schedule(subject),
             f"tests.project.tasks.unique:{subject}",
         )
         holder = self.reference.holder(open_unique=unique)
         if holder is None:
-            self._born(row, unique=unique, open_unique=unique)
+            self._created(row, unique=unique, open_unique=unique)
         else:
             assert row.pk == holder.task_id
 
     @rule(key=keys, payload=st.integers(1, 2))
     def enqueue_once(self, key: str, payload: int) -> None:
-        """A call under an idempotency key: the first row, or a conflict."""
+        """A call with an idempotency key: returns the first task, or conflicts."""
         call, first = (
             tasks.add.using(queue=QUEUE, idempotency_key=key),
             self.reference.holder(idempotency=key),
@@ -134,14 +134,14 @@ class Lifecycle(RuleBasedStateMachine):
             return
         row = call.schedule(payload, 0)
         if first is None:
-            self._born(row, idempotency=key, payload=payload)
+            self._created(row, idempotency=key, payload=payload)
         else:
             assert row.pk == first.task_id
 
     @rule(pick=picks)
     @applies_if(lambda self: len(self.reference.rows) >= CROWD // 2)
     def cancel(self, pick: int) -> None:
-        """Somebody cancels a row, whatever it does."""
+        """A task in any status is cancelled."""
         row: Row = _pick(self.reference.rows, pick)
         reached = operator_actions.cancel(Task.objects.filter(pk=row.task_id), by="bob").total
         assert reached == (row.is_open and not row.asked)
@@ -150,7 +150,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks)
     @applies_if(lambda self: self.reference.rows)
     def replay(self, pick: int) -> None:
-        """An operator replays a row, if there is one that ended."""
+        """An ended task is replayed, if there is one."""
         ended = [row for row in self.reference.rows if not row.is_open]
         row: Row = _pick(ended or self.reference.rows, pick)
         question = Task.objects.filter(pk=row.task_id)
@@ -166,7 +166,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks)
     @applies_if(lambda self: self.reference.rows)
     def discard(self, pick: int) -> None:
-        """An operator closes a case."""
+        """A dead letter is discarded."""
         row: Row = _pick(self.reference.rows, pick)
         closed = dead_letters.discard(
             DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason=""
@@ -178,7 +178,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
     def claim(self, ahead: float) -> None:
-        """A scheduler claims what is due; rows whose time is over expire at their turn."""
+        """A scheduler claims due tasks. Tasks past their expiry expire."""
         due = self.reference.due(ahead)
         messages = task_claim.claim(QUEUE, _ahead(ahead), 1_000, PLACE.node)
         late = [row for row in due if row.expires and ahead == DAY]
@@ -192,7 +192,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(ahead=st.sampled_from([SOON, HOUR, DAY]))
     def republish(self, ahead: float) -> None:
-        """A scheduler rings what nobody started."""
+        """A scheduler republishes tasks that have not started."""
         queued = self.reference.of(Status.QUEUED) if ahead > SOON else []
         late = [row for row in queued if row.expires and ahead == DAY]
         messages = republish.republish_overdue(_ahead(ahead), 1_000)
@@ -208,7 +208,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks)
     @applies_if(lambda self: self.messages)
     def return_to_pending(self, pick: int) -> None:
-        """The broker did not take a message, and the scheduler notices now or much later."""
+        """The broker did not accept a message, and the scheduler notices it now or much later."""
         message = _pick(self.messages, pick)
         row = self.reference.get(message.task_id)
         fits = row.status == Status.QUEUED and row.epoch == message.epoch
@@ -218,7 +218,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule()
     def lose_all(self) -> None:
-        """Every worker died."""
+        """All workers die."""
         running = self.reference.of(Status.RUNNING)
         assert len(reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED)) == len(
             running
@@ -239,7 +239,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks, keep=st.sampled_from([True, True, False]))
     @applies_if(lambda self: self.messages)
     def deliver(self, pick: int, keep: bool) -> None:
-        """A message arrives, perhaps not for the last time."""
+        """A message arrives, perhaps to arrive again."""
         message = _pick(self.messages, pick)
         if not keep:
             self.messages.remove(message)
@@ -247,8 +247,8 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule()
     def busy_minute(self) -> None:
-        """All that waits is claimed, and every message arrives once; most stay in the bag to arrive
-        again.
+        """All waiting tasks are claimed, and every message arrives once. Most stay in the list to
+        arrive again.
         """
         self.claim(HOUR)
         for message in list(self.messages):
@@ -267,7 +267,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks)
     @applies_if(lambda self: self.runs)
     def succeed(self, pick: int) -> None:
-        """A body returns; it may have been lost, or told before."""
+        """A body returns. The run may have been lost, or its ending recorded before."""
         self._succeed(_pick(self.runs, pick))
 
     def _succeed(self, run: Run) -> None:
@@ -275,38 +275,38 @@ class Lifecycle(RuleBasedStateMachine):
         accepted = attempts.succeed(run, None, "w")
         if row.run == run.run_id:
             row.close(Status.SUCCESS)
-            self.told[run.run_id] = LogStatus.SUCCESS
-        assert accepted == (self.told.get(run.run_id) == LogStatus.SUCCESS)
+            self.recorded[run.run_id] = LogStatus.SUCCESS
+        assert accepted == (self.recorded.get(run.run_id) == LogStatus.SUCCESS)
 
     @rule(pick=picks, retryable=st.booleans())
     @applies_if(lambda self: self.runs)
     def fail(self, pick: int, retryable: bool) -> None:
-        """A body raises; it may have been lost, or told before."""
+        """A body raises. The run may have been lost, or its ending recorded before."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
         verdict = attempts.fail(
             run, Outcome(kind=EndingKind.FAILED, error="E", delay=60.0, retryable=retryable), "w"
         )
         if row.run == run.run_id:
-            self.told[run.run_id] = row.fail(retryable=retryable)
-        assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
+            self.recorded[run.run_id] = row.fail(retryable=retryable)
+        assert (verdict is not None) == (self.recorded.get(run.run_id) in CLOSED_BY_FAIL)
 
     @rule(pick=picks)
     @applies_if(lambda self: self.runs)
     def ignore(self, pick: int) -> None:
-        """A body says that it is not to be done."""
+        """A body raises Ignore."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
         verdict = attempts.fail(run, Outcome(kind=EndingKind.IGNORED), "w")
         if row.run == run.run_id:
             row.close(Status.CANCELLED)
-            self.told[run.run_id] = LogStatus.CANCELLED
-        assert (verdict is not None) == (self.told.get(run.run_id) in CLOSED_BY_FAIL)
+            self.recorded[run.run_id] = LogStatus.CANCELLED
+        assert (verdict is not None) == (self.recorded.get(run.run_id) in CLOSED_BY_FAIL)
 
     @rule(pick=picks)
     @applies_if(lambda self: self.runs)
     def heartbeat(self, pick: int) -> None:
-        """A run renews its lease, and hears whether it should stop."""
+        """A run renews its lease, and receives whether its cancellation is requested."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
         owned = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
@@ -322,15 +322,17 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(pick=picks)
     @applies_if(lambda self: self._frozen())
     def wake(self, pick: int) -> None:
-        """A worker that was given up wakes, and tells a success while another run goes on."""
+        """A worker that was declared dead continues, and records a success while another run is
+        active.
+        """
         self._succeed(_pick(self._frozen(), pick))
 
     # Always ---------------------------------------------------------------------------------------
 
     @invariant()
     def the_database_is_as_the_reference_says(self) -> None:
-        """Statuses, epochs, budgets, deadlines and cases are the reference's; so an epoch never
-        falls.
+        """Statuses, epochs, budgets, deadlines and dead letters equal the reference; therefore an
+        epoch never decreases.
         """
         opened = set(DeadLetter.objects.open().values_list("task_id", flat=True))
         found = {row.pk: row for row in Task.objects.all()}
@@ -354,7 +356,7 @@ class Lifecycle(RuleBasedStateMachine):
 
 @pytest.mark.django_db
 @pytest.mark.timeout(300)
-def test_the_engine_does_what_the_reference_does_in_any_order_of_events() -> None:
+def test_the_engine_equals_the_reference_in_any_order_of_events() -> None:
     with ids_in_creation_order():
         run_state_machine_as_test(
             Lifecycle,
@@ -363,8 +365,8 @@ def test_the_engine_does_what_the_reference_does_in_any_order_of_events() -> Non
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
-                # Without shrinking: each step is a transaction, and the trace of a small crowd can
-                # be read as it is.
+                # Without shrinking: each step is a transaction, and the trace of few tasks can be
+                # read as it is.
                 phases=[Phase.explicit, Phase.reuse, Phase.generate],
             ),
         )

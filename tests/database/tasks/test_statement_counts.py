@@ -1,5 +1,5 @@
-"""A batch costs the statements of one row, a birth one INSERT, a run from gate to close two
-statements.
+"""A batch needs as many statements as one task, a creation one INSERT, a run from gate to ending
+two statements.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ from tests.project import tasks
 
 
 class _Meter:
-    """Counts what every connection of ours sends and commits, by wrapping the connections that are
-    lent out.
-    """
+    """Counts what every engine connection sends and commits, by wrapping the connections."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
         self.commits = 0
 
     def wrap(self, wrapper: BaseDatabaseWrapper) -> None:
-        """Count all that this connection sends from now on."""
+        """Count everything that this connection sends from now on."""
         wrapper.execute_wrappers.append(self.execute)
         commit = wrapper._commit  # type: ignore[attr-defined]
 
@@ -67,7 +65,7 @@ class _Meter:
     def execute(
         self, execute: Any, sql: str, params: Any, many: bool, context: dict[str, Any]
     ) -> Any:
-        """Take one statement in."""
+        """Count one statement."""
         if sql.startswith("BEGIN"):
             return execute(sql, params, many, context)
         self.statements.append(sql)
@@ -85,14 +83,14 @@ def _claim(rows: Rows) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def fresh_book(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the limits in force be read at the first question and no more: once a second is no cost
-    of a claim.
+def cached_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the limits in force before the measurement. They are read once a second, which is no
+    cost of a claim.
     """
     monkeypatch.setattr(config, "FRESH", float("inf"))
 
 
-VERBS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
+OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
     "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
@@ -137,7 +135,7 @@ def _columns(rows: Rows) -> list[Any]:
 
 
 def _cost(act: Callable[[], Any]) -> list[str]:
-    """Return the statements that the act sends on the registered connection, without BEGIN and
+    """Return the statements that the function sends on the registered connection, without BEGIN and
     COMMIT.
     """
     meter = _Meter()
@@ -147,9 +145,9 @@ def _cost(act: Callable[[], Any]) -> list[str]:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> None:
-    status, act = VERBS[verb]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_needs_as_many_statements_for_fifty_tasks_as_for_one(operation: str) -> None:
+    status, act = OPERATIONS[operation]
     costs = []
     config.book()
     for number in (1, 50):
@@ -160,7 +158,7 @@ def test_a_verb_costs_as_many_statements_at_fifty_rows_as_at_one(verb: str) -> N
 
 
 @pytest.mark.django_db
-def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: str) -> None:
+def test_a_claim_needs_no_additional_statement_without_limits(vendor: str) -> None:
     config.book()
     rows = many_tasks(3)
     statements = [
@@ -173,7 +171,7 @@ def test_a_claim_costs_not_one_statement_more_while_nothing_is_limited(vendor: s
 
 
 @pytest.mark.django_db
-def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> None:
+def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
     new_process_state()
     config.book()
@@ -187,7 +185,7 @@ def test_a_limited_claim_costs_as_many_statements_at_fifty_rows_as_at_one() -> N
 
 
 @pytest.mark.django_db
-def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: str) -> None:
+def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(vendor: str) -> None:
     new_process_state()
     config.book()
     costs = []
@@ -201,21 +199,21 @@ def test_letting_go_costs_as_many_statements_for_fifty_lines_as_for_one(vendor: 
         Task.objects.unguarded().all().delete()
     extra = (
         49 if vendor == "sqlite" else 0
-    )  # SQLite cannot unite what is cut: there a line costs a call
+    )  # SQLite has no UNION of limited SELECTs: there each waitlist needs a query
     assert len(costs[1]) == len(costs[0]) + extra, costs
 
 
 @pytest.mark.django_db
-def test_fifty_tasks_are_created_by_the_statements_of_one() -> None:
+def test_fifty_tasks_are_created_with_the_statements_of_one() -> None:
     one, fifty = (_cost(partial(tasks.add.schedule_many, [(1, 2)] * number)) for number in (1, 50))
-    # SQLite takes 999 values in a statement, so there a batch of many columns is parted.
+    # SQLite takes 999 values in a statement, so there a batch of many columns is split.
     parts = 50 * len(Task._meta.fields) // (connection.features.max_query_params or 1_000_000)
     assert len(one) == 1
     assert len(fifty) <= 1 + parts
 
 
 @pytest.mark.django_db
-def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
+def test_the_runs_of_a_dead_node_are_lost_with_the_statements_of_one() -> None:
     costs = []
     for number in (1, 50):
         node = a_node()
@@ -225,14 +223,14 @@ def test_a_dead_nodes_runs_are_lost_by_the_statements_of_one() -> None:
 
 
 @pytest.mark.django_db
-def test_the_heads_of_all_queues_cost_one_statement_and_the_picture_three() -> None:
+def test_the_next_due_times_need_one_statement_and_the_snapshot_three() -> None:
     for number in range(20):
         a_task(queue=f"queue-{number}")
     assert len(_cost(heads)) == 1
     assert len(_cost(backpressure.snapshot)) == 3
 
 
-# Births -------------------------------------------------------------------------------------------
+# Creation -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
@@ -249,7 +247,7 @@ def test_a_delay_outside_a_transaction_is_one_insert(vendor: str) -> None:
     tasks.add.using(queue=QUEUE).delay(1, 2)
     insert, *later = _cost(partial(tasks.add.using(queue=QUEUE).delay, 1, 2))
     assert insert.startswith("INSERT")
-    # After the COMMIT a row that was not rung at once may wake a scheduler, once in 50 ms.
+    # After the COMMIT a task that was not published may wake a scheduler, once in 50 ms.
     assert [sql for sql in later if "pg_notify" not in sql] == []
     assert len(later) <= 1
 
@@ -273,7 +271,7 @@ BUDGET = {"postgresql": 2, "sqlite": 5, "mariadb": 6}
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_run_from_gate_to_close_costs_two_commits_and_few_statements(vendor: str) -> None:
+def test_a_run_from_gate_to_ending_needs_two_commits_and_few_statements(vendor: str) -> None:
     rows = many_tasks(3, Status.QUEUED)
     deliver(rows[0])
     ours.close_all()
@@ -298,14 +296,14 @@ def test_a_task_opens_no_connection_after_the_first() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_registered_connection_is_not_touched_by_a_run() -> None:
+def test_a_run_does_not_use_the_registered_connection() -> None:
     rows = many_tasks(2, Status.QUEUED)
     deliver(rows[0])
     assert _cost(partial(deliver, rows[1])) == []
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_run_leaves_one_log_row_and_no_lease() -> None:
+def test_a_run_leaves_one_log_entry_and_no_lease() -> None:
     row = a_task(Status.QUEUED, name="tests.project.tasks.add", args=[1, 2])
     assert deliver(row) == 3
     row.refresh_from_db()

@@ -1,4 +1,4 @@
-"""At most one open task of a unique key, and for a time after its success none that runs."""
+"""At most one open task per unique key, and for a time after its success no further run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _schedule(task: Any, *args: Any, **options: Any) -> Task:
     return row
 
 
-def test_a_second_call_returns_the_open_row() -> None:
+def test_a_second_call_returns_the_open_task() -> None:
     first, second = _schedule(tasks.unique, "a", "one"), _schedule(tasks.unique, "a", "two")
     assert (second.pk, second.args) == (first.pk, ["a", "one"])
     assert first.unique_key == "tests.project.tasks.unique:a"
@@ -48,7 +48,7 @@ def test_another_subject_or_tenant_is_another_task() -> None:
 
 
 @pytest.mark.parametrize("status", sorted(OPEN))
-def test_a_row_holds_its_unique_key_while_it_is_open(status: Status) -> None:
+def test_a_task_owns_its_unique_key_while_it_is_open(status: Status) -> None:
     holder = a_task(
         status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
     )
@@ -56,14 +56,14 @@ def test_a_row_holds_its_unique_key_while_it_is_open(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-def test_an_ended_row_lets_its_unique_key_go(status: Status) -> None:
+def test_an_ended_task_frees_its_unique_key(status: Status) -> None:
     holder = a_task(
         status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
     )
     assert _schedule(tasks.unique, "a").pk != holder.pk
 
 
-def test_raise_names_the_holder_and_writes_nothing() -> None:
+def test_raise_names_the_owner_and_writes_nothing() -> None:
     first = _schedule(tasks.unique_or_raise, "a")
     with pytest.raises(UniqueConflict, match=str(first.pk)):
         _schedule(tasks.unique_or_raise, "a")
@@ -71,7 +71,7 @@ def test_raise_names_the_holder_and_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.BLOCKED, Status.PENDING, Status.QUEUED])
-def test_replace_cancels_a_waiting_holder(status: Status) -> None:
+def test_replace_cancels_a_waiting_owner(status: Status) -> None:
     key = "tests.project.tasks.unique_latest:a"
     old = a_task(status, name="tests.project.tasks.unique_latest", unique_key=key)
     new = _schedule(tasks.unique_latest, "a", "new")
@@ -80,7 +80,7 @@ def test_replace_cancels_a_waiting_holder(status: Status) -> None:
     assert (new.status, new.open_unique_key) == (Status.PENDING, key)
 
 
-def test_replace_asks_a_running_holder_to_stop_and_takes_its_key() -> None:
+def test_replace_requests_cancellation_of_a_running_owner_and_takes_its_key() -> None:
     key = "tests.project.tasks.unique_latest:a"
     old = a_task(Status.RUNNING, name="tests.project.tasks.unique_latest", unique_key=key)
     new = _schedule(tasks.unique_latest, "a")
@@ -90,7 +90,9 @@ def test_replace_asks_a_running_holder_to_stop_and_takes_its_key() -> None:
 
 
 @pytest.mark.parametrize("unique", ["{task}:{1}", "{task}:{detail}", "{0.nope}", "{", "{0:d}"])
-def test_a_template_that_a_call_cannot_fill_is_refused_by_an_error_of_ours(unique: str) -> None:
+def test_a_key_template_that_does_not_match_the_call_is_refused_with_a_package_error(
+    unique: str,
+) -> None:
     known = get("tests.project.tasks.unique")
     odd = Registered(
         task_options(known.options.name, {"unique": unique}), known.signature, known.function
@@ -99,7 +101,7 @@ def test_a_template_that_a_call_cannot_fill_is_refused_by_an_error_of_ours(uniqu
         enqueue.submit(new_task.Call(odd, ("a",), {}))
 
 
-def test_for_a_time_after_a_success_a_start_is_a_no_op_and_logged_as_duplicate() -> None:
+def test_for_a_time_after_a_success_a_start_does_nothing_and_is_logged_as_duplicate() -> None:
     key = "tests.project.tasks.unique_for_an_hour:a"
     name = "tests.project.tasks.unique_for_an_hour"
     a_task(Status.SUCCESS, name=name, unique_key=key)

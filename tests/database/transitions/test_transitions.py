@@ -1,4 +1,4 @@
-"""Every move of the table of states: where it starts, where it ends, which epoch it leaves, and who
+"""Every transition of the table of states: from which status, to which, with which epoch, and what
 is refused.
 """
 
@@ -61,12 +61,12 @@ def _state(row: Task) -> tuple[Any, ...]:
     )
 
 
-def test_every_transition_of_the_table_is_tried() -> None:
+def test_every_transition_of_the_table_is_tested() -> None:
     assert set(TRANSITIONS) - set(ACTS) == {"create"}
 
 
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_row_moves_from_where_the_table_says_to_where_it_says(name: str, status: Status) -> None:
+def test_a_task_changes_from_and_to_the_statuses_of_the_table(name: str, status: Status) -> None:
     row = a_task(status)
     assert ACTS[name](row)
     row = _now(row)
@@ -78,7 +78,7 @@ def test_a_row_moves_from_where_the_table_says_to_where_it_says(name: str, statu
 
 
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_the_epoch_rises_exactly_where_the_table_says(name: str, status: Status) -> None:
+def test_the_epoch_increases_exactly_where_the_table_says(name: str, status: Status) -> None:
     row = a_task(status)
     ACTS[name](row)
     asked_only = name == "cancel" and status == Status.RUNNING
@@ -87,7 +87,7 @@ def test_the_epoch_rises_exactly_where_the_table_says(name: str, status: Status)
 
 
 @pytest.mark.parametrize(("name", "status"), REFUSED)
-def test_a_row_that_stands_elsewhere_is_refused_and_left_alone(name: str, status: Status) -> None:
+def test_a_task_in_another_status_is_refused_and_left_unchanged(name: str, status: Status) -> None:
     row = a_task(status)
     before = _state(row)
     assert not ACTS[name](row)
@@ -95,7 +95,7 @@ def test_a_row_that_stands_elsewhere_is_refused_and_left_alone(name: str, status
 
 
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_every_live_row_has_its_deadline_and_no_other(name: str, status: Status) -> None:
+def test_every_open_task_has_exactly_its_own_deadline(name: str, status: Status) -> None:
     row = a_task(status)
     ACTS[name](row)
     row = _now(row)
@@ -105,7 +105,7 @@ def test_every_live_row_has_its_deadline_and_no_other(name: str, status: Status)
 
 
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_failed_row_has_one_open_dead_letter_and_no_other_row_has_one(
+def test_a_failed_task_has_one_open_dead_letter_and_no_other_task_has_one(
     name: str, status: Status
 ) -> None:
     row = a_task(status)
@@ -115,7 +115,7 @@ def test_a_failed_row_has_one_open_dead_letter_and_no_other_row_has_one(
 
 
 @pytest.mark.parametrize("away", [-1, 1, 100])
-def test_a_message_of_another_epoch_does_not_start_the_row(away: int) -> None:
+def test_a_message_of_another_epoch_does_not_start_the_task(away: int) -> None:
     row = a_task(Status.QUEUED, epoch=5)
     assert start(row, row.epoch + away) is None
     assert _now(row).status == Status.QUEUED
@@ -124,7 +124,7 @@ def test_a_message_of_another_epoch_does_not_start_the_row(away: int) -> None:
 @pytest.mark.parametrize(
     "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
 )
-def test_a_heartbeat_under_other_tokens_renews_nothing(tokens: dict[str, Any]) -> None:
+def test_a_heartbeat_with_other_tokens_renews_nothing(tokens: dict[str, Any]) -> None:
     row = a_task(Status.RUNNING)
     assert heartbeat(row, **tokens) == {}
     assert _now(row).lease_until == row.lease_until
@@ -133,17 +133,17 @@ def test_a_heartbeat_under_other_tokens_renews_nothing(tokens: dict[str, Any]) -
 @pytest.mark.parametrize(
     "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
 )
-def test_an_ending_under_other_tokens_is_refused(tokens: dict[str, Any]) -> None:
+def test_an_ending_with_other_tokens_is_refused(tokens: dict[str, Any]) -> None:
     row = a_task(Status.RUNNING)
-    told = {"epoch": row.epoch, "run_id": row.run_id} | tokens
-    Task.objects.unguarded().filter(pk=row.pk).update(**told)
+    given = {"epoch": row.epoch, "run_id": row.run_id} | tokens
+    Task.objects.unguarded().filter(pk=row.pk).update(**given)
     stale = a_run(row)
     Task.objects.unguarded().filter(pk=row.pk).update(epoch=row.epoch, run_id=row.run_id)
     assert not transitions.succeed(stale, None, "worker@host")
     assert _now(row).status == Status.RUNNING
 
 
-def test_a_start_hands_out_a_new_run_id_and_counts_an_attempt() -> None:
+def test_a_start_assigns_a_new_run_id_and_counts_an_attempt() -> None:
     row = a_task(Status.QUEUED, attempts=2)
     assert start(row)
     row = _now(row)
@@ -164,7 +164,7 @@ def test_a_start_hands_out_a_new_run_id_and_counts_an_attempt() -> None:
         (Outcome(kind=EndingKind.IGNORED), {}, Status.CANCELLED),
     ],
 )
-def test_runs_end_where_their_budgets_say(
+def test_runs_end_as_their_budgets_say(
     outcome: Outcome, budgets: dict[str, Any], status: Status
 ) -> None:
     row = a_task(Status.RUNNING, **budgets)
@@ -172,7 +172,7 @@ def test_runs_end_where_their_budgets_say(
     assert _now(row).status == status
 
 
-def test_the_two_budgets_are_counted_apart_and_attempts_never_fall() -> None:
+def test_the_two_budgets_are_counted_separately_and_attempts_never_decrease() -> None:
     row = a_task(Status.RUNNING, attempts=7)
     end(row, outcome=FAILURE)
     assert (_now(row).failures, _now(row).crashes, _now(row).attempts) == (1, 0, 7)
@@ -181,7 +181,7 @@ def test_the_two_budgets_are_counted_apart_and_attempts_never_fall() -> None:
     assert (_now(row).failures, _now(row).crashes, _now(row).attempts) == (0, 1, 7)
 
 
-def test_a_retry_waits_in_the_row_and_says_its_last_error() -> None:
+def test_a_retry_stores_its_delay_and_its_last_error() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=FAILURE)
     row = _now(row)
@@ -191,13 +191,13 @@ def test_a_retry_waits_in_the_row_and_says_its_last_error() -> None:
     assert (row.last_error, row.reason) == ("Broken: broken", "")
 
 
-def test_one_signal_a_batch_tells_each_move() -> None:
-    heard: list[tuple[Any, ...]] = []
+def test_one_signal_per_batch_reports_each_transition() -> None:
+    received: list[tuple[Any, ...]] = []
 
     def listen(
         sender: Any, transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any
     ) -> None:
-        heard.append((transition, status, sorted(task_ids)))
+        received.append((transition, status, sorted(task_ids)))
 
     rows = many_tasks(3, Status.PENDING)
     tasks_transitioned.connect(listen)
@@ -206,7 +206,7 @@ def test_one_signal_a_batch_tells_each_move() -> None:
         transitions.skip(question(*rows), "a test")
     finally:
         tasks_transitioned.disconnect(listen)
-    assert heard == [("skip", Status.SKIPPED, [row.pk for row in rows])]
+    assert received == [("skip", Status.SKIPPED, [row.pk for row in rows])]
 
 
 def test_a_receiver_that_raises_changes_nothing() -> None:
@@ -223,7 +223,7 @@ def test_a_receiver_that_raises_changes_nothing() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_receiver_whose_statement_fails_undoes_no_move() -> None:
+def test_a_receiver_whose_statement_fails_undoes_no_transition() -> None:
     def stumble(**_: Any) -> None:
         Tenant.objects.create(id=DEFAULT_TENANT_ID, slug="taken")
 
@@ -239,7 +239,9 @@ def test_a_receiver_whose_statement_fails_undoes_no_move() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("in_transaction", [True, False])
-def test_a_receiver_that_hides_a_failed_statement_undoes_no_move(in_transaction: bool) -> None:
+def test_a_receiver_that_hides_a_failed_statement_undoes_no_transition(
+    in_transaction: bool,
+) -> None:
     def hide(**_: Any) -> None:
         with suppress(DatabaseError), connection.cursor() as cursor:
             cursor.execute("SELECT nope FROM no_such_table")
@@ -256,7 +258,7 @@ def test_a_receiver_that_hides_a_failed_statement_undoes_no_move(in_transaction:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("in_transaction", [True, False])
-def test_a_hook_that_a_receiver_registers_may_fail_after_the_commit(in_transaction: bool) -> None:
+def test_a_hook_registered_by_a_receiver_may_fail_after_the_commit(in_transaction: bool) -> None:
     def fail() -> None:
         raise RuntimeError("a hook of the project's")
 

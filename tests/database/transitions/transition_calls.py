@@ -1,5 +1,5 @@
-"""Every transition as one act on one row, so that tests can ask the table of states of each of
-them.
+"""Every transition as one function of one task, so that tests can check the table of states for
+each of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CRASH = Outcome(kind=EndingKind.CRASHED, error="The worker died.", error_type="L
 
 
 def question(*rows: Task) -> TaskQuerySet:
-    """Return the question that means these rows."""
+    """Return the query that selects these tasks."""
     return tables.tasks().filter(pk__in=[row.pk for row in rows])
 
 
 def start(row: Task, epoch: int | None = None) -> Any:
-    """Start the row on its own epoch or on another."""
+    """Start the task with its own epoch or with another."""
     return transitions.start(
         row.pk, row.epoch if epoch is None else epoch, uuid.uuid4(), PLACE.node, PLACE.lease
     )
@@ -50,7 +50,7 @@ def start(row: Task, epoch: int | None = None) -> Any:
 def heartbeat(
     row: Task, *, epoch: int | None = None, run_id: uuid.UUID | None = None
 ) -> dict[uuid.UUID, bool]:
-    """Beat once for the row, under its own tokens or others."""
+    """Send one heartbeat for the task, with its own tokens or others."""
     tokens = (row.epoch if epoch is None else epoch, run_id or row.run_id or uuid.uuid4())
     return attempts.heartbeat([(row.pk, *tokens, 60.0, None)])
 
@@ -61,7 +61,7 @@ def end(*rows: Task, outcome: Outcome) -> Any:
 
 
 def succeed(row: Task, result: str | None = None) -> bool:
-    """Tell the success of the row's run."""
+    """Record the success of the task's run."""
     return (
         transitions.succeed(a_run(row), result, "worker@host")
         if row.run_id
@@ -82,7 +82,7 @@ def _later() -> Any:
 
 
 def fail_for_want_of_an_upstream(row: Task) -> list[Any]:
-    """Let the row wait, by FAIL, for a task that has failed, and tell it."""
+    """Make the task depend, with policy FAIL, on a task that has failed, and resolve that ending."""
     if row.status != Status.BLOCKED:
         transitions.fail_blocked([(row.pk, row.epoch)], {row.pk: "a test"}, {row.pk: row.pk})
         return []
@@ -117,6 +117,6 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "rerun": lambda row: transitions.replay(question(row), "rerun"),
     "force_complete": lambda row: operator_actions.force_complete(question(row), by="somebody"),
 }
-"""One act a transition; each answers with something true when the row moved."""
+"""One function per transition. Each returns a true value if the task changed."""
 
 move = operator_actions.reschedule

@@ -1,7 +1,6 @@
-"""Damages, one for each check of ``durable verify``: what a bug, a person or a restore may do to a
-row.
+"""One corruption for each check of ``durable verify``, as caused by a bug, a person or a restore.
 
-Each writes rows past the engine, and returns the primary key of the row that is to be found.
+Each function writes rows directly and returns the primary key of the row that must be found.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _blocked_by_nothing() -> Any:
     return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
 
 
-def _untold_edge() -> Any:
+def _unresolved_edge() -> Any:
     return TaskDependency.objects.get(task=a_waiting_task(a_task(Status.SUCCESS))).pk
 
 
@@ -74,25 +73,25 @@ def _unmarked_upstream() -> Any:
     return edge.pk
 
 
-def _note() -> EndingEvent:
+def _ending_event() -> EndingEvent:
     succeed(of(a_workflow(), "first"))
     return EndingEvent.objects.get()
 
 
-def _second_note() -> Any:
-    note = _note()
+def _duplicate_ending_event() -> Any:
+    note = _ending_event()
     note.pk = None
     note.save(force_insert=True)
     return note.pk
 
 
-def _lying_note() -> Any:
-    note = _note()
+def _wrong_ending_event() -> Any:
+    note = _ending_event()
     _alter(Task.objects.all(), note.task_id, updated_at=ago(1_000))
     return note.pk
 
 
-def _orphan_note() -> Any:
+def _orphan_ending_event() -> Any:
     return EndingEvent.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
 
 
@@ -114,21 +113,21 @@ def _abandoned_start() -> Any:
     return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
 
 
-def _missing_letter() -> Any:
+def _missing_dead_letter() -> Any:
     row = a_task(Status.FAILED)
     DeadLetter.objects.unguarded().filter(task=row).delete()
     return row.pk
 
 
-def _stale_letter() -> Any:
+def _stale_dead_letter() -> Any:
     return a_dead_letter(a_task(Status.SUCCESS)).pk
 
 
-def _ended_holder_of_a_key() -> Any:
+def _ended_owner_of_a_key() -> Any:
     return a_task(Status.SUCCESS, key="k", open_key="k").pk
 
 
-def _ended_nobody_knows_when() -> Any:
+def _ended_without_timestamp() -> Any:
     return a_task(Status.CANCELLED, completed_at=None).pk
 
 
@@ -140,7 +139,7 @@ def _silent_run() -> Any:
     return a_task(Status.RUNNING, due=-600).pk
 
 
-def _unrung_row() -> Any:
+def _not_republished_task() -> Any:
     return a_task(Status.QUEUED, due=-600).pk
 
 
@@ -148,15 +147,15 @@ def _unpublished_row() -> Any:
     return a_task(due=-600).pk
 
 
-def _held_row() -> Any:
+def _waiting_for_overlap() -> Any:
     return a_task(overlap_key="s", due_at=NEVER, updated_at=ago(600)).pk
 
 
-def _half_parked_row() -> Any:
+def _partly_waiting_for_limit() -> Any:
     return a_task(due_at=NEVER, updated_at=ago(600)).pk
 
 
-def _parked_row() -> Any:
+def _waiting_for_limit() -> Any:
     return a_task(due_at=NEVER, waiting_for_limit="task:nobody", updated_at=ago(600)).pk
 
 
@@ -191,7 +190,7 @@ def _fire_without_task() -> Any:
     return OccurrenceRecord.objects.get(recurring_task=row).pk
 
 
-def _task_without_line() -> Any:
+def _task_without_entry() -> Any:
     row = a_fired_schedule()
     OccurrenceRecord.objects.unguarded().filter(recurring_task=row).delete()
     return Task.objects.get(recurring_task=row).pk
@@ -241,7 +240,7 @@ def _orphan_edge() -> Any:
     return TaskDependency.objects.unguarded().create(task_id=uuid.uuid4(), depends_on=upstream).pk
 
 
-def _orphan_line() -> Any:
+def _orphan_entry() -> Any:
     return (
         OccurrenceRecord.objects.unguarded()
         .create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED")
@@ -261,32 +260,32 @@ def _old_fire_of_beat() -> Any:
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
-    "unresolved-edges": _untold_edge,
+    "unresolved-edges": _unresolved_edge,
     "edges-resolved-early": _early_edge,
     "has-dependents-flag": _unmarked_upstream,
-    "duplicate-endings": _second_note,
-    "ending-events-waiting": _lying_note,
-    "orphan-ending-events": _orphan_note,
+    "duplicate-endings": _duplicate_ending_event,
+    "ending-events-waiting": _wrong_ending_event,
+    "orphan-ending-events": _orphan_ending_event,
     "workflow-counts": _miscounted_run,
     "workflow-status": _misjudged_run,
     "workflow-starts": _abandoned_start,
-    "dead-letters-missing": _missing_letter,
-    "dead-letters-stale": _stale_letter,
-    "key-markers": _ended_holder_of_a_key,
-    "completion-times": _ended_nobody_knows_when,
+    "dead-letters-missing": _missing_dead_letter,
+    "dead-letters-stale": _stale_dead_letter,
+    "key-markers": _ended_owner_of_a_key,
+    "completion-times": _ended_without_timestamp,
     "attempts": _fallen_attempts,
     "expired-leases": _silent_run,
-    "not-republished": _unrung_row,
+    "not-republished": _not_republished_task,
     "unpublished": _unpublished_row,
-    "stuck-on-overlap": _held_row,
-    "limit-columns": _half_parked_row,
-    "stuck-on-limit": _parked_row,
+    "stuck-on-overlap": _waiting_for_overlap,
+    "limit-columns": _partly_waiting_for_limit,
+    "stuck-on-limit": _waiting_for_limit,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,
     "quarantined": _quarantined_row,
     "runs-counts": _miscounted_schedule,
     "occurrence-tasks": _fire_without_task,
-    "occurrence-entries": _task_without_line,
+    "occurrence-entries": _task_without_entry,
     "seed-rows": _missing_lease,
     "leases": _endless_lease,
     "nodes-without-heartbeat": _silent_node,
@@ -295,7 +294,7 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "shard-maps": _scheduler_that_serves_too_little,
     "orphan-log-entries": _orphan_log_row,
     "orphan-edges": _orphan_edge,
-    "orphan-ledger-entries": _orphan_line,
+    "orphan-ledger-entries": _orphan_entry,
     "orphan-overrides": _orphan_override,
     "shadow-rows": _old_fire_of_beat,
 }
@@ -309,8 +308,6 @@ FOR_PEOPLE = frozenset(
         "shard-maps",
     }
 )
-"""The checks whose findings nothing can mend by itself."""
+"""The checks whose findings cannot be repaired automatically."""
 IN_REDIS = frozenset({"due-entries", "due-missing"})
-"""The checks that have something to look at only where there is Redis; their damages are done
-beside it.
-"""
+"""The checks that need Redis. Their corruptions are in the tests of the due index."""

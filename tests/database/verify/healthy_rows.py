@@ -1,5 +1,5 @@
-"""Rows of every kind and status as the engine leaves them, and a leader: nothing for ``durable
-verify``.
+"""Rows of every kind and status as the engine leaves them, with a leader: ``durable verify`` finds
+nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +19,29 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models import WorkflowRun as Run
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.workflows import Workflow
-from tests.database.dependencies.worker_and_leader import begin, fail, of, question, succeed, tell
+from tests.database.dependencies.worker_and_leader import (
+    begin,
+    fail,
+    of,
+    question,
+    resolve_all,
+    succeed,
+)
 from tests.database.recurring.schedules import a_schedule, fire
 from tests.factories import a_dead_letter, a_log_row, a_node, a_paused_queue, a_task, a_tenant
 from tests.project.tasks import noop
 
 LONG = 7_200.0
-"""So long (seconds) has the leader of these tests reigned."""
+"""For how long the leader of these tests has led, in seconds."""
 
 
 def ago(seconds: float) -> datetime:
-    """Return the instant so many seconds before the database's now."""
+    """Return the instant `seconds` before the database's now."""
     return database_now() - timedelta(seconds=seconds)
 
 
 def led(*, since: float = LONG) -> None:
-    """Let a scheduler lead, unbroken for so long (seconds)."""
+    """Make a scheduler the leader, without interruption since `since` seconds."""
     holder = a_node(NodeKind.SCHEDULER).pk
     SchedulerLease.objects.update(
         holder=holder, term=3, acquired_at=ago(since), expires_at=ago(-30)
@@ -42,7 +49,7 @@ def led(*, since: float = LONG) -> None:
 
 
 def a_waiting_task(*upstreams: Task) -> Task:
-    """Write a BLOCKED task that waits for these, or for one that is pending."""
+    """Create a BLOCKED task that depends on these, or on a pending one."""
     above = upstreams or (a_task(due=3_600),)
     row = a_task(Status.BLOCKED, unresolved_dependencies_count=len(above))
     for one in above:
@@ -63,13 +70,13 @@ def an_ended_workflow(name: str = "nightly") -> Run:
     run = a_workflow(name)
     for step in ("first", "second"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     run.refresh_from_db()
     return run
 
 
 def a_fired_schedule(name: str = "nightly") -> RecurringTask:
-    """Declare a schedule that fires every hour, and has just fired for the first time."""
+    """Declare a schedule that fires every hour and has just fired for the first time."""
     row = a_schedule(name, interval=3_600, start_time=ago(5), overlap="ALLOW")
     assert fire(database_now()) == 1
     row.refresh_from_db()
@@ -77,7 +84,7 @@ def a_fired_schedule(name: str = "nightly") -> RecurringTask:
 
 
 def write_healthy_rows() -> None:
-    """Write rows of every kind and status."""
+    """Create rows of every kind and status."""
     led()
     tenant = a_tenant()
     for status in set(Status) - {Status.BLOCKED}:
@@ -106,7 +113,7 @@ def _write_graphs() -> None:
     fail(of(failed, "first"))
     succeed(of(under_way, "first"))
     operator_actions.cancel(question(of(cancelled, "first")))
-    tell()
+    resolve_all()
     succeed(of(noted, "first"))
     begin(of(running, "first"))
 

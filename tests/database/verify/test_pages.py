@@ -1,6 +1,4 @@
-"""How ``durable verify`` walks: every row once, statements by page and never by row, within its
-limit.
-"""
+"""``durable verify`` reads every row once, in pages, within its limit."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from tests.factories import a_task, many_tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_every_row_is_looked_at_once_whatever_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_read_once_whatever_the_page_size(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = many_tasks(7, Status.FAILED)
     DeadLetter.objects.unguarded().all().delete()
     monkeypatch.setattr(verify_check, "PAGE", 3)
-    told: list[tuple[str, float]] = []
+    reported: list[tuple[str, float]] = []
     [answer] = runner.verify(
         runner.chosen(["dead-letters-missing"]),
-        progress=lambda table, part: told.append((table, part)),
+        progress=lambda table, part: reported.append((table, part)),
     )
     assert [finding.key for finding in answer.findings] == [row.pk for row in rows]
     assert answer.looked_at == 7
-    assert [table for table, _ in told] == ["tasks"] * 3
-    assert told[-1][1] == 1.0
-    assert [part for _, part in told] == sorted(part for _, part in told)
+    assert [table for table, _ in reported] == ["tasks"] * 3
+    assert reported[-1][1] == 1.0
+    assert [part for _, part in reported] == sorted(part for _, part in reported)
 
 
 def test_the_limit_ends_the_search() -> None:
@@ -57,14 +55,16 @@ def test_the_number_of_statements_does_not_grow_with_the_rows() -> None:
 
 
 def _write_one_of_each() -> None:
-    """Write a task of most statuses, one that waits, and a note of an ending."""
+    """Create a task of most statuses, a blocked one, and an ending event."""
     for status in set(Status) - {Status.BLOCKED}:
         a_task(status, due=3_600 if status == Status.PENDING else None)
     a_waiting_task()
     EndingEvent.objects.create(task_id=a_task(Status.SUCCESS).pk, epoch=3, status="SUCCESS")
 
 
-def test_checks_are_chosen_by_name_and_group_and_a_wrong_one_is_refused_with_the_nearest() -> None:
+def test_checks_are_selected_by_name_and_group_and_an_unknown_one_is_refused_with_the_nearest() -> (
+    None
+):
     assert [check.name for check in runner.chosen(["attempts"])] == ["attempts"]
     assert {check.group for check in runner.chosen(["orphans", "attempts"])} == {"orphans", "tasks"}
     with pytest.raises(InvalidOption, match="Did you mean 'watermarks'"):

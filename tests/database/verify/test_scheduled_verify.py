@@ -1,5 +1,5 @@
-"""The built-in audit: declared at the times of VERIFY_CRON when, run like any durable task, and
-never a repair.
+"""The scheduled verification: declared with the cron of VERIFY_CRON, run as a durable task, without
+repairs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _steps() -> dict[str, str]:
     }
 
 
-def _audit() -> Any:
+def _schedule() -> Any:
     row = a_task(Status.QUEUED, name=VERIFY_TASK)
     deliver(row)
     row.refresh_from_db()
@@ -40,11 +40,11 @@ def _audit() -> Any:
     return row.result
 
 
-def test_without_the_setting_no_audit_is_declared() -> None:
+def test_without_the_setting_no_verification_is_declared() -> None:
     assert _steps() == {}
 
 
-def test_the_setting_declares_the_audit_and_taking_it_away_pauses_it(settings: Any) -> None:
+def test_the_setting_declares_the_verification_and_removing_it_pauses_it(settings: Any) -> None:
     settings.DURABLE_TASKS = {"VERIFY_CRON": "40 3 * * *"}
     assert _steps() == {VERIFY_TASK: "CREATE"}
     sync.apply()
@@ -56,7 +56,7 @@ def test_the_setting_declares_the_audit_and_taking_it_away_pauses_it(settings: A
     assert _steps()[VERIFY_TASK].startswith("PAUSE")
 
 
-def test_a_setting_that_is_no_cron_is_refused(settings: Any) -> None:
+def test_an_invalid_cron_is_refused(settings: Any) -> None:
     settings.DURABLE_TASKS = {"VERIFY_CRON": "now and then"}
     assert _steps()[VERIFY_TASK].startswith("REFUSE")
     settings.DURABLE_TASKS = {"VERIFY_CRON": 5}
@@ -66,20 +66,20 @@ def test_a_setting_that_is_no_cron_is_refused(settings: Any) -> None:
         conf.settings()
 
 
-def test_an_audit_of_healthy_tables_finds_nothing() -> None:
+def test_a_verification_of_healthy_tables_finds_nothing() -> None:
     led()
-    result = _audit()
+    result = _schedule()
     assert (result["findings"], result["by_check"]) == (0, {})
     assert result["checks"] == len(CHECKS)
 
 
-def test_an_audit_logs_and_counts_what_is_wrong_and_repairs_nothing(
+def test_a_verification_logs_and_counts_findings_and_repairs_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     led()
     key = DAMAGES["dead-letters-missing"]()
     with caplog.at_level(logging.ERROR, logger="django_durable_tasks.verify"):
-        result = _audit()
+        result = _schedule()
     assert (result["findings"], result["by_check"]) == (1, {"dead-letters-missing": 1})
     assert f"dead-letters-missing (BROKEN): task {key}: dead_letters" in caplog.text
     assert "1 findings in total. Run `manage.py durable verify` to list them." in caplog.text

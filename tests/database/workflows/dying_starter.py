@@ -1,9 +1,8 @@
-"""A starter that dies at a point of a large start: run as a program, it forks one for each line
-that it reads.
+"""A process that dies at a given point of a large start. Run as a program, it forks one process for
+each line that it reads.
 
-A line says at which of the things that the database is told (statements and COMMITs) to die,
-whether ``before`` or ``after`` it, and under which name to start. The answer is ``killed``, or
-``lived`` when the start came to its end.
+A line contains the number of a statement or COMMIT, ``before`` or ``after``, and the name of the
+workflow. The answer is ``killed``, or ``lived`` if the start completed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ LARGE, BATCH = 5, 10
 
 
 def layered(name: str) -> Any:
-    """Return a workflow of fourteen tasks: five roots, a second layer, a sub-workflow, one that
-    waits for all.
+    """Return a workflow of fourteen tasks: five roots, a second layer, a sub-workflow, and one that
+    depends on all.
     """
     from django_durable_tasks import Workflow
     from tests.project.tasks import noop
@@ -38,15 +37,15 @@ def _start(place: int, when: str, name: str) -> None:
     from django_durable_tasks.engine.workflows import start
 
     start.LARGE, start.BATCH = LARGE, BATCH
-    told = -1
+    count = -1
 
-    def at_its_point(tell: Callable[[], Any]) -> Any:
-        nonlocal told
-        told += 1
-        if (told, when) == (place, "before"):
+    def at_its_point(call: Callable[[], Any]) -> Any:
+        nonlocal count
+        count += 1
+        if (count, when) == (place, "before"):
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = tell()
-        if (told, when) == (place, "after"):
+        answer = call()
+        if (count, when) == (place, "after"):
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 

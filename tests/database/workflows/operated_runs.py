@@ -1,4 +1,4 @@
-"""Workflow runs on which operators act."""
+"""Workflow runs for the tests of operations."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def _chain(*steps: str, **given: Any) -> WorkflowRun:
     return run
 
 
-def _moves(report: GraphReport) -> dict[str, str]:
+def _changes(report: GraphReport) -> dict[str, str]:
     return {change.step: f"{change.before} {change.after}" for change in report.changes}

@@ -1,4 +1,4 @@
-"""A cancelled run keeps who cancelled it, whether the operation or the leader reaches its tasks
+"""A cancelled run stores who cancelled it, whether the operation or the leader reaches its tasks
 first.
 """
 
@@ -13,7 +13,7 @@ from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.workflows import deadlines, dry_run, operations
 from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task, WorkflowRun
-from tests.database.dependencies.worker_and_leader import begin, of, succeed, tell
+from tests.database.dependencies.worker_and_leader import begin, of, resolve_all, succeed
 from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +34,7 @@ def _again(run: WorkflowRun) -> WorkflowRun:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked(
+def test_a_run_whose_tasks_the_leader_cancels_first_keeps_the_user_of_the_request(
     runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _nested()
@@ -49,11 +49,11 @@ def test_a_run_whose_tasks_the_leader_cancels_first_is_cancelled_as_it_was_asked
     assert operations.cancel_workflow(run, by="ann", reason="no use").total == 0
     for body in bodies:
         assert attempts.succeed(body, None, "w")
-    tell()
+    resolve_all()
     assert (_again(run).status, run.reason) == ("CANCELLED", "CANCELLED by ann: no use")
 
 
-def test_a_run_is_not_called_cancelled_because_one_of_its_tasks_was_before() -> None:
+def test_a_run_is_not_cancelled_because_one_of_its_tasks_was_cancelled_before() -> None:
     run = _nested()
     operations.cancel_branch(of(run, "beside"), by="ann")
     succeed(of(run, "leaf"))

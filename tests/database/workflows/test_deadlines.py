@@ -1,5 +1,5 @@
-"""A workflow that is not done by its deadline fails: what is open is cancelled, in it and in all
-that it holds.
+"""A workflow that has not ended by its deadline fails: its open tasks and those of its
+sub-workflows are cancelled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.database.dependencies.worker_and_leader import (
     begin,
     of,
     recount,
-    stands,
+    resolve_all,
+    statuses,
     succeed,
-    tell,
 )
 from tests.project.tasks import echo, failing, noop
 
@@ -40,13 +40,13 @@ def _chain(name: str, *steps: str, **given: Any) -> Workflow:
 
 
 def _pass_deadlines(batch: int = 500) -> int:
-    """Do what the leader does about deadlines, some minutes from now; return how many runs were
-    late.
+    """Run the leader's deadline job with a clock some minutes ahead, and return the number of late
+    runs.
     """
     late = workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), batch)
     while workflow_deadlines.cancel_called_off(batch):
         pass
-    tell()
+    resolve_all()
     return late
 
 
@@ -54,14 +54,14 @@ def _runs() -> dict[str, tuple[str, str]]:
     return {run.name: (run.status, run.reason) for run in WorkflowRun.objects.all()}
 
 
-def test_a_run_that_is_late_is_cancelled_and_has_failed() -> None:
+def test_a_late_run_is_cancelled_and_has_failed() -> None:
     run = _chain(
         "slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing
     ).start()
     succeed(of(run, "first"))
-    tell()
+    resolve_all()
     assert _pass_deadlines() == 1
-    assert stands(of(run, "first"), of(run, "second"), of(run, "third")) == [
+    assert statuses(of(run, "first"), of(run, "second"), of(run, "third")) == [
         "SUCCESS",
         "CANCELLED",
         "CANCELLED",
@@ -78,39 +78,39 @@ def test_a_run_that_is_late_is_cancelled_and_has_failed() -> None:
     assert not recount()
 
 
-def test_a_run_whose_deadline_has_not_come_goes_on() -> None:
+def test_a_run_before_its_deadline_continues() -> None:
     run = _chain("in-time", "first", deadline=3_600).start()
     assert _pass_deadlines() == 0
-    assert stands(of(run, "first"))[0] in ("PENDING", "QUEUED")
+    assert statuses(of(run, "first"))[0] in ("PENDING", "QUEUED")
 
 
-def test_a_run_that_has_ended_in_time_is_left_as_it_is() -> None:
+def test_a_run_that_ended_in_time_stays_unchanged() -> None:
     run = _chain("done", "first", deadline=300).start()
     succeed(of(run, "first"))
     assert _pass_deadlines() == 0
     assert _runs() == {"done": ("SUCCESS", "")}
 
 
-def test_a_body_that_runs_is_asked_to_stop_and_its_ending_ends_the_run() -> None:
+def test_cancellation_of_a_running_body_is_requested_and_its_ending_ends_the_run() -> None:
     run = _chain("busy", "first", "second", deadline=300).start()
     body = begin(of(run, "first"))
     _pass_deadlines()
     assert of(run, "first").cancel_requested_at is not None
     assert _runs() == {"busy": ("RUNNING", "DEADLINE")}
     attempts.fail(body, HOPELESS, "worker@host")
-    tell()
-    assert stands(of(run, "first"), of(run, "second")) == ["CANCELLED", "CANCELLED"]
+    resolve_all()
+    assert statuses(of(run, "first"), of(run, "second")) == ["CANCELLED", "CANCELLED"]
     assert _runs() == {"busy": ("FAILED", "DEADLINE")}
 
 
-def test_what_a_late_body_adds_is_not_written() -> None:
+def test_additions_of_a_late_body_are_not_written() -> None:
     run = _chain("growing", "first", deadline=300).start()
     body = begin(of(run, "first"))
     growth = Growth("growth")
     growth.add(noop, step="more")
     _pass_deadlines()
     assert followups.succeed(body, None, "worker@host", (growth,))
-    tell()
+    resolve_all()
     assert (Task.objects.count(), _runs()) == (1, {"growing": ("FAILED", "DEADLINE")})
 
 
@@ -123,7 +123,7 @@ def _nested(**deadlines: float) -> WorkflowRun:
     return outer.start()
 
 
-def test_the_deadline_of_the_whole_ends_all_that_it_holds() -> None:
+def test_the_deadline_of_a_workflow_ends_its_sub_workflows() -> None:
     run = _nested(outer=300)
     assert _pass_deadlines() == 1
     assert set(Task.objects.values_list("status", flat=True)) == {"CANCELLED"}
@@ -136,54 +136,54 @@ def test_the_deadline_of_the_whole_ends_all_that_it_holds() -> None:
     assert not recount()
 
 
-def test_the_deadline_of_a_part_ends_that_part_and_what_waits_for_it() -> None:
+def test_the_deadline_of_a_sub_workflow_ends_it_and_the_tasks_that_depend_on_it() -> None:
     run = _nested(inner=300)
     assert _pass_deadlines() == 1
-    assert stands(of(run, "leaf"), of(run, "inmost"), of(run, "beside")) == ["CANCELLED"] * 3
-    assert stands(of(run, "inner"), of(run, "last")) == ["FAILED", "SKIPPED"]
-    assert stands(of(run, "aside"))[0] in ("PENDING", "QUEUED")
+    assert statuses(of(run, "leaf"), of(run, "inmost"), of(run, "beside")) == ["CANCELLED"] * 3
+    assert statuses(of(run, "inner"), of(run, "last")) == ["FAILED", "SKIPPED"]
+    assert statuses(of(run, "aside"))[0] in ("PENDING", "QUEUED")
     assert _runs()["inner"] == ("FAILED", "DEADLINE")
     assert _runs()["outer"] == ("RUNNING", "")
     succeed(of(run, "aside"))
-    tell()
+    resolve_all()
     assert _runs()["outer"] == ("FAILED", "")
     assert not recount()
 
 
-def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_made_good() -> None:
+def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_recovered() -> None:
     run = _chain("long", *(f"step {number}" for number in range(7)), deadline=300).start()
     assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 1
     assert [workflow_deadlines.cancel_called_off(3) for _ in range(4)] == [3, 3, 1, 0]
     assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 0
-    tell()
+    resolve_all()
     assert _runs() == {"long": ("FAILED", "DEADLINE")}
-    assert stands(of(run, "step 6")) == ["CANCELLED"]
+    assert statuses(of(run, "step 6")) == ["CANCELLED"]
 
 
-def test_what_an_operator_replays_after_the_deadline_may_take_its_time() -> None:
+def test_a_replay_after_the_deadline_has_no_deadline() -> None:
     run = _chain("again", "first", "second", deadline=300).start()
     _pass_deadlines()
     dead_letters.replay(Task.objects.all(), by="anna")
-    tell()
+    resolve_all()
     assert _runs() == {"again": ("RUNNING", "")}
     assert _pass_deadlines() == 0
     succeed(of(run, "first"))
-    tell()
+    resolve_all()
     succeed(of(run, "second"))
-    tell()
+    resolve_all()
     assert _runs() == {"again": ("SUCCESS", "")}
 
 
-def test_a_replay_that_ends_before_it_was_counted_forgets_the_deadline_too() -> None:
+def test_a_replay_that_ends_before_it_was_counted_has_no_deadline_either() -> None:
     run = _chain("quick", "first", deadline=300).start()
     _pass_deadlines()
     dead_letters.replay(Task.objects.all(), by="anna")
     succeed(of(run, "first"))
-    tell()
+    resolve_all()
     assert _runs() == {"quick": ("SUCCESS", "")}
 
 
 @pytest.mark.parametrize("deadline", [-1, "soon"])
-def test_a_deadline_that_is_no_time_to_come_is_refused(deadline: Any) -> None:
+def test_a_past_or_invalid_deadline_is_refused(deadline: Any) -> None:
     with pytest.raises(InvalidOption, match="deadline"):
         Workflow("never", deadline=deadline)

@@ -1,4 +1,4 @@
-"""A preview says exactly what the operation then does, and leaves nothing behind."""
+"""A dry run reports exactly what the operation then does, and writes nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.database.dependencies.worker_and_leader import (
     of,
     question,
     recount,
+    resolve_all,
     succeed,
-    tell,
 )
 from tests.project.tasks import noop
 
@@ -104,7 +104,7 @@ policies = st.sampled_from([str(policy) for policy in OnUpstreamFailure])
 
 @st.composite
 def shapes(draw: Any, above: int) -> dict[str, Any]:
-    """Draw what one task waits for."""
+    """Draw the dependencies of one task."""
     ups = sorted(draw(st.sets(st.integers(0, above - 1), max_size=3))) if above else []
     join = draw(st.sampled_from(["ALL", "ALL", "ANY"])) if ups else "ALL"
     gate = draw(st.sampled_from([None, None, "approval", "hold"]))
@@ -119,13 +119,13 @@ def shapes(draw: Any, above: int) -> dict[str, Any]:
 
 @st.composite
 def graphs(draw: Any) -> list[dict[str, Any]]:
-    """Draw a graph, each task after those above it."""
+    """Draw a graph, in which each task depends on earlier ones only."""
     return [draw(shapes(number)) for number in range(draw(st.integers(2, 7)))]
 
 
-def _born(graph: list[dict[str, Any]]) -> list[Task]:
-    """Start a workflow with a part that stands beside it, and a task outside that waits for the
-    first of its tasks.
+def _create(graph: list[dict[str, Any]]) -> list[Task]:
+    """Start a workflow with a detached sub-workflow, and a task outside that depends on the first
+    of its tasks.
     """
     flow, part, steps = Workflow("whole"), Workflow("part"), list[Step]()
     part.add(noop, step="in the part")
@@ -152,21 +152,21 @@ def _born(graph: list[dict[str, Any]]) -> list[Task]:
 
 
 def _play(tasks: list[Task], history: list[tuple[int, str]]) -> None:
-    verbs: dict[str, Callable[..., Any]] = {"succeed": succeed, "fail": fail, "begin": begin}
+    actions: dict[str, Callable[..., Any]] = {"succeed": succeed, "fail": fail, "begin": begin}
     for pick, what in history:
         due = list(Task.objects.filter(status__in=DUE).order_by("pk").values_list("pk", flat=True))
-        if what == "tell":
-            tell()
+        if what == "resolve":
+            resolve_all()
         elif what == "cancel":
             operations.cancel_branch(tasks[pick % len(tasks)], by="bob")
         elif due:
-            verbs[what](due[pick % len(due)])
+            actions[what](due[pick % len(due)])
 
 
 histories = st.lists(
     st.tuples(
         st.integers(0, 99),
-        st.sampled_from(["succeed", "succeed", "fail", "fail", "begin", "tell", "cancel"]),
+        st.sampled_from(["succeed", "succeed", "fail", "fail", "begin", "resolve", "cancel"]),
     ),
     max_size=9,
 )
@@ -179,24 +179,24 @@ histories = st.lists(
     name=st.sampled_from(sorted(OPERATIONS)),
     pick=st.integers(0, 99),
     other=st.integers(0, 99),
-    told=st.booleans(),
+    resolved=st.booleans(),
 )
-def test_a_preview_is_what_the_operation_then_does(
+def test_a_dry_run_reports_what_the_operation_then_does(
     graph: list[dict[str, Any]],
     history: list[tuple[int, str]],
     name: str,
     pick: int,
     other: int,
-    told: bool,
+    resolved: bool,
 ) -> None:
     with tables.atomic():
-        tasks = _born(graph)
+        tasks = _create(graph)
         _play(tasks, history)
-        if told:
-            tell()
+        if resolved:
+            resolve_all()
         row = tasks[pick % (len(tasks) - 1 if name in WHOLE else len(tasks))]
         _compare(OPERATIONS[name], row, tasks[other % len(tasks)])
-        tell()
+        resolve_all()
         assert not recount()
         transaction.set_rollback(True)
 
@@ -235,22 +235,22 @@ def _waiting_for_one() -> WorkflowRun:
     return flow.start()
 
 
-def test_a_preview_rings_nobody_and_no_receiver_hears_of_it() -> None:
+def test_a_dry_run_publishes_nothing_and_calls_no_receiver() -> None:
     run = _waiting_for_one()
-    heard: list[str] = []
+    received: list[str] = []
 
-    def hear(transition: str, **_: Any) -> None:
-        heard.append(transition)
+    def record(transition: str, **_: Any) -> None:
+        received.append(transition)
 
-    tasks_transitioned.connect(hear, sender=Task)
+    tasks_transitioned.connect(record, sender=Task)
     try:
         connection.run_on_commit.clear()
         preview = operations.force_complete(question(of(run, "high")), by="ann", dry_run=True)
         (after,) = {change.after for change in preview.changes if change.step == "low"}
         assert after in DUE
-        assert (heard, connection.run_on_commit) == ([], [])
+        assert (received, connection.run_on_commit) == ([], [])
         operations.force_complete(question(of(run, "high")), by="ann")
-        assert heard == ["force_complete", "release"]
+        assert received == ["force_complete", "release"]
         hooks = [
             hook
             for _, hook, *_ in connection.run_on_commit
@@ -258,11 +258,11 @@ def test_a_preview_rings_nobody_and_no_receiver_hears_of_it() -> None:
         ]
         assert len(hooks) == (after == "QUEUED")
     finally:
-        tasks_transitioned.disconnect(hear, sender=Task)
+        tasks_transitioned.disconnect(record, sender=Task)
 
 
 @pytest.mark.parametrize("steps", [3, 30])
-def test_what_a_preview_of_a_whole_costs_does_not_grow_with_its_tasks(
+def test_a_dry_run_of_a_whole_workflow_needs_a_constant_number_of_statements(
     steps: int, django_assert_max_num_queries: Any
 ) -> None:
     flow = Workflow("wide")
@@ -275,7 +275,7 @@ def test_what_a_preview_of_a_whole_costs_does_not_grow_with_its_tasks(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_preview_takes_its_own_transaction_back() -> None:
+def test_a_dry_run_rolls_back_its_own_transaction() -> None:
     run = _waiting_for_one()
     before = _dump()
     assert operations.cancel_workflow(run, by="ann", dry_run=True).total == 2

@@ -1,4 +1,4 @@
-"""What a graph refuses, and what a body is told that refers to something that is not there."""
+"""Invalid workflows and edges are refused, and invalid references fail the body."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.options import task_options
 from django_durable_tasks.rules.workflows.upstreams import edges_to
-from tests.database.dependencies.worker_and_leader import begin, of, recount, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import (
+    begin,
+    of,
+    recount,
+    resolve_all,
+    statuses,
+    succeed,
+)
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import add, echo, noop
 
@@ -33,9 +40,7 @@ pytestmark = pytest.mark.django_db
 
 
 def _referring(*path: str | int) -> Task:
-    """Return a released task that refers to a part of a result, of which the whole is {"rows": [1,
-    2]}.
-    """
+    """Return a released task that refers to a part of the result {"rows": [1, 2]}."""
     wf = Workflow("referring")
     first = wf.add(add, 1, 2)
     part = first.result
@@ -44,12 +49,12 @@ def _referring(*path: str | int) -> Task:
     wf.add(echo, part, after=first, step="second")
     run = wf.start()
     succeed(of(run, "add"), result=json.dumps({"rows": [1, 2]}))
-    tell()
+    resolve_all()
     return of(run, "second")
 
 
 @pytest.mark.parametrize("path", [("cols",), ("rows", 2), ("rows", 0, "x")])
-def test_a_part_that_a_result_does_not_have_fails_the_body_for_good(
+def test_a_missing_part_of_a_result_fails_the_body_permanently(
     path: tuple[str | int, ...],
 ) -> None:
     run = begin(_referring(*path))
@@ -58,7 +63,7 @@ def test_a_part_that_a_result_does_not_have_fails_the_body_for_good(
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 
-def test_results_over_the_cap_fail_the_body_for_good(settings: Any) -> None:
+def test_results_over_the_maximum_size_fail_the_body_permanently(settings: Any) -> None:
     run = begin(_referring("rows"))
     assert results.resolve(run.args, run.kwargs) == ([[1, 2]], {})
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REFERENCES_MAX_BYTES": 15}
@@ -75,7 +80,7 @@ def test_arguments_that_look_like_a_reference_are_refused_beside_real_ones() -> 
         wf.start()
 
 
-def test_a_look_alike_without_real_references_is_plain_data() -> None:
+def test_arguments_that_look_like_a_reference_are_plain_data_without_real_ones() -> None:
     wf = Workflow("data")
     wf.add(echo, {"$result": "mine"}, step="only")
     run = begin(of(wf.start(), "only"))
@@ -116,7 +121,7 @@ def _build_and_start(build: Any) -> None:
         (lambda wf: None, InvalidOption, "has no tasks"),
     ],
 )
-def test_a_workflow_that_cannot_run_is_refused_and_nothing_is_written(
+def test_an_invalid_workflow_is_refused_and_nothing_is_written(
     build: Any, error: type, words: str
 ) -> None:
     with pytest.raises(error) as refused:
@@ -137,28 +142,28 @@ def _link(task: Task, *upstreams: Task | uuid.UUID, kind: str = "MUST_SUCCEED") 
 def test_an_edge_added_later_blocks_its_task() -> None:
     first, second = a_task(), a_task()
     assert _link(second, first) == 1
-    assert stands(second) == ["BLOCKED"]
+    assert statuses(second) == ["BLOCKED"]
     assert _link(second, first) == 0
     assert not recount()
     succeed(first)
-    tell()
-    assert stands(second)[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(second)[0] in ("PENDING", "QUEUED")
 
 
-def test_a_published_task_is_taken_back_before_it_waits() -> None:
+def test_a_queued_task_returns_to_pending_before_it_is_blocked() -> None:
     first, second = a_task(), a_task(Status.QUEUED)
     _link(second, first)
-    assert stands(second) == ["BLOCKED"]
+    assert statuses(second) == ["BLOCKED"]
 
 
-def test_an_edge_that_closes_a_circle_is_refused_with_the_path() -> None:
+def test_an_edge_that_closes_a_cycle_is_refused_with_the_path() -> None:
     one, two, three = (a_task(due=3600.0) for _ in range(3))
     _link(two, one)
     _link(three, two)
     with pytest.raises(DependencyCycle) as refused:
         _link(one, three)
     assert all(str(task.pk) in str(refused.value) for task in (one, two, three))
-    assert stands(one, two, three) == ["PENDING", "BLOCKED", "BLOCKED"]
+    assert statuses(one, two, three) == ["PENDING", "BLOCKED", "BLOCKED"]
     with pytest.raises(DependencyCycle):
         _link(one, one)
 
@@ -170,7 +175,7 @@ def test_an_edge_of_another_type_between_the_same_tasks_is_refused() -> None:
         _link(second, first, kind="MUST_FINISH")
 
 
-def test_an_edge_to_another_tenants_task_is_refused_as_if_there_were_none() -> None:
+def test_an_edge_to_another_tenants_task_is_refused_like_a_missing_task() -> None:
     with pytest.raises(InvalidDependency, match="there is none for this tenant"):
         _link(a_task(), a_task(tenant_id=a_tenant().pk))
     with pytest.raises(InvalidDependency, match="there is none for this tenant"):
@@ -178,15 +183,15 @@ def test_an_edge_to_another_tenants_task_is_refused_as_if_there_were_none() -> N
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.SUCCESS, Status.FAILED])
-def test_a_task_that_has_started_cannot_wait_for_more(status: Status) -> None:
+def test_a_started_task_accepts_no_further_upstreams(status: Status) -> None:
     with pytest.raises(TransitionRefused, match=f"is {status}"):
         _link(a_task(status), a_task())
 
 
-def test_an_edge_that_is_taken_away_releases_its_task() -> None:
+def test_removing_an_edge_releases_its_task() -> None:
     first, second = a_task(), a_task()
     _link(second, first)
     edit.unlink(second.pk, [first.pk])
-    assert stands(second)[0] in ("PENDING", "QUEUED")
+    assert statuses(second)[0] in ("PENDING", "QUEUED")
     with pytest.raises(TransitionRefused, match="does not wait"):
         edit.unlink(second.pk, [first.pk])

@@ -1,5 +1,5 @@
-"""A failure in one task or workflow leaves the others alone: in counting, in cascades, deadlines
-and starts.
+"""A failure in one task or workflow does not affect others: in counting, cascades, deadlines and
+starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.workflows import deadlines, runs, start
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
-from tests.database.dependencies.worker_and_leader import fail, of, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, statuses, succeed
 from tests.factories import a_dead_letter, a_task, unavailable_database
 from tests.project.tasks import noop
 from tests.waiting import until
@@ -46,18 +46,18 @@ def _query(run: str) -> str:
     return run
 
 
-def _raise(run: str) -> str:
+def raise_error(run: str) -> str:
     return {"yes": run}["nope"]
 
 
-@durable_task(name="tests.isolation.raises", unique=_raise)
+@durable_task(name="tests.isolation.raises", unique=raise_error)
 def raises(run: str) -> None:
-    """Have a unique= that raises."""
+    """Have a ``unique=`` callable that raises."""
 
 
 @durable_task(name="tests.isolation.queries", unique=_query)
 def queries(run: str) -> None:
-    """Have a unique= whose query fails."""
+    """Have a ``unique=`` callable whose query fails."""
 
 
 def _exit(run: str) -> str:
@@ -72,12 +72,12 @@ def _query_elsewhere(run: str) -> str:
 
 @durable_task(name="tests.isolation.exits", unique=_exit)
 def exits(run: str) -> None:
-    """Have a unique= that calls sys.exit()."""
+    """Have a ``unique=`` callable that calls sys.exit()."""
 
 
 @durable_task(name="tests.isolation.queries_elsewhere", unique=_query_elsewhere)
 def queries_elsewhere(run: str) -> None:
-    """Have a unique= that needs another database, which is unavailable."""
+    """Have a ``unique=`` callable that uses another, unavailable database."""
 
 
 def _started(name: str, **options: Any) -> WorkflowRun:
@@ -90,11 +90,11 @@ def _started(name: str, **options: Any) -> WorkflowRun:
 def _to_its_end(*started: WorkflowRun) -> None:
     for step in ("top", "low"):
         succeed(*(of(run, step) for run in started))
-        tell()
+        resolve_all()
 
 
 @pytest.mark.parametrize("callback", [raises, queries, exits, queries_elsewhere])
-def test_a_callback_whose_code_raises_does_not_keep_workflows_from_ending(callback: Any) -> None:
+def test_a_callback_whose_code_raises_does_not_stop_workflows_from_ending(callback: Any) -> None:
     poison, innocent = _started("poison", on_complete=callback), _started("innocent")
     _to_its_end(poison, innocent)
     poison.refresh_from_db()
@@ -131,7 +131,7 @@ def _route_by(routes: Any) -> None:
 
 
 @pytest.mark.usefixtures("broken_router")
-def test_a_router_that_raises_concerns_its_own_task_only() -> None:
+def test_a_router_that_raises_affects_its_own_task_only() -> None:
     with pytest.raises(UnknownQueue, match="the router is broken"):
         raises.delay("1")
     assert Task.objects.get(pk=noop.delay().id).name == noop.name
@@ -149,29 +149,29 @@ def test_a_corrupted_workflow_is_postponed_and_the_others_are_counted(
     assert runs._isolation.postponed() == [spoilt.pk]
     WorkflowRun.objects.unguarded().filter(pk=spoilt.pk).update(status="RUNNING")
     runs._isolation._items.clear()
-    tell()
+    resolve_all()
     spoilt.refresh_from_db()
     assert (spoilt.status, spoilt.succeeded) == ("SUCCESS", 2)
 
 
-def test_an_ending_whose_dependents_are_corrupted_does_not_stop_the_other_cascades() -> None:
+def test_an_ending_with_corrupted_dependents_does_not_stop_other_cascades() -> None:
     first, second = a_task(), a_task()
     spoilt, low = (
         noop.using(depends_on=[one], on_upstream_failure="FAIL").schedule()
         for one in (first, second)
     )
-    a_dead_letter(spoilt)  # it has not failed yet: the database refuses a second one
+    a_dead_letter(spoilt)  # it has not failed yet: the database would refuse a second one
     fail(first)
     succeed(second)
-    tell()
-    assert stands(low)[0] in READY
-    assert stands(spoilt) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(low)[0] in READY
+    assert statuses(spoilt) == ["BLOCKED"]
     assert resolve._isolation.postponed() == [first.pk]
 
 
 @contextmanager
-def _locked_by_another(model: Any, pk: Any) -> Iterator[None]:
-    """Hold the lock of a row in a transaction of the project's, on another connection."""
+def _locked_by_project(model: Any, pk: Any) -> Iterator[None]:
+    """Lock a row in a transaction of the project, on another connection."""
     locked, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -205,40 +205,40 @@ def _release(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     return (Task, of(run, "low").pk), lambda: resolve.resolve_endings(100)
 
 
-def _call_off(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
+def _request_cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     WorkflowRun.objects.unguarded().update(deadline_at=database_now() - timedelta(seconds=1))
     now = database_now()
     return (WorkflowRun, run.pk), lambda: deadlines.cancel_late(now, 100)
 
 
 def _cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
-    _, request_cancel_runs = _call_off(run, other)
+    _, request_cancel_runs = _request_cancel(run, other)
     request_cancel_runs()
     return (Task, of(run, "low").pk), lambda: deadlines.cancel_called_off(100)
 
 
-def _has_moved(run: WorkflowRun) -> list[Any]:
+def _has_changed(run: WorkflowRun) -> list[Any]:
     run.refresh_from_db()
     return [
         run.succeeded,
         run.cancel_requested_at is not None,
-        *stands(of(run, "top"), of(run, "low")),
+        *statuses(of(run, "top"), of(run, "low")),
     ]
 
 
 @pytest.mark.postgresql
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("case", [_count, _release, _call_off, _cancel])
-def test_a_row_that_a_transaction_of_the_project_locks_stops_its_own_workflow_only(
+@pytest.mark.parametrize("case", [_count, _release, _request_cancel, _cancel])
+def test_a_row_locked_by_the_project_stops_its_own_workflow_only(
     case: Callable[[WorkflowRun, WorkflowRun], tuple[Any, Any]],
 ) -> None:
     first, second = _started("first"), _started("second")
     (model, pk), act = case(first, second)
-    before = _has_moved(first), _has_moved(second)
-    with _locked_by_another(model, pk), dedicated_connection(IMPATIENT):
+    before = _has_changed(first), _has_changed(second)
+    with _locked_by_project(model, pk), dedicated_connection(IMPATIENT):
         act()
-        assert _has_moved(second) != before[1]
-        assert _has_moved(first) == before[0]
+        assert _has_changed(second) != before[1]
+        assert _has_changed(first) == before[0]
     for module in (resolve, runs, deadlines):
         module._isolation._items.clear()
-    until(lambda: act() or _has_moved(first) != before[0], within=30)
+    until(lambda: act() or _has_changed(first) != before[0], within=30)

@@ -1,5 +1,5 @@
-"""A large workflow is written in batches, nothing of it lives before it is sealed, and no crash
-leaves half of it.
+"""A large workflow is written in batches. None of its tasks can run before it is sealed, and no
+crash leaves half of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from django_durable_tasks.engine.workflows import start
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
-from tests.database.dependencies.worker_and_leader import of, recount, stands, succeed, tell
+from tests.database.dependencies.worker_and_leader import (
+    of,
+    recount,
+    resolve_all,
+    statuses,
+    succeed,
+)
 from tests.database.workflows.dying_starter import BATCH, LARGE, layered
 from tests.factories import a_task
 from tests.project.tasks import noop
@@ -36,20 +42,20 @@ MANY = 200  # more statements than the start has
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call a start of six tasks large, and write four rows at a time."""
+    """Treat a start of six tasks as large, and write four rows at a time."""
     monkeypatch.setattr(start, "LARGE", LARGE)
     monkeypatch.setattr(start, "BATCH", BATCH)
 
 
 def _finish(after: float = 0.0) -> None:
-    """Play the leader, so many seconds from now, until nothing is left to do."""
+    """Act as the leader, with a clock `after` seconds ahead, until nothing is left to do."""
     while start.finish_starts(database_now() + timedelta(seconds=after), 3):
         pass
 
 
 def _lives(name: str) -> bool:
-    """Return whether the workflow of this name is there as a whole, false when nothing is; assert
-    one or the other.
+    """Return whether the workflow of this name exists as a whole, False if nothing of it exists.
+    Asserts one or the other.
     """
     whole = {run.name: run for run in WorkflowRun.objects.filter(name__startswith=name)}
     rows = Task.objects.filter(workflow__in=[run.pk for run in whole.values()])
@@ -67,28 +73,28 @@ def _lives(name: str) -> bool:
     return True
 
 
-def _play_to_the_end(run: WorkflowRun) -> None:
+def _run_to_the_end(run: WorkflowRun) -> None:
     while open_rows := list(Task.objects.filter(status__in=["PENDING", "QUEUED"])):
         succeed(*open_rows)
-        tell()
+        resolve_all()
     run.refresh_from_db()
     assert (run.status, run.succeeded) == ("SUCCESS", run.total)
 
 
-def test_a_large_start_is_whole_and_runs_to_its_end() -> None:
-    told: list[tuple[int, int]] = []
-    run = layered("whole").start(progress=lambda *numbers: told.append(numbers))
+def test_a_large_start_is_complete_and_runs_to_its_end() -> None:
+    progress: list[tuple[int, int]] = []
+    run = layered("whole").start(progress=lambda *numbers: progress.append(numbers))
     assert (run.status, run.released) == ("RUNNING", True)
     assert run.sealed_at is not None
     assert _lives("whole")
     rows = TASKS + TaskDependency.objects.count()
-    assert told[0] == (BATCH, rows)
-    assert told[-1] == (rows, rows)
-    assert len(told) > rows / BATCH
-    _play_to_the_end(run)
+    assert progress[0] == (BATCH, rows)
+    assert progress[-1] == (rows, rows)
+    assert len(progress) > rows / BATCH
+    _run_to_the_end(run)
 
 
-def test_nothing_of_it_lives_before_it_is_sealed() -> None:
+def test_no_task_runs_before_the_workflow_is_sealed() -> None:
     looks = []
 
     def look(*_: int) -> None:
@@ -99,7 +105,7 @@ def test_nothing_of_it_lives_before_it_is_sealed() -> None:
         assert not heads()
         assert not resolve.resolve_endings(100).moved
         resolve.find_deleted(0, 100)
-        tell()
+        resolve_all()
         _finish()
 
     layered("unseen").start(progress=look)
@@ -108,7 +114,7 @@ def test_nothing_of_it_lives_before_it_is_sealed() -> None:
     assert _lives("unseen")
 
 
-def test_in_a_transaction_it_is_a_part_of_that_transaction() -> None:
+def test_inside_a_transaction_the_start_belongs_to_it() -> None:
     with transaction.atomic():
         run = layered("inside").start()
         assert (run.status, run.released) == ("RUNNING", True)
@@ -120,16 +126,16 @@ def test_in_a_transaction_it_is_a_part_of_that_transaction() -> None:
     assert _lives("inside")
 
 
-def test_a_small_start_tells_no_progress() -> None:
+def test_a_small_start_reports_no_progress() -> None:
     wf = Workflow("small")
     for _ in range(LARGE):
         wf.add(noop)
-    told: list[int] = []
-    assert wf.start(progress=lambda *_: told.append(1)).released
-    assert not told
+    progress: list[int] = []
+    assert wf.start(progress=lambda *_: progress.append(1)).released
+    assert not progress
 
 
-def test_a_start_that_fails_leaves_nothing() -> None:
+def test_a_failed_start_leaves_nothing() -> None:
     def fail(done: int, rows: int) -> None:
         if done > TASKS:
             raise KeyboardInterrupt
@@ -141,7 +147,7 @@ def test_a_start_that_fails_leaves_nothing() -> None:
     assert not TaskDependency.objects.exists()
 
 
-def test_a_task_whose_key_is_taken_leaves_nothing() -> None:
+def test_a_start_with_a_taken_key_leaves_nothing() -> None:
     a_task(idempotency_key="taken")
     wf = layered("taken")
     wf.add(noop.using(idempotency_key="taken"))
@@ -151,7 +157,7 @@ def test_a_task_whose_key_is_taken_leaves_nothing() -> None:
     assert Task.objects.count() == 1
 
 
-def test_what_waits_for_a_task_outside_is_tied_to_it_by_the_seal() -> None:
+def test_dependencies_on_tasks_outside_are_written_by_the_seal() -> None:
     ended, running = a_task(Status.SUCCESS), a_task()
     wf = layered("tied")
     wf.add(noop, after=ended, step="at once")
@@ -160,21 +166,21 @@ def test_what_waits_for_a_task_outside_is_tied_to_it_by_the_seal() -> None:
 
     def look(*_: int) -> None:
         looks.append(TaskDependency.objects.filter(depends_on__in=[ended.pk, running.pk]).count())
-        tell()
+        resolve_all()
 
     run = wf.start(progress=look)
     assert looks
     assert not any(looks)
-    tell()
-    assert stands(of(run, "at once"))[0] in ("PENDING", "QUEUED")
-    assert stands(of(run, "later")) == ["BLOCKED"]
+    resolve_all()
+    assert statuses(of(run, "at once"))[0] in ("PENDING", "QUEUED")
+    assert statuses(of(run, "later")) == ["BLOCKED"]
     succeed(running)
-    tell()
-    assert stands(of(run, "later"))[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(of(run, "later"))[0] in ("PENDING", "QUEUED")
     assert not recount()
 
 
-def test_an_upstream_that_goes_away_meanwhile_stops_the_seal() -> None:
+def test_a_deleted_upstream_refuses_the_seal() -> None:
     outside = a_task()
     wf = layered("cut-off")
     wf.add(noop, after=outside)
@@ -191,7 +197,7 @@ def _let_time_pass(seconds: float) -> None:
     WorkflowRun.objects.unguarded().update(updated_at=database_now() - timedelta(seconds=seconds))
 
 
-def test_another_start_of_the_key_gets_the_run_that_is_being_written() -> None:
+def test_another_start_with_the_key_returns_the_run_that_is_being_written() -> None:
     found: set[Any] = set()
 
     def start_again(*_: int) -> None:
@@ -205,7 +211,7 @@ def test_another_start_of_the_key_gets_the_run_that_is_being_written() -> None:
     assert _lives("keyed")
 
 
-def test_another_start_of_the_key_replaces_one_without_progress() -> None:
+def test_another_start_with_the_key_replaces_one_without_progress() -> None:
     second: list[WorkflowRun] = []
 
     def start_again(*_: int) -> None:
@@ -246,7 +252,7 @@ def test_a_cancel_between_seal_and_release_lets_nothing_run(
     assert set(Task.objects.values_list("status", flat=True)) == {Status.BLOCKED}
 
 
-def test_a_living_start_is_not_removed() -> None:
+def test_an_active_start_is_not_removed() -> None:
     layered("alive").start(progress=lambda *_: _finish(after=start.ABANDONED_AFTER - 10))
     assert _lives("alive")
 
@@ -256,7 +262,7 @@ def test_a_living_start_is_not_removed() -> None:
 
 @pytest.fixture
 def starter() -> Iterator[Callable[[int, str, str], str]]:
-    """Give what asks a starter to die at a point, and returns how it ended."""
+    """Return a function that makes a starter die at a point and returns how it ended."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.database.workflows.dying_starter"],
         cwd=ROOT,
@@ -295,7 +301,7 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
         )
 
         def nothing_is_left(question: Any = unsealed) -> bool:
-            # The server may still hold the rows of the one who died: they are left to it until it
+            # The server may still have the locks of the dead process; its rows are left until the server
             # notices.
             _finish(after=start.ABANDONED_AFTER + 10)
             return not question.exists()
@@ -309,6 +315,6 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
         Task.objects.unguarded().all().delete()
         WorkflowRun.objects.unguarded().all().delete()
     assert answer == "lived"
-    # Killed before the seal it is gone, killed after it it is whole: there is one such point.
+    # Killed before the seal nothing exists, killed after it everything: there is one such point.
     assert lived == sorted(lived)
     assert 10 < lived.index(True) < len(lived) - 1

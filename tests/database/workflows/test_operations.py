@@ -1,4 +1,6 @@
-"""What an operator does to a graph: whole, branch, again, forced, approved, held, edges."""
+"""Operations on graphs: cancel and retry of runs and branches, rerun, force-run, approve, hold,
+edges.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from tests.database.dependencies.worker_and_leader import (
     of,
     question,
     recount,
-    stands,
+    resolve_all,
+    statuses,
     succeed,
-    tell,
 )
-from tests.database.workflows.operated_runs import WAITS, _chain, _moves
+from tests.database.workflows.operated_runs import WAITS, _chain, _changes
 from tests.factories import a_task
 from tests.project.tasks import noop
 
@@ -50,42 +52,42 @@ def _again(run: WorkflowRun) -> WorkflowRun:
 
 
 def _all(run: WorkflowRun, *steps: str) -> list[str]:
-    return stands(*(of(run, step) for step in steps))
+    return statuses(*(of(run, step) for step in steps))
 
 
-def test_a_whole_workflow_is_cancelled_with_what_runs_inside_it() -> None:
+def test_a_whole_workflow_is_cancelled_with_its_sub_workflows() -> None:
     run = _nested()
     body = begin(of(run, "beside"))
     report = operations.cancel_workflow(run, by="ann", reason="no use")
-    assert set(_moves(report)) == {"leaf", "inner", "last"}
+    assert set(_changes(report)) == {"leaf", "inner", "last"}
     assert report.stop_requested == (body.task_id,)
     assert {change.reason for change in report.changes} == {"CANCELLED by ann: no use"}
     assert WorkflowRun.objects.filter(cancel_requested_at=None).count() == 0
-    tell()
+    resolve_all()
     assert attempts.succeed(body, None, "w")
-    tell()
+    resolve_all()
     assert _again(run).status == "CANCELLED"
     assert set(WorkflowRun.objects.values_list("status", flat=True)) == {"CANCELLED"}
     assert not recount()
 
 
-def test_a_body_that_was_asked_to_stop_adds_nothing_any_more() -> None:
+def test_a_body_whose_cancellation_was_requested_adds_nothing() -> None:
     run = _chain("first", "second")
     body = begin(of(run, "first"))
     operations.cancel_workflow(run, by="ann")
     growth = Growth("more")
     growth.add(noop, step="more")
     assert followups.succeed(body, None, "w", [growth])
-    tell()
+    resolve_all()
     assert not Task.objects.filter(step="more").exists()
     assert not Task.objects.open().exists()
 
 
-def test_a_part_is_cancelled_alone_and_what_waits_for_it_is_skipped() -> None:
+def test_a_sub_workflow_is_cancelled_alone_and_its_dependents_are_skipped() -> None:
     run = _nested()
     inner = WorkflowRun.objects.get(name="inner")
     report = operations.cancel_workflow(inner, by="ann")
-    assert {step: move.split()[1] for step, move in _moves(report).items()} == {
+    assert {step: move.split()[1] for step, move in _changes(report).items()} == {
         "leaf": "CANCELLED",
         "inner": "FAILED",
         "last": "SKIPPED",
@@ -94,15 +96,15 @@ def test_a_part_is_cancelled_alone_and_what_waits_for_it_is_skipped() -> None:
     assert _again(run).cancel_requested_at is None
 
 
-def test_a_run_whose_tasks_have_all_ended_is_not_called_cancelled() -> None:
+def test_a_run_whose_tasks_have_all_ended_is_not_cancelled() -> None:
     run = _chain("only")
     succeed(of(run, "only"))
     assert operations.cancel_workflow(run, by="ann").total == 0
-    tell()
+    resolve_all()
     assert (_again(run).status, run.reason) == ("SUCCESS", "")
 
 
-def test_a_branch_is_cancelled_and_the_rest_goes_on() -> None:
+def test_a_branch_is_cancelled_and_the_rest_continues() -> None:
     wf = Workflow("fork")
     top = wf.add(noop, step="top")
     left, right = wf.add(noop, step="left", after=top), wf.add(noop, step="right", after=top)
@@ -111,20 +113,20 @@ def test_a_branch_is_cancelled_and_the_rest_goes_on() -> None:
     run = wf.start()
     outside = noop.using(depends_on=[of(run, "below left")]).schedule()
     report = operations.cancel_branch(of(run, "left"), by="ann")
-    assert set(_moves(report)) == {"left", "below left", "both", ""}
-    assert stands(outside) == ["CANCELLED"]
+    assert set(_changes(report)) == {"left", "below left", "both", ""}
+    assert statuses(outside) == ["CANCELLED"]
     assert _all(run, "top", "right") == [_all(run, "top")[0], "BLOCKED"]
     succeed(of(run, "top"))
-    tell()
+    resolve_all()
     assert _all(run, "right")[0] in WAITS
 
 
 def _failed_in_the_middle() -> WorkflowRun:
     run = _chain("first", "second", "third", key="nightly")
     succeed(of(run, "first"))
-    tell()
+    resolve_all()
     fail(of(run, "second"))
-    tell()
+    resolve_all()
     assert (_again(run).status, run.open_key) == ("FAILED", None)
     return run
 
@@ -140,12 +142,12 @@ def _failed_in_the_middle() -> WorkflowRun:
         ),
     ],
 )
-def test_a_failed_run_goes_on_under_its_key_and_ends_well(
+def test_a_failed_run_is_retried_under_its_key_and_succeeds(
     mode: str, expected: dict[str, str]
 ) -> None:
     run = _failed_in_the_middle()
     report = operations.retry_workflow(run, mode, by="ann", reason="disk was full")
-    assert _moves(report) == expected
+    assert _changes(report) == expected
     assert (_again(run).status, run.open_key, run.completed_at) == ("RUNNING", "nightly", None)
     letter = DeadLetter.objects.get()
     assert (letter.resolution, letter.resolved_by, letter.comment) == (
@@ -153,16 +155,16 @@ def test_a_failed_run_goes_on_under_its_key_and_ends_well(
         "ann",
         "disk was full",
     )
-    tell()
+    resolve_all()
     assert not recount()
     for step in expected:
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert (_again(run).status, run.succeeded, run.open_key) == ("SUCCESS", 3, None)
     assert not recount()
 
 
-def test_a_run_does_not_go_on_while_another_one_holds_its_key() -> None:
+def test_a_run_is_not_retried_while_another_one_owns_its_key() -> None:
     run = _failed_in_the_middle()
     _chain("other", key="nightly")
     with pytest.raises(TransitionRefused, match="its key 'nightly' belongs to the open run"):
@@ -171,63 +173,63 @@ def test_a_run_does_not_go_on_while_another_one_holds_its_key() -> None:
     assert DeadLetter.objects.open().exists()
 
 
-def test_successes_below_a_failure_run_again_when_downstream_is_asked_for() -> None:
+def test_successes_below_a_failure_run_again_with_the_downstream_option() -> None:
     wf = Workflow("cleanup")
     work = wf.add(noop, step="work")
     wf.add(noop, step="cleanup", after={work: "MUST_FINISH"})
     run = wf.start()
     fail(of(run, "work"))
-    tell()
+    resolve_all()
     succeed(of(run, "cleanup"))
-    tell()
-    assert _moves(operations.retry_workflow(run, "FAILED", by="ann", dry_run=True)) == {
+    resolve_all()
+    assert _changes(operations.retry_workflow(run, "FAILED", by="ann", dry_run=True)) == {
         "work": "FAILED PENDING"
     }
     report = operations.retry_workflow(run, "FAILED_AND_DOWNSTREAM", by="ann")
-    assert _moves(report) == {"work": "FAILED PENDING", "cleanup": "SUCCESS BLOCKED"}
+    assert _changes(report) == {"work": "FAILED PENDING", "cleanup": "SUCCESS BLOCKED"}
     for step in ("work", "cleanup"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert _again(run).status == "SUCCESS"
     assert not recount()
 
 
-def test_a_cancelled_run_is_retried_and_nobody_cancels_it_any_more() -> None:
+def test_a_cancelled_run_is_retried_and_is_no_longer_cancelled() -> None:
     run = _chain("first", "second")
     operations.cancel_workflow(run, by="ann")
-    tell()
+    resolve_all()
     assert _again(run).status == "CANCELLED"
     operations.retry_workflow(run, "FAILED", by="ann")
     assert (_again(run).status, run.cancel_requested_at, run.reason) == ("RUNNING", None, "")
     for step in ("first", "second"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert _again(run).status == "SUCCESS"
 
 
-def test_a_task_runs_again_with_all_below_it_and_what_was_released_waits_again() -> None:
+def test_a_rerun_task_runs_with_all_below_it_and_released_tasks_wait_again() -> None:
     run = _chain("first", "second", "third", "fourth")
     for step in ("first", "second"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert _all(run, "third")[0] in WAITS
     report = operations.retry_from(of(run, "first"), by="ann")
-    moves = _moves(report)
+    moves = _changes(report)
     assert (moves["first"], moves["second"]) == ("SUCCESS PENDING", "SUCCESS BLOCKED")
     assert moves["third"].split()[1] == "BLOCKED"
-    tell()
+    resolve_all()
     assert not recount()
     for step in ("first", "second", "third", "fourth"):
         assert _all(run, step)[0] in WAITS
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert _again(run).status == "SUCCESS"
 
 
-def test_nothing_runs_again_above_a_task_that_runs() -> None:
+def test_nothing_is_rerun_above_a_running_task() -> None:
     run = _chain("first", "second")
     succeed(of(run, "first"))
-    tell()
+    resolve_all()
     begin(of(run, "second"))
     with pytest.raises(
         TransitionRefused,
@@ -253,26 +255,26 @@ def test_a_missed_deadline_does_not_end_a_retried_run_at_once() -> None:
     run = _chain("first")
     operations.cancel_workflow(run, by="ann")
     WorkflowRun.objects.unguarded().update(deadline_at="2020-01-01T00:00:00Z")
-    tell()
+    resolve_all()
     operations.retry_workflow(run, "FAILED", by="ann")
     assert _again(run).deadline_at is None
 
 
-def test_a_skipped_task_is_forced_to_run_and_what_was_skipped_below_it_waits_again() -> None:
+def test_a_skipped_task_is_forced_to_run_and_skipped_tasks_below_it_wait_again() -> None:
     run = _chain("first", "second", "third")
     fail(of(run, "first"))
-    tell()
+    resolve_all()
     report = operations.force_run(question(of(run, "second")), by="ann", reason="data is there")
-    assert _moves(report) == {"second": "SKIPPED PENDING", "third": "SKIPPED BLOCKED"}
+    assert _changes(report) == {"second": "SKIPPED PENDING", "third": "SKIPPED BLOCKED"}
     assert of(run, "second").reason == "forced by ann: data is there"
     for step in ("second", "third"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert (_again(run).status, run.succeeded, run.failed) == ("FAILED", 2, 1)
     assert not recount()
 
 
-def test_only_tasks_that_wait_or_were_skipped_are_forced() -> None:
+def test_only_blocked_or_skipped_tasks_are_forced() -> None:
     with pytest.raises(TransitionRefused, match="BLOCKED or SKIPPED"):
         operations.force_run(question(a_task()), by="ann")
     with pytest.raises(TransitionRefused, match="can be set to SUCCESS"):

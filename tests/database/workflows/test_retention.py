@@ -1,5 +1,5 @@
-"""Retention never leaves half a graph: a workflow goes as a whole, and a task outlives whatever
-still hangs on it.
+"""Retention never deletes half a graph: a workflow is pruned as a whole, and a task is kept while
+others depend on it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.rules.workflows.builder import Growth
-from tests.database.commands.durable_command import told
+from tests.database.commands.durable_command import json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
     of,
     question,
     recount,
-    stands,
+    resolve_all,
+    statuses,
     succeed,
-    tell,
 )
 from tests.database.recurring.schedules import START, a_schedule, fire
 from tests.factories import a_task
@@ -43,7 +43,7 @@ DAY = 86_400.0
 
 
 def _in(days: float, limit: int = 100) -> int:
-    """Do what the leader's job prune does so many days from now; return how many tasks it deleted."""
+    """Run the leader's prune job with a clock `days` ahead, and return the number of deleted tasks."""
     return retention.prune(database_now() + timedelta(days=days), limit)
 
 
@@ -53,7 +53,7 @@ def _there() -> tuple[int, ...]:
 
 
 def _graph() -> WorkflowRun:
-    """Start a workflow that holds another one: five tasks, two runs."""
+    """Start a workflow with a sub-workflow: five tasks, two runs."""
     inner = Workflow("inner")
     inner.add(noop, step="leaf")
     outer = Workflow("outer")
@@ -67,13 +67,13 @@ def _all(run: WorkflowRun, *but: str) -> None:
     for step in ("first", "leaf", "inner", "last", "beside"):
         if step not in but:
             succeed(of(run, step))
-            tell()
+            resolve_all()
 
 
 # Workflows ----------------------------------------------------------------------------------------
 
 
-def test_a_workflow_goes_with_all_that_it_holds_when_its_time_is_over() -> None:
+def test_a_workflow_is_pruned_with_its_sub_workflows_after_its_retention() -> None:
     _all(_graph())
     assert _in(6.9) == 0
     assert _there() == (5, 5, 2, 5, 0)
@@ -81,23 +81,21 @@ def test_a_workflow_goes_with_all_that_it_holds_when_its_time_is_over() -> None:
     assert _there() == (0, 0, 0, 0, 0)
 
 
-def test_no_task_of_a_workflow_goes_before_the_last_one_may() -> None:
+def test_no_task_of_a_workflow_is_pruned_before_the_last_one_may_be() -> None:
     run = _graph()
     _all(run, "beside")
     assert _in(400) == 0
     succeed(of(run, "beside"))
     assert _in(400) == 0, "its end is not counted yet"
-    tell()
+    resolve_all()
     assert _in(400) == 5
 
 
-def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_its_last_end() -> (
-    None
-):
+def test_the_longest_retention_applies_to_the_whole_and_counts_from_the_last_end() -> None:
     run = _graph()
     _all(run, "beside")
     fail(of(run, "beside"))
-    tell()
+    resolve_all()
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(29) == 0
     WorkflowRun.objects.unguarded().filter(name="inner").update(
@@ -107,43 +105,43 @@ def test_the_longest_retention_of_its_ends_is_that_of_the_whole_and_counts_from_
     assert _in(36) == 5
 
 
-def test_a_status_that_is_kept_for_ever_keeps_the_whole() -> None:
+def test_a_status_that_is_kept_indefinitely_keeps_the_whole() -> None:
     run = _graph()
     _all(run, "beside")
     fail(of(run, "beside"))
-    tell()
+    resolve_all()
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     with override_settings(DURABLE_TASKS={"RETENTION": {"FAILED": None}}):
         assert _in(4_000) == 0
     assert _in(4_000) == 5
 
 
-def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_goes_along() -> None:
+def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_is_deleted_with_it() -> None:
     run = _graph()
     _all(run, "leaf", "inner", "last")
     fail(of(run, "leaf"))
-    tell()
+    resolve_all()
     assert _in(400) == 0
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(400) == 5
     assert not DeadLetter.objects.exists()
 
 
-def test_a_large_workflow_goes_in_batches_its_runs_last_and_whoever_comes_next_goes_on() -> None:
+def test_a_large_workflow_is_pruned_in_batches_its_runs_last_and_another_leader_continues() -> None:
     _all(_graph())
     deleted = [(_in(8, limit=2), WorkflowRun.objects.count()) for _ in range(4)]
     assert deleted == [(2, 2), (2, 2), (1, 0), (0, 0)]
     assert _there() == (0, 0, 0, 0, 0)
 
 
-def test_a_task_that_is_open_again_keeps_its_workflow_though_that_says_it_has_ended() -> None:
+def test_a_reopened_task_keeps_its_ended_workflow() -> None:
     wf = Workflow("pair")
     wf.add(noop, step="one")
     wf.add(noop, step="two")
     run = wf.start()
     for step in ("one", "two"):
         fail(of(run, step))
-        tell()
+        resolve_all()
     dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
     dead_letters.replay(question(of(run, "two")), by="anna")
     WorkflowRun.objects.unguarded().update(status="FAILED", completed_at=database_now())
@@ -152,48 +150,52 @@ def test_a_task_that_is_open_again_keeps_its_workflow_though_that_says_it_has_en
     assert not any(retention.prunable(database_now() + timedelta(days=400)).values())
 
 
-def test_a_run_inside_that_has_not_ended_keeps_the_whole() -> None:
+def test_an_open_sub_workflow_keeps_the_whole() -> None:
     _all(_graph())
     WorkflowRun.objects.unguarded().filter(name="inner").update(status="RUNNING", completed_at=None)
     assert _in(400) == 0
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_note_that_nobody_has_dealt_with_keeps_the_whole(told: bool) -> None:
+@pytest.mark.parametrize("resolved", [True, False])
+def test_an_unprocessed_ending_event_keeps_the_whole(resolved: bool) -> None:
     run = _graph()
     _all(run)
     task = of(run, "beside")
-    workflow_id = task.workflow_id if told else None
+    workflow_id = task.workflow_id if resolved else None
     EndingEvent.objects.create(
-        task_id=task.pk, epoch=task.epoch, workflow_id=workflow_id, status="SUCCESS", resolved=told
+        task_id=task.pk,
+        epoch=task.epoch,
+        workflow_id=workflow_id,
+        status="SUCCESS",
+        resolved=resolved,
     )
     assert _in(400) == 0
 
 
-def test_a_workflow_stays_while_a_task_outside_waits_for_one_of_its_tasks() -> None:
+def test_a_workflow_stays_while_a_task_outside_depends_on_one_of_its_tasks() -> None:
     run = _graph()
     gate = a_task()
     after = noop.using(depends_on=[of(run, "last"), gate]).schedule()
     _all(run)
     assert _in(400) == 0
     succeed(gate)
-    tell()
+    resolve_all()
     succeed(after)
     assert _in(400) == 7
 
 
-def test_a_workflow_stays_a_day_at_least_when_its_tasks_have_idempotency_keys() -> None:
+def test_a_workflow_stays_at_least_a_day_if_its_tasks_have_idempotency_keys() -> None:
     wf = Workflow("keyed")
     wf.add(noop.using(idempotency_key="once"))
     run = wf.start()
     succeed(of(run, "noop"))
-    tell()
+    resolve_all()
     with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": 60}}):
         assert _in(0.9) == 0
         assert _in(1.1) == 1
 
 
-def test_what_a_body_added_goes_with_the_rest() -> None:
+def test_additions_of_a_body_are_pruned_with_the_rest() -> None:
     run = _graph()
     body = begin(of(run, "first"))
     growth = Growth("growth")
@@ -201,10 +203,10 @@ def test_what_a_body_added_goes_with_the_rest() -> None:
     part.add(noop, step="added")
     growth.add_workflow(part, step="part")
     assert followups.succeed(body, None, "worker@host", (growth,))
-    tell()
+    resolve_all()
     for step in ("added", "part"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     _all(run, "first")
     assert not recount()
     assert _in(8) == 7
@@ -219,11 +221,11 @@ def test_one_workflow_that_must_stay_does_not_keep_others() -> None:
     assert set(WorkflowRun.objects.values_list("root", flat=True)) == {stays.pk}
 
 
-def test_a_dry_run_counts_what_would_go() -> None:
+def test_a_dry_run_counts_what_would_be_deleted() -> None:
     run = _graph()
     _all(run, "beside")
     fail(of(run, "beside"))
-    tell()
+    resolve_all()
     _all(_graph())
     a_task("SUCCESS", completed_at=database_now() - timedelta(days=40))
     assert retention.prunable(database_now() + timedelta(days=8))["SUCCESS"] == 6
@@ -237,26 +239,26 @@ def test_the_command_deletes_what_its_dry_run_counts() -> None:
     _all(_graph())
     long_ago = database_now() - timedelta(days=8)
     WorkflowRun.objects.unguarded().update(completed_at=long_ago)
-    assert told("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
-    assert told("prune")["deleted"] == 5
+    assert json_of("prune", "--dry-run")["would_delete"]["SUCCESS"] == 5
+    assert json_of("prune")["deleted"] == 5
 
 
-# Loose edges --------------------------------------------------------------------------------------
+# Tasks without a workflow -------------------------------------------------------------------------
 
 
 def _after(*upstreams: Any, **options: Any) -> Task:
     return noop.using(depends_on=list(upstreams), **options).schedule()
 
 
-def test_an_upstream_stays_until_what_waits_for_it_has_ended() -> None:
+def test_an_upstream_stays_until_its_dependents_have_ended() -> None:
     first, other = a_task(), a_task()
     last = _after(first, other)
     succeed(first)
-    tell()
+    resolve_all()
     assert TaskDependency.objects.unresolved().count() == 1
     assert _in(400) == 0
     succeed(other)
-    tell()
+    resolve_all()
     assert _in(400) == 0, "what it waited for is still there while it is open"
     succeed(last)
     assert _in(400) == 3
@@ -267,16 +269,16 @@ def test_an_ended_task_stays_while_an_upstream_of_it_is_open() -> None:
     quick, slow = a_task(), a_task()
     last = _after(quick, slow, join="ANY")
     succeed(quick)
-    tell()
+    resolve_all()
     succeed(last)
     assert _in(400) == 1, "only the one that is tied to ended tasks alone"
-    assert stands(last) == ["SUCCESS"]
+    assert statuses(last) == ["SUCCESS"]
     succeed(slow)
-    tell()
+    resolve_all()
     assert _in(400) == 2
 
 
-def test_an_ending_that_nobody_has_told_yet_keeps_its_row() -> None:
+def test_an_unresolved_ending_keeps_its_task() -> None:
     first = a_task()
     last = _after(first)
     fail(first)
@@ -285,20 +287,20 @@ def test_an_ending_that_nobody_has_told_yet_keeps_its_row() -> None:
         status="CANCELLED", completed_at=database_now()
     )
     assert _in(400) == 1
-    assert stands(first) == ["FAILED"]
-    tell()
+    assert statuses(first) == ["FAILED"]
+    resolve_all()
     assert _in(400) == 1
 
 
-def test_an_upstream_that_has_gone_leaves_behind_how_it_ended() -> None:
+def test_a_pruned_upstream_leaves_its_outcome_with_the_edge() -> None:
     first, other = a_task(), a_task()
     last = _after(first, other)
     succeed(first, other)
-    tell()
+    resolve_all()
     fail(last)
     assert _in(8) == 2
     dead_letters.replay(question(last), by="anna")
-    assert stands(last)[0] in ("PENDING", "QUEUED")
+    assert statuses(last)[0] in ("PENDING", "QUEUED")
     assert not recount()
 
 
@@ -311,5 +313,5 @@ def test_the_task_that_started_an_open_workflow_stays_with_it() -> None:
     assert followups.succeed(begin(starter), None, "worker@host", (wf,))
     assert _in(400) == 0
     succeed(Task.objects.get(step="noop"))
-    tell()
+    resolve_all()
     assert _in(400) == 2

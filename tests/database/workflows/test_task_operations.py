@@ -1,4 +1,4 @@
-"""What operators do to single tasks of a workflow: complete by force, approve, hold, add edges."""
+"""Operations on single tasks of a workflow: force-complete, approve, hold, add edges."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from tests.database.dependencies.worker_and_leader import fail, of, question, recount, stands, tell
-from tests.database.workflows.operated_runs import WAITS, _chain, _moves
+from tests.database.dependencies.worker_and_leader import (
+    fail,
+    of,
+    question,
+    recount,
+    resolve_all,
+    statuses,
+)
+from tests.database.workflows.operated_runs import WAITS, _chain, _changes
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_task_that_is_called_done_brings_back_and_releases() -> None:
+def test_force_complete_reactivates_and_releases_dependents() -> None:
     run = _chain("first", "second", "third")
     fail(of(run, "first"))
-    tell()
+    resolve_all()
     report = operations.force_complete(question(of(run, "first")), by="ann", reason="by hand")
-    moves = _moves(report)
+    moves = _changes(report)
     assert moves["first"] == "FAILED SUCCESS"
     assert moves["second"].split()[1] in WAITS
     assert moves["third"] == "SKIPPED BLOCKED"
@@ -38,7 +45,7 @@ def test_a_task_that_is_called_done_brings_back_and_releases() -> None:
         TaskExecutionLog.objects.filter(task=of(run, "first"), status="SUCCESS").get().error_message
         == "by hand"
     )
-    tell()
+    resolve_all()
     assert not recount()
 
 
@@ -48,10 +55,10 @@ def _guarded() -> WorkflowRun:
     return wf.start()
 
 
-def test_an_approval_lets_the_task_run_and_says_who_and_why() -> None:
+def test_an_approval_lets_the_task_run_and_stores_user_and_reason() -> None:
     run = _guarded()
     report = operations.approve(of(run, "guarded"), by="ann", reason="looked at it")
-    assert _moves(report)["guarded"].split()[1] in WAITS
+    assert _changes(report)["guarded"].split()[1] in WAITS
     gate = TaskDependency.objects.gates().get()
     assert (gate.outcome, gate.resolved_by, gate.comment, gate.resolved_at is not None) == (
         "APPROVED",
@@ -63,46 +70,46 @@ def test_an_approval_lets_the_task_run_and_says_who_and_why() -> None:
         operations.approve(of(run, "guarded"), by="bob")
 
 
-def test_a_rejected_task_is_cancelled_and_asks_again_when_it_is_replayed() -> None:
+def test_a_rejected_task_is_cancelled_and_needs_a_new_approval_when_it_is_replayed() -> None:
     run = _guarded()
     report = operations.reject(of(run, "guarded"), by="ann", reason="too early")
-    assert _moves(report) == {"guarded": "BLOCKED CANCELLED", "after it": "BLOCKED SKIPPED"}
+    assert _changes(report) == {"guarded": "BLOCKED CANCELLED", "after it": "BLOCKED SKIPPED"}
     assert of(run, "guarded").reason == "REJECTED by ann: too early"
     assert TaskDependency.objects.gates().get().outcome == "REJECTED"
-    tell()
+    resolve_all()
     report = operations.retry_workflow(run, "FAILED", by="bob")
-    assert _moves(report) == {"guarded": "CANCELLED BLOCKED", "after it": "SKIPPED BLOCKED"}
-    assert _moves(operations.approve(of(run, "guarded"), by="bob"))["guarded"].split()[1] in WAITS
+    assert _changes(report) == {"guarded": "CANCELLED BLOCKED", "after it": "SKIPPED BLOCKED"}
+    assert _changes(operations.approve(of(run, "guarded"), by="bob"))["guarded"].split()[1] in WAITS
     with pytest.raises(TransitionRefused, match="waits for no APPROVAL"):
         operations.reject(of(run, "after it"), by="bob")
-    tell()
+    resolve_all()
     assert not recount()
 
 
-def test_a_task_is_held_and_let_go() -> None:
+def test_a_task_is_held_and_released() -> None:
     row = a_task()
-    assert _moves(operations.hold(row, by="ann", reason="month end")) == {"": "PENDING BLOCKED"}
+    assert _changes(operations.hold(row, by="ann", reason="month end")) == {"": "PENDING BLOCKED"}
     gate = TaskDependency.objects.get()
     assert (gate.gate, gate.placed_by, gate.comment) == ("HOLD", "ann", "month end")
     with pytest.raises(TransitionRefused, match="is held already"):
         operations.hold(row, by="ann")
     report = operations.unhold(row, by="bob")
     assert report.changes[0].before == "BLOCKED"
-    assert stands(row)[0] in WAITS
+    assert statuses(row)[0] in WAITS
     with pytest.raises(TransitionRefused, match="waits for no HOLD"):
         operations.unhold(row, by="bob")
 
 
-def test_a_hold_of_a_task_that_waits_already_is_reported_though_it_stays_where_it_is() -> None:
+def test_holding_a_blocked_task_is_reported_although_its_status_stays() -> None:
     run = _chain("first", "second")
     report = operations.hold(of(run, "second"), by="ann", reason="look first")
-    assert _moves(report) == {"second": "BLOCKED BLOCKED"}
+    assert _changes(report) == {"second": "BLOCKED BLOCKED"}
     assert report.changes[0].reason == "held by ann: look first"
 
 
-def test_an_edge_is_added_and_taken_away() -> None:
+def test_an_edge_is_added_and_removed() -> None:
     low, high = a_task(), a_task()
-    assert _moves(operations.add_edge(low, high, "MUST_FINISH", by="ann", policy="FAIL")) == {
+    assert _changes(operations.add_edge(low, high, "MUST_FINISH", by="ann", policy="FAIL")) == {
         "": "PENDING BLOCKED"
     }
     edge = TaskDependency.objects.get()
@@ -114,24 +121,24 @@ def test_an_edge_is_added_and_taken_away() -> None:
     with pytest.raises(InvalidDependency, match="already"):
         operations.add_edge(low, high, "MUST_FINISH", by="ann")
     operations.remove_edge(low, high, by="ann")
-    assert stands(low)[0] in WAITS
+    assert statuses(low)[0] in WAITS
     with pytest.raises(InvalidDependency, match="there is no such edge"):
         operations.remove_edge(low, high, by="ann")
     assert not recount()
 
 
-def test_an_edge_to_a_task_that_failed_is_told_at_once() -> None:
+def test_an_edge_to_a_failed_task_is_resolved_at_once() -> None:
     run = _chain("first", "second")
     report = operations.add_edge(of(run, "first"), a_task("FAILED"), "MUST_SUCCEED", by="ann")
-    assert {step: move.split()[1] for step, move in _moves(report).items()} == {
+    assert {step: move.split()[1] for step, move in _changes(report).items()} == {
         "first": "SKIPPED",
         "second": "SKIPPED",
     }
-    tell()
+    resolve_all()
     assert not recount()
 
 
-def test_an_edge_that_closes_a_circle_or_leaves_the_tenant_is_refused() -> None:
+def test_an_edge_that_closes_a_cycle_or_leaves_the_tenant_is_refused() -> None:
     run = _chain("first", "second")
     with pytest.raises(DependencyCycle, match=r"first .* -> second .* -> first"):
         operations.add_edge(of(run, "first"), of(run, "second"), "MUST_SUCCEED", by="ann")

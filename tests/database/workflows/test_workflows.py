@@ -1,4 +1,4 @@
-"""A workflow is built in Python, started whole, and runs to its end."""
+"""A workflow is built in Python, started as a whole, and runs to its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.database.dependencies.worker_and_leader import (
     of,
     question,
     recount,
-    stands,
+    resolve_all,
+    statuses,
     succeed,
-    tell,
 )
 from tests.project.tasks import add, echo, failing, noop
 
@@ -53,41 +53,41 @@ def _run(run: WorkflowRun) -> WorkflowRun:
 def test_a_diamond_runs_from_top_to_bottom() -> None:
     run = _diamond().start()
     assert (run.status, run.total) == ("RUNNING", 4)
-    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == ["BLOCKED"] * 3
+    assert statuses(of(run, "left"), of(run, "right"), of(run, "bottom")) == ["BLOCKED"] * 3
     succeed(of(run, "top"))
-    tell()
+    resolve_all()
     succeed(of(run, "left"), of(run, "right"))
-    tell()
+    resolve_all()
     assert (_run(run).succeeded, run.status) == (3, "RUNNING")
     succeed(of(run, "bottom"))
-    tell()
+    resolve_all()
     assert (_run(run).succeeded, run.status, run.completed_at is not None) == (4, "SUCCESS", True)
     assert not recount()
 
 
-def test_a_replay_brings_back_exactly_what_was_skipped() -> None:
+def test_a_replay_reactivates_exactly_the_skipped_tasks() -> None:
     run = _diamond().start()
     succeed(of(run, "top"))
-    tell()
+    resolve_all()
     fail(of(run, "left"))
-    tell()
-    assert stands(of(run, "bottom")) == ["SKIPPED"]
+    resolve_all()
+    assert statuses(of(run, "bottom")) == ["SKIPPED"]
     succeed(of(run, "right"))
-    tell()
+    resolve_all()
     assert _run(run).status == "FAILED"
     dead_letters.replay(question(of(run, "left")), by="somebody")
-    assert stands(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
+    assert statuses(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
         "PENDING",
         "SUCCESS",
         "BLOCKED",
     ]
-    tell()
+    resolve_all()
     assert _run(run).status == "RUNNING"
     assert not recount()
     succeed(of(run, "left"))
-    tell()
+    resolve_all()
     succeed(of(run, "bottom"))
-    tell()
+    resolve_all()
     assert _run(run).status == "SUCCESS"
     assert not recount()
 
@@ -98,7 +98,7 @@ def test_results_are_passed_by_reference() -> None:
     wf.add(echo, first.result, whole=first.result["rows"][1], after=first, step="second")
     run = wf.start()
     succeed(of(run, "add"), result=json.dumps({"rows": [5, 7]}))
-    tell()
+    resolve_all()
     started = begin(of(run, "second"))
     assert results.resolve(started.args, started.kwargs) == ([{"rows": [5, 7]}], {"whole": 7})
 
@@ -129,7 +129,7 @@ def test_a_workflow_over_the_limit_is_refused(settings: Any) -> None:
         _diamond().start()
 
 
-def test_sub_workflows_nest_and_hand_their_results_up() -> None:
+def test_sub_workflows_nest_and_pass_their_results_to_the_parent() -> None:
     inmost = Workflow("inmost")
     inmost.add(add, 1, 1, step="leaf")
     inner = Workflow("inner")
@@ -140,78 +140,78 @@ def test_sub_workflows_nest_and_hand_their_results_up() -> None:
     outer.add(echo, nested.result, after=nested, step="last")
     run = outer.start()
     assert WorkflowRun.objects.filter(root=run.pk).count() == 3
-    assert stands(of(run, "leaf")) == ["BLOCKED"]
+    assert statuses(of(run, "leaf")) == ["BLOCKED"]
     succeed(of(run, "before"))
-    tell()
+    resolve_all()
     succeed(of(run, "leaf"))
-    tell()
-    assert stands(of(run, "inner"), of(run, "last")) == ["BLOCKED", "BLOCKED"]
+    resolve_all()
+    assert statuses(of(run, "inner"), of(run, "last")) == ["BLOCKED", "BLOCKED"]
     succeed(of(run, "inmost"))
-    tell()
+    resolve_all()
     succeed(of(run, "inner"), result='{"inmost": {"leaf": 2}}')
-    tell()
+    resolve_all()
     started = begin(of(run, "last"))
     assert results.resolve(started.args, started.kwargs)[0] == [{"inmost": {"leaf": 2}}]
     assert not recount()
 
 
-def test_a_sub_workflow_that_fails_fails_the_whole_and_comes_back_with_it() -> None:
+def test_a_failed_sub_workflow_fails_the_whole_and_is_retried_with_it() -> None:
     inner = Workflow("inner")
     inner.add(noop, after=inner.add(noop, step="bad"), step="leaf")
     outer = Workflow("outer")
     outer.add(noop, after=outer.add_workflow(inner, step="inner"), step="last")
     run = outer.start()
     fail(of(run, "bad"))
-    tell()
-    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == [
+    resolve_all()
+    assert statuses(of(run, "leaf"), of(run, "inner"), of(run, "last")) == [
         "SKIPPED",
         "FAILED",
         "SKIPPED",
     ]
     assert _run(run).status == "FAILED"
     dead_letters.replay(question(of(run, "bad")), by="somebody")
-    assert stands(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
+    assert statuses(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
     assert DeadLetter.objects.filter(open_task__isnull=False).count() == 0
     for step in ("bad", "leaf", "inner", "last"):
         succeed(of(run, step))
-        tell()
+        resolve_all()
     assert _run(run).status == "SUCCESS"
     assert not recount()
 
 
-def test_a_sub_workflow_is_skipped_with_what_it_waits_for() -> None:
+def test_a_sub_workflow_is_skipped_together_with_its_upstream() -> None:
     inner = Workflow("inner")
     inner.add(noop, step="leaf")
     outer = Workflow("outer")
     outer.add_workflow(inner, after=outer.add(noop, step="before"), step="inner")
     run = outer.start()
     fail(of(run, "before"))
-    tell()
-    assert stands(of(run, "leaf"), of(run, "inner")) == ["SKIPPED", "SKIPPED"]
+    resolve_all()
+    assert statuses(of(run, "leaf"), of(run, "inner")) == ["SKIPPED", "SKIPPED"]
     assert not recount()
 
 
-def test_what_a_body_adds_holds_what_waits_for_the_body() -> None:
+def test_additions_of_a_body_block_dependents_of_the_body() -> None:
     run = _diamond().start()
     succeed(of(run, "top"))
-    tell()
+    resolve_all()
     left = begin(of(run, "left"))
     growth = Growth("growth")
     growth.add(noop, step="one", after=growth.add(noop, step="zero"))
     assert followups.succeed(left, None, "worker@host", (growth,))
     succeed(of(run, "right"))
-    tell()
-    assert stands(of(run, "bottom"), of(run, "one")) == ["BLOCKED", "BLOCKED"]
+    resolve_all()
+    assert statuses(of(run, "bottom"), of(run, "one")) == ["BLOCKED", "BLOCKED"]
     assert not recount()
     succeed(of(run, "zero"))
-    tell()
+    resolve_all()
     succeed(of(run, "one"))
-    tell()
-    assert stands(of(run, "bottom"))[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(of(run, "bottom"))[0] in ("PENDING", "QUEUED")
     assert _run(run).total == 6
 
 
-def test_what_a_body_adds_is_waited_for_as_the_body_is() -> None:
+def test_dependents_wait_for_the_additions_of_a_body() -> None:
     wf = Workflow("cleaning")
     body = wf.add(noop, step="body")
     wf.add(noop, after={body: "MUST_FINISH"}, step="clean-up")
@@ -220,11 +220,11 @@ def test_what_a_body_adds_is_waited_for_as_the_body_is() -> None:
     growth = Growth("growth")
     growth.add(noop, step="added")
     assert followups.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
-    tell()
-    assert stands(of(run, "clean-up"), of(run, "alarm")) == ["BLOCKED", "SKIPPED"]
+    resolve_all()
+    assert statuses(of(run, "clean-up"), of(run, "alarm")) == ["BLOCKED", "SKIPPED"]
     fail(of(run, "added"))
-    tell()
-    assert stands(of(run, "clean-up"))[0] in ("PENDING", "QUEUED")
+    resolve_all()
+    assert statuses(of(run, "clean-up"))[0] in ("PENDING", "QUEUED")
     assert not recount()
 
 
@@ -234,25 +234,25 @@ def test_another_open_run_of_the_key_is_returned() -> None:
     assert Task.objects.count() == 4
 
 
-def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
+def test_a_run_with_an_unknown_callback_is_left_to_a_leader_that_has_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wf, other = Workflow("told", on_complete=echo), Workflow("untold")
+    wf, other = Workflow("with-callbacks", on_complete=echo), Workflow("without-callbacks")
     wf.add(noop)
     other.add(noop)
-    run, untold = wf.start(), other.start()
+    run, other_run = wf.start(), other.start()
     known = registry._tasks.pop(echo.name)
     monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
-    succeed(of(run, "noop"), of(untold, "noop"))
-    tell()
+    succeed(of(run, "noop"), of(other_run, "noop"))
+    resolve_all()
     assert "callback tests.project.tasks.echo is not registered" in caplog.text
-    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, untold)] == [
+    assert [WorkflowRun.objects.get(pk=one.pk).status for one in (run, other_run)] == [
         "RUNNING",
         "SUCCESS",
     ]
     registry._tasks[echo.name] = known
     monkeypatch.setattr(runs, "_isolation", Isolation("workflow"))
-    tell()
+    resolve_all()
     assert WorkflowRun.objects.get(pk=run.pk).status == "SUCCESS"
     assert Task.objects.get(workflow=None).name == echo.name
     assert not recount()
@@ -261,10 +261,8 @@ def test_a_run_whose_callback_nobody_here_knows_is_left_to_a_leader_that_does(
 @pytest.mark.parametrize(
     ("task", "error"), [("no.such.task", UnknownTask), (add, InvalidArguments)]
 )
-def test_a_callback_that_could_not_be_called_is_refused_at_the_start(
-    task: Any, error: type[Exception]
-) -> None:
-    wf = Workflow("told", on_failure=task)
+def test_an_invalid_callback_is_refused_at_the_start(task: Any, error: type[Exception]) -> None:
+    wf = Workflow("with-callbacks", on_failure=task)
     wf.add(noop)
     with pytest.raises(error):
         wf.start()
@@ -272,14 +270,14 @@ def test_a_callback_that_could_not_be_called_is_refused_at_the_start(
 
 
 def test_callbacks_are_created_once_each() -> None:
-    wf = Workflow("told", on_success=echo, on_failure=failing, on_complete=echo)
+    wf = Workflow("with-callbacks", on_success=echo, on_failure=failing, on_complete=echo)
     wf.add(noop)
     run = wf.start()
     succeed(of(run, "noop"))
-    tell()
-    tell()
-    born = Task.objects.filter(workflow=None)
-    assert sorted(born.values_list("name", "idempotency_key")) == sorted(
+    resolve_all()
+    resolve_all()
+    created = Task.objects.filter(workflow=None)
+    assert sorted(created.values_list("name", "idempotency_key")) == sorted(
         ("tests.project.tasks.echo", f"workflow-{run.pk}-{kind}")
         for kind in ("on_success", "on_complete")
     )

@@ -1,6 +1,4 @@
-"""What Celery's retry options mean for a durable task's own options, and which of them
-are refused.
-"""
+"""Celery's retry options and the corresponding options of a durable task, and the refused ones."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_celerys_retry_options_keep_their_meaning(
     )
 
 
-def test_autoretry_for_retries_the_errors_that_it_names_and_no_others() -> None:
+def test_autoretry_for_retries_only_the_named_errors() -> None:
     assert _decorated("named", autoretry_for=(ValueError,))[1].retry_for == ()
     assert _decorated("ours", autoretry_for=(ValueError,), retry_for=(OSError,))[1].retry_for == (
         OSError,
@@ -70,14 +68,14 @@ def test_autoretry_for_retries_the_errors_that_it_names_and_no_others() -> None:
         ({"autoretry_for": (ValueError,), "max_attempts": 3}, ()),
     ],
 )
-def test_beside_celerys_options_an_error_that_none_of_them_names_is_not_retried(
+def test_with_celerys_options_an_error_that_none_of_them_names_is_not_retried(
     given: dict[str, Any], retry_for: tuple[type, ...] | None
 ) -> None:
     assert _decorated(uuid.uuid4().hex, **given)[1].retry_for == retry_for
 
 
 class _Patient(DurableTask):
-    """Retry options of a class."""
+    """A task class with retry options."""
 
     abstract = True
     autoretry_for = (ValueError,)
@@ -99,7 +97,7 @@ class _More(_Patient):
         ({"base": _More, "max_attempts": 3, "retry_for": (OSError,)}, 3, 2, 9, (OSError,)),
     ],
 )
-def test_the_retry_options_of_a_class_count_where_the_decorator_has_none(
+def test_the_retry_options_of_a_class_are_defaults_of_the_decorator(
     given: dict[str, Any],
     max_attempts: int,
     max_retries: int,
@@ -128,14 +126,14 @@ def test_the_retry_options_of_a_class_count_where_the_decorator_has_none(
         ({"default_retry_delay": -1}, "default_retry_delay"),
     ],
 )
-def test_a_retry_option_that_cannot_be_kept_is_refused_at_import(
+def test_an_unsupported_retry_option_is_refused_at_import(
     given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
         _decorated("refused", **given)
 
 
-def test_the_projects_defaults_count_after_the_decorator_and_after_celerys_options(
+def test_the_projects_defaults_apply_after_the_decorator_and_celerys_options(
     settings: Any,
 ) -> None:
     settings.DURABLE_TASKS = {
@@ -157,7 +155,7 @@ def test_a_default_that_no_task_can_have_is_refused(settings: Any) -> None:
         _decorated("bad_default")
 
 
-def test_the_defaults_are_checked_like_the_options_of_a_decorator() -> None:
+def test_the_defaults_are_validated_like_the_options_of_a_decorator() -> None:
     with pytest.raises(InvalidOption, match="max_attempts=0"):
         task_options("job", {}, {"max_attempts": 0})
 
@@ -174,7 +172,7 @@ def test_a_class_that_is_registered_with_celery_itself_is_refused_with_the_right
     current_app.tasks.pop("tests.retries.report", None)
 
 
-def test_a_base_that_is_no_durable_task_is_refused() -> None:
+def test_a_base_that_is_not_a_durable_task_is_refused() -> None:
     with pytest.raises(
         InvalidOption, match=r"derive it from django_durable_tasks\.celery\.task\.DurableTask"
     ):

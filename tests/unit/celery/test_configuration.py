@@ -1,4 +1,4 @@
-"""What Celery was told is read without connecting, and a broker that is away is named without its
+"""Celery's configuration is read without connecting, and an unavailable broker is named without its
 password.
 """
 
@@ -16,7 +16,7 @@ from tests.celery_settings import celery_configured
 @pytest.mark.parametrize(
     "url", ["redis://:hunter2@127.0.0.1:1/0", "amqp://ann:hunter2@127.0.0.1:1//"]
 )
-def test_a_broker_that_is_away_is_named_without_its_password(url: str) -> None:
+def test_an_unavailable_broker_is_named_without_its_password(url: str) -> None:
     with celery_configured(broker_url=url):
         problem = inspect.broker_problem()
     assert problem is not None
@@ -38,12 +38,12 @@ def test_a_broker_that_answers_is_no_problem() -> None:
         ("durable-filesystem://", "durable-filesystem", None),
     ],
 )
-def test_a_transport_is_known_by_its_name(
+def test_a_transport_is_detected_by_its_name(
     url: str, transport: str, visibility: float | None
 ) -> None:
     with celery_configured(broker_url=url, broker_transport_options={}):
-        told = inspect.read()
-    assert (told.transport, told.visibility_timeout, told.broker_is_set) == (
+        config = inspect.read()
+    assert (config.transport, config.visibility_timeout, config.broker_is_set) == (
         transport,
         visibility,
         True,

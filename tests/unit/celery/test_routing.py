@@ -1,4 +1,4 @@
-"""Celery's routes lead to one queue, or are refused with what to do."""
+"""Celery's routes select one queue, or are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def app() -> Iterator[Celery]:
         ({"queue": "alias"}, "short-named"),
     ],
 )
-def test_a_route_leads_to_one_queue(app: Celery, route: Any, queue: str) -> None:
+def test_a_route_selects_one_queue(app: Celery, route: Any, queue: str) -> None:
     app.conf.task_routes = {NAME: route}
     assert queue_of(NAME, None) == queue
     assert queue_of(NAME, "cards") == "cards"
     assert queue_of("shop.tasks.other", None) == "mail"
 
 
-def test_a_queue_that_is_named_wins_and_may_be_an_alias(app: Celery) -> None:
+def test_an_explicit_queue_overrides_the_route_and_may_be_an_alias(app: Celery) -> None:
     assert (queue_of(NAME, "alias"), queue_of(NAME, "video")) == ("short-named", "video")
     with pytest.raises(UnknownQueue, match="'nowhere' is not in CELERY_TASK_QUEUES"):
         queue_of(NAME, "nowhere")
@@ -86,9 +86,7 @@ def test_a_queue_that_is_named_wins_and_may_be_an_alias(app: Celery) -> None:
         ({"exchange": "everybody", "routing_key": "x"}, "is a Broadcast"),
     ],
 )
-def test_a_route_that_leads_to_no_queue_or_to_several_is_refused(
-    app: Celery, route: Any, words: str
-) -> None:
+def test_a_route_of_no_queue_or_of_several_is_refused(app: Celery, route: Any, words: str) -> None:
     news = Exchange("news", type="fanout")
     app.conf.task_queues = [*QUEUES, Queue("one", news), Queue("two", news), Broadcast("everybody")]
     app.conf.task_routes = {NAME: route}
@@ -96,7 +94,7 @@ def test_a_route_that_leads_to_no_queue_or_to_several_is_refused(
         queue_of(NAME, None)
 
 
-def test_a_router_sees_the_arguments_of_each_call(app: Celery) -> None:
+def test_a_router_receives_the_arguments_of_each_call(app: Celery) -> None:
     def by_region(
         name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any
     ) -> Any:

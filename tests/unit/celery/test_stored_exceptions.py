@@ -1,4 +1,4 @@
-"""An exception as JSON and back."""
+"""Exceptions are stored as JSON and restored."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from django_durable_tasks.celery.stored_exceptions import described, rebuilt
 
 
 class Coded(Exception):
-    """Takes another argument than it keeps."""
+    """An exception whose argument differs from its stored one."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"code {code}")
 
 
 class Nested:
-    """Holds a class of exceptions."""
+    """Contains an exception class."""
 
     class Refused(Exception):
         """An error with arguments."""
 
 
 class Broken(Exception):
-    """Cannot be made from its arguments."""
+    """An exception that cannot be created from its arguments."""
 
     def __init__(self) -> None:
         super().__init__("a", "b")
@@ -34,7 +34,7 @@ class Broken(Exception):
 @pytest.mark.parametrize(
     "error", [KeyError("boom"), OSError(2, "gone"), Nested.Refused(1, {"a": [None]})]
 )
-def test_an_exception_comes_back_with_its_class_and_arguments(error: Exception) -> None:
+def test_an_exception_is_restored_with_its_class_and_arguments(error: Exception) -> None:
     back = rebuilt(json.loads(json.dumps(described(error))))
     assert (type(back), back.args if back else None) == (type(error), error.args)
 
@@ -42,11 +42,11 @@ def test_an_exception_comes_back_with_its_class_and_arguments(error: Exception) 
 @pytest.mark.parametrize(
     "error", [Coded(5), Broken(), ValueError(object()), ValueError("x" * 70_000)]
 )
-def test_what_cannot_be_rebuilt_is_not(error: Exception) -> None:
+def test_an_exception_that_cannot_be_rebuilt_is_not_restored(error: Exception) -> None:
     assert rebuilt(described(error)) is None
 
 
-def test_a_class_of_a_function_is_not_found() -> None:
+def test_a_class_defined_in_a_function_is_not_found() -> None:
     class Local(Exception): ...
 
     assert rebuilt(described(Local("x"))) is None
@@ -61,7 +61,7 @@ def test_a_class_of_a_function_is_not_found() -> None:
         {"module": "builtins", "name": "object", "args": []},
     ],
 )
-def test_only_exceptions_of_modules_that_are_loaded_are_made(found: dict[str, Any]) -> None:
+def test_only_exceptions_of_loaded_modules_are_created(found: dict[str, Any]) -> None:
     assert rebuilt(found) is None
 
 
@@ -75,7 +75,7 @@ def test_secrets_are_masked() -> None:
         assert "hunter2" not in json.dumps(found)
 
 
-def test_arguments_that_are_nested_too_deep_or_in_themselves_are_not_kept() -> None:
+def test_arguments_that_are_nested_too_deeply_or_recursive_are_not_stored() -> None:
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""A history in which all is well, to be broken in one place at a time."""
+"""A history without violations, to be broken in one place at a time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def but(**changes: Any) -> History:
 
 
 def with_row(row: Row) -> History:
-    """Return the good history with another end of one row."""
+    """Return the good history with another final state of one row."""
     return but(rows={**GOOD.rows, row.task: row})
 
 

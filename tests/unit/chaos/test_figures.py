@@ -1,4 +1,4 @@
-"""The figures count what they say they count, and a run in which no fence was tried is no proof."""
+"""The figures count what their names say, and a run without any fenced ending proves nothing."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ WINDOWS = (
 )
 
 
-def _lane(**changes: Any) -> dict[str, Any]:
+def _result(**changes: Any) -> dict[str, Any]:
     found = figures(
         GOOD, WINDOWS, [{"task": "child", "took": 0.002}, {"refused": "Error"}], {"kills": 3}, 4
     )
@@ -33,8 +33,8 @@ def _lane(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
-    lane = _lane()
+def test_a_good_history_has_nothing_lost_and_nothing_run_twice() -> None:
+    result = _result()
     none = (
         "lost",
         "accepted_twice",
@@ -43,8 +43,14 @@ def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
         "fires_missing",
         "fires_doubled",
     )
-    assert {name: lane[name] for name in none} == dict.fromkeys(none, 0)
-    assert (lane["tasks"], lane["runs"], lane["faults"], lane["kills"], lane["refused_calls"]) == (
+    assert {name: result[name] for name in none} == dict.fromkeys(none, 0)
+    assert (
+        result["tasks"],
+        result["runs"],
+        result["faults"],
+        result["kills"],
+        result["refused_calls"],
+    ) == (
         5,
         5,
         1,
@@ -52,15 +58,15 @@ def test_a_good_history_has_nothing_lost_and_nothing_twice() -> None:
         1,
     )
     assert (
-        lane["fenced_endings"],
-        lane["dropped_rings"],
-        lane["attempts_lost"],
-        lane["terms"],
+        result["fenced_endings"],
+        result["dropped_rings"],
+        result["attempts_lost"],
+        result["terms"],
     ) == (1, 4, 1, 2)
 
 
-def test_a_body_that_began_again_unasked_is_counted_and_one_that_asked_is_not() -> None:
-    assert _lane()["executed_more_than_once"] == 1
+def test_a_body_that_ran_again_without_a_request_is_counted_and_a_requested_one_is_not() -> None:
+    assert _result()["executed_more_than_once"] == 1
     asked = but(logs=(*GOOD.logs, Log("twice", 1, "RETRY", "t1")))
     assert figures(asked, WINDOWS, [], {}, 0)["executed_more_than_once"] == 0
 
@@ -70,15 +76,15 @@ def test_two_accepted_endings_are_counted() -> None:
     assert figures(doubled, WINDOWS, [], {}, 0)["accepted_twice"] == 1
 
 
-def test_runs_that_overlap_are_counted() -> None:
+def test_overlapping_runs_are_counted() -> None:
     marks = (*GOOD.marks, Mark("child", 2, "c2", True, 12.5))
     assert (
         figures(but(marks=marks), WINDOWS, [], {}, 0)["overlapping_runs"]
-        == _lane()["overlapping_runs"] + 1
+        == _result()["overlapping_runs"] + 1
     )
 
 
-def test_a_fire_that_a_past_leader_wrote_is_counted() -> None:
+def test_a_fire_written_by_a_former_leader_is_counted() -> None:
     assert of_past_terms(GOOD) == 0
     assert of_past_terms(but(fires=(Fire("table", 100.0, "fired", 1, 8.5),))) == 1
 
@@ -90,7 +96,7 @@ def test_the_longest_gap_is_between_two_starts_under_load() -> None:
     assert longest_gap(but(changes=changes), WINDOWS) == 6.5
 
 
-def test_throughput_is_told_before_during_and_after() -> None:
+def test_throughput_is_reported_before_during_and_after() -> None:
     changes = tuple(
         Change("a", "RUNNING", "SUCCESS", 2, 3, 1, "r", at) for at in (1.0, 2.0, 15.0, 22.0)
     )
@@ -101,33 +107,33 @@ def test_throughput_is_told_before_during_and_after() -> None:
     }
 
 
-def test_a_run_without_a_fenced_ending_or_a_dropped_ring_fails() -> None:
-    assert failures([_lane()]) == []
-    assert failures([_lane(fenced_endings=0)])
-    assert failures([_lane(dropped_rings=0)])
-    assert failures([_lane(dropped_rings=0)], tried=False) == []
+def test_a_run_without_a_fenced_ending_or_a_dropped_message_fails() -> None:
+    assert failures([_result()]) == []
+    assert failures([_result(fenced_endings=0)])
+    assert failures([_result(dropped_rings=0)])
+    assert failures([_result(dropped_rings=0)], tried=False) == []
 
 
 @pytest.mark.parametrize(
     "name", ["lost", "accepted_twice", "ghost_runs", "effects_twice", "fires_missing"]
 )
-def test_a_run_in_which_something_was_lost_or_doubled_fails(name: str) -> None:
-    assert failures([_lane(**{name: 1})])
+def test_a_run_with_a_lost_or_duplicated_task_fails(name: str) -> None:
+    assert failures([_result(**{name: 1})])
 
 
 def test_a_violated_invariant_fails_the_run() -> None:
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
     broken["H10"] = {"number": 1, "first": ["a row went backwards"]}
-    assert failures([_lane(violations=broken)]) == ["redis: H10: a row went backwards"]
+    assert failures([_result(violations=broken)]) == ["redis: H10: a row went backwards"]
 
 
-def test_the_report_is_written_between_its_marks_and_kept_beside(tmp_path: Any) -> None:
+def test_the_report_is_written_between_its_markers_and_as_json(tmp_path: Any) -> None:
     page = tmp_path / "guarantees.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     answer = {
         "seed": "s",
         "seconds": 600.0,
-        "lanes": [_lane()],
+        "lanes": [_result()],
         "facts": {"taken": "then", "machine": "here", "versions": "these"},
     }
     write(page, answer)
@@ -137,7 +143,7 @@ def test_the_report_is_written_between_its_marks_and_kept_beside(tmp_path: Any) 
     assert taken(page) == answer
 
 
-def test_a_page_without_marks_is_refused(tmp_path: Any) -> None:
+def test_a_page_without_markers_is_refused(tmp_path: Any) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="no place"):
@@ -152,7 +158,7 @@ def test_a_page_without_marks_is_refused(tmp_path: Any) -> None:
         )
 
 
-def test_the_published_report_is_the_run_kept_beside_it_and_a_clean_one() -> None:
+def test_the_published_report_equals_its_json_and_has_no_violations() -> None:
     answer = taken(PAGE)
     assert section(PAGE) == (RUN if answer is None else rendered(answer)), (
         "python -m tests.chaos.report"

@@ -1,4 +1,4 @@
-"""Each invariant holds of a good history, and finds each way to break it: a checker that cannot
+"""Each invariant holds for a good history and detects each way to break it. A checker that cannot
 fail proves nothing.
 """
 
@@ -32,8 +32,12 @@ BROKEN: list[tuple[str, str, History]] = [
         but(enqueued=(*GOOD.enqueued, Enqueued("vanished", "plain"))),
     ),
     ("H1", "a row never ends", with_row(Row("child", "RUNNING", 1))),
-    ("H1", "a row nobody heard of never ends", with_row(Row("extra", "QUEUED"))),
-    ("H2", "a run of nobody", but(marks=(*GOOD.marks, Mark("child", 2, "ghost", True, 30.0)))),
+    ("H1", "an unknown task never ends", with_row(Row("extra", "QUEUED"))),
+    (
+        "H2",
+        "a run without a start",
+        but(marks=(*GOOD.marks, Mark("child", 2, "ghost", True, 30.0))),
+    ),
     (
         "H2",
         "a run under another's id",
@@ -54,7 +58,7 @@ BROKEN: list[tuple[str, str, History]] = [
     ),
     ("H4", "two successes", but(logs=(*GOOD.logs, Log("twice", 3, "SUCCESS", "t3")))),
     ("H4", "a success that the row does not know", with_row(Row("child", "FAILED", 1, failures=5))),
-    ("H4", "a success that nobody logged", with_row(Row("hopeless", "SUCCESS", 1))),
+    ("H4", "a success without a log entry", with_row(Row("hopeless", "SUCCESS", 1))),
     ("H4", "a success whose body never returned", without_mark("child", begins=False)),
     (
         "H5",
@@ -131,7 +135,7 @@ BROKEN: list[tuple[str, str, History]] = [
     ),
     (
         "H10",
-        "a row born twice",
+        "a task created twice",
         but(changes=(*GOOD.changes, Change("child", None, "QUEUED", 0, 1))),
     ),
     ("H10", "a row deleted", but(changes=(*GOOD.changes, Change("child", "SUCCESS", None, 3, 3)))),
@@ -149,7 +153,7 @@ BROKEN: list[tuple[str, str, History]] = [
         but(terms=(Term(1, "a", 9.0, 1.0, "north"), *GOOD.terms, Term(2, "b", 12.0, 8.0, "north"))),
     ),
     ("H11", "a term that falls", but(terms=(*GOOD.terms, Term(1, "a", 20.0, 15.0)))),
-    ("H11", "a fire in a term that nobody held", but(fires=(Fire("table", 100.0, "fired", 9),))),
+    ("H11", "a fire in a term without an owner", but(fires=(Fire("table", 100.0, "fired", 9),))),
     ("H12", "an alarm left over", but(calm=Calm(overdue=1))),
     ("H12", "a session asleep in a transaction", but(calm=Calm(asleep_in_transactions=1))),
     ("H12", "connections that were never closed", but(calm=Calm(connections=11, baseline=10))),
@@ -158,7 +162,7 @@ BROKEN: list[tuple[str, str, History]] = [
 ]
 
 
-def test_a_good_history_breaks_nothing() -> None:
+def test_a_good_history_violates_nothing() -> None:
     assert violations(GOOD) == {name: [] for name in INVARIANTS}
 
 
@@ -167,32 +171,32 @@ def test_a_good_history_breaks_nothing() -> None:
     [(name, history) for name, _, history in BROKEN],
     ids=[what for _, what, _ in BROKEN],
 )
-def test_a_broken_history_is_found(name: str, history: History) -> None:
+def test_a_broken_history_is_detected(name: str, history: History) -> None:
     assert violations(history)[name]
 
 
-def test_each_invariant_has_a_history_that_breaks_it_and_says_what_it_means() -> None:
+def test_each_invariant_has_a_history_that_breaks_it_and_a_description() -> None:
     assert {name for name, *_ in BROKEN} == INVARIANTS.keys()
     assert all(meaning(name) for name in INVARIANTS)
 
 
-def test_a_late_run_does_not_hide_behind_an_early_one() -> None:
-    """Two windows and two runs, both in the first: a count would be content."""
+def test_a_late_run_is_not_hidden_by_an_early_one() -> None:
+    """Two windows and two runs, both in the first. Comparing counts would not detect it."""
     table = Timetable("table", 100.0, 50.0, 151.0, lateness=10.0)
     fires = (Fire("table", 100.0, "fired", 2), Fire("table", 150.0, "second", 2))
     marks = (*GOOD.marks, Mark("second", 1, "s1", True, 101.0))
     assert len(violations(but(timetables=(table,), fires=fires, marks=marks))["H7"]) == 2
 
 
-def test_a_lost_run_whose_process_slept_before_its_body_may_begin_after_the_next_one() -> None:
+def test_a_lost_run_whose_process_was_paused_before_its_body_may_start_after_the_next_one() -> None:
     woken = tuple(
         Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks
     )
     assert violations(but(marks=woken))["H5"] == []
 
 
-def test_the_story_of_a_violated_task_is_told() -> None:
+def test_the_events_of_a_violated_task_are_reported() -> None:
     broken = with_row(Row("child", "RUNNING", 1))
-    told = stories_of(broken, violations(broken)["H1"])
-    assert set(told) == {"child"}
-    assert len(told["child"]) == 1 + 4 + 1 + 2
+    stories = stories_of(broken, violations(broken)["H1"])
+    assert set(stories) == {"child"}
+    assert len(stories["child"]) == 1 + 4 + 1 + 2

@@ -26,7 +26,7 @@ app.autodiscover_tasks()
 
 
 def _checked(folder: Path, settings: str = "", **files: str) -> str:
-    """Run Django's checks in a project made of these files, and return what they say."""
+    """Run Django's checks in a project with these files, and return their output."""
     apps = ["shop"] if files else []
     (folder / "shop_settings.py").write_text(_SETTINGS % apps + settings)
     if files:

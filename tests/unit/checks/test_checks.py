@@ -1,5 +1,5 @@
-"""Each system check is shown to fire, with its id and what to write, and to stay silent where all
-is well.
+"""Each system check reports its error with its id and a remedy, and reports nothing for valid
+settings.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ def _ids(check: Callable[..., list[Any]]) -> list[str]:
     return [message.id.removeprefix("durable_tasks.") for message in check()]
 
 
-def test_right_settings_are_silent() -> None:
+def test_valid_settings_have_no_findings() -> None:
     assert _ids(check_settings) == []
 
 
 @pytest.mark.parametrize(
     "raw", [{"LEESE": 60}, {"LEASE": 0}, {"LEASE": 20, "HEARTBEAT": 15}, {"RETENTION": {"X": 1}}]
 )
-def test_settings_that_cannot_be_used_are_an_error_with_the_reason(
-    settings: Any, raw: dict[str, Any]
-) -> None:
+def test_invalid_settings_are_an_error_with_the_reason(settings: Any, raw: dict[str, Any]) -> None:
     settings.DURABLE_TASKS = raw
     [message] = check_settings()
     assert message.id == "durable_tasks.E001"
@@ -66,27 +64,27 @@ def test_settings_that_cannot_be_used_are_an_error_with_the_reason(
 @pytest.mark.parametrize(
     "defaults", [{"unique": "{task}"}, {"max_attempts": 0}, [("max_attempts", 3)]]
 )
-def test_defaults_of_tasks_that_cannot_be_used_are_an_error(settings: Any, defaults: Any) -> None:
+def test_invalid_task_defaults_are_an_error(settings: Any, defaults: Any) -> None:
     settings.DURABLE_TASKS = {"TASK_DEFAULTS": defaults}
     [message] = check_settings()
     assert message.id == "durable_tasks.E001"
     assert "DURABLE_TASKS['TASK_DEFAULTS']" in message.msg
 
 
-def test_a_database_to_listen_on_that_is_not_there_is_an_error(settings: Any) -> None:
+def test_an_unknown_notification_database_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"LISTEN_DATABASE": "direct"}
     [message] = check_settings()
     assert "DATABASES does not have it (it has: default)" in message.msg
     assert _ids(check_settings) == ["E015"]
 
 
-def test_a_database_to_listen_on_that_sends_no_notifications_is_an_error(settings: Any) -> None:
+def test_a_notification_database_without_notify_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"LISTEN_DATABASE": "default"}
     listens = connections["default"].vendor == "postgresql"
     assert _ids(check_settings) == ([] if listens else ["E015"])
 
 
-def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
+def test_an_unknown_database_alias_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"DATABASE": "elsewhere"}
     [message] = check_settings()
     assert "'elsewhere'" in message.msg
@@ -96,8 +94,8 @@ def test_an_unknown_alias_of_a_database_is_an_error(settings: Any) -> None:
 
 
 class _Router:
-    """A router of a project: answers for all models alike; without an argument as if it lacked the
-    method.
+    """A database router that answers the same for all models. Without an argument the method is
+    missing.
     """
 
     def __init__(self, **answers: Any) -> None:
@@ -122,7 +120,7 @@ class _Router:
         ),
     ],
 )
-def test_routers_that_lead_models_elsewhere_than_the_engine_are_an_error(
+def test_routers_that_route_models_away_from_the_engine_are_an_error(
     settings: Any, monkeypatch: pytest.MonkeyPatch, routers: list[Any], fault: str | None
 ) -> None:
     monkeypatch.setitem(connections.settings, "tasks", connections.settings["default"])
@@ -132,7 +130,7 @@ def test_routers_that_lead_models_elsewhere_than_the_engine_are_an_error(
     assert fault is None or fault in check_settings()[0].msg
 
 
-def test_one_database_needs_no_router_and_may_have_a_replica(settings: Any) -> None:
+def test_a_single_database_needs_no_router_and_may_have_a_replica(settings: Any) -> None:
     for routers in (
         [],
         [_Router(db_for_read="replica")],
@@ -142,7 +140,7 @@ def test_one_database_needs_no_router_and_may_have_a_replica(settings: Any) -> N
         assert _ids(check_settings) == []
 
 
-def test_the_router_answers_for_our_models_only(
+def test_the_router_answers_for_models_of_the_package_only(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections.settings, "tasks", connections.settings["default"])
@@ -180,7 +178,7 @@ def test_naive_datetimes_are_an_error(settings: Any) -> None:
         ({"LEADER_RENEW": 11}, ["E005"]),
     ],
 )
-def test_deadlines_shorter_than_two_signs_of_life_are_an_error(
+def test_deadlines_shorter_than_two_heartbeats_are_an_error(
     settings: Any, raw: dict[str, Any], expected: list[str]
 ) -> None:
     settings.DURABLE_TASKS = raw
@@ -189,7 +187,7 @@ def test_deadlines_shorter_than_two_signs_of_life_are_an_error(
 
 @pytest.fixture
 def only_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the registry hold one durable task of these options."""
+    """Register exactly one durable task with these options."""
 
     def hold(**options: Any) -> None:
         celery_inspect.load_tasks()
@@ -219,7 +217,7 @@ def test_a_lease_shorter_than_two_heartbeats_is_an_error(only_task: Callable[...
         ({"weight": 3}, {"global": {"rate": "1/s", "burst": 2}}, "global is 2"),
     ],
 )
-def test_a_task_heavier_than_a_whole_limit_of_code_is_a_warning(
+def test_a_task_heavier_than_a_whole_limit_in_code_is_a_warning(
     only_task: Callable[..., None], settings: Any, options: dict[str, Any], limits: Any, scope: str
 ) -> None:
     settings.DURABLE_TASKS = {"LIMITS": limits}
@@ -236,7 +234,7 @@ def test_a_task_heavier_than_a_whole_limit_of_code_is_a_warning(
         {"weight": 2, "max_concurrency": 2},
     ],
 )
-def test_a_task_that_fits_its_limits_is_silent(
+def test_a_task_within_its_limits_has_no_finding(
     only_task: Callable[..., None], options: dict[str, Any]
 ) -> None:
     only_task(**options)
@@ -253,17 +251,17 @@ def test_an_atomic_body_on_a_file_is_a_warning(
     assert _ids(check_tasks) == []
 
 
-def test_many_names_are_cut() -> None:
+def test_a_long_list_of_names_is_truncated() -> None:
     assert check_settings_module.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
-def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
+def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., None]) -> None:
     only_task()
     assert _ids(check_celery) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("configured", "expected"),
     [
         ({"accept_content": ["json", "pickle"]}, ["E008"]),
         ({"accept_content": ["json", "application/x-yaml"]}, ["E008"]),
@@ -311,11 +309,11 @@ def test_a_wired_celery_is_silent(only_task: Callable[..., None]) -> None:
         ({"task_reject_on_worker_lost": True}, ["W007"]),
     ],
 )
-def test_what_celery_was_told_is_checked(
-    only_task: Callable[..., None], told: dict[str, Any], expected: list[str]
+def test_invalid_celery_settings_are_reported(
+    only_task: Callable[..., None], configured: dict[str, Any], expected: list[str]
 ) -> None:
     only_task()
-    with celery_configured(**told):
+    with celery_configured(**configured):
         assert _ids(check_celery) == expected
 
 
@@ -333,7 +331,7 @@ def test_a_pool_that_cannot_interrupt_a_body_is_a_warning(
         assert _ids(check_celery) == []
 
 
-def test_the_longest_lease_of_a_task_counts(only_task: Callable[..., None]) -> None:
+def test_the_longest_lease_of_a_task_is_used(only_task: Callable[..., None]) -> None:
     only_task(lease=3_601.0)
     with celery_configured(broker_url="redis://localhost/0"):
         assert _ids(check_celery) == ["W001"]
@@ -348,7 +346,7 @@ def test_an_old_kombu_is_an_error(
     assert _ids(check_celery) == ["E011"]
 
 
-def test_the_modules_of_tasks_are_read_for_the_checks(tmp_path: Path) -> None:
+def test_task_modules_are_imported_for_the_checks(tmp_path: Path) -> None:
     tasks = (
         "from django_durable_tasks import durable_task\n@durable_task(lease=5)\ndef sell(): ...\n"
     )
@@ -357,7 +355,7 @@ def test_the_modules_of_tasks_are_read_for_the_checks(tmp_path: Path) -> None:
     assert "shop.tasks.sell" in said
 
 
-def test_no_check_but_the_databases_own_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_check_connects_except_that_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a check connected")
 
@@ -367,21 +365,21 @@ def test_no_check_but_the_databases_own_connects(monkeypatch: pytest.MonkeyPatch
     assert checks.check_database(databases=None) == []
 
 
-def test_django_runs_all_of_them() -> None:
+def test_django_runs_all_checks() -> None:
     registered = {
         getattr(check, "__name__", "") for check in django_checks.registry.registry.get_checks()
     }
     assert {"check_settings", "check_tasks", "check_celery", "check_database"} <= registered
 
 
-def test_every_finding_says_what_to_write() -> None:
+def test_every_finding_has_a_remedy() -> None:
     for finding in FINDINGS.values():
         assert len(finding.hint) > 10
         assert finding.full_id == f"durable_tasks.{finding.id}"
     assert list(FINDINGS) == sorted(FINDINGS)
 
 
-def test_every_finding_is_shown_to_fire() -> None:
+def test_every_finding_is_tested() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in SHOWN_IN)
     missing = [
         finding.id for finding in FINDINGS.values() if not re.search(rf"[\".]{finding.id}\b", text)

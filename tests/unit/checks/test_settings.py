@@ -1,5 +1,5 @@
-"""settings.DURABLE_TASKS is read into one typed object; what cannot be used is refused by key,
-value and remedy.
+"""settings.DURABLE_TASKS is read into one typed object. Invalid values are refused with key, value
+and remedy.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("SECRET_NAMES", 5),
     ],
 )
-def test_a_bad_value_is_refused_by_its_key(key: str, value: Any) -> None:
+def test_an_invalid_value_is_refused_with_its_key(key: str, value: Any) -> None:
     with pytest.raises(InvalidSetting, match=key):
         read({key: value})
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_right_one() -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_valid_one() -> None:
     with pytest.raises(InvalidSetting, match=r"no key 'HEARTBEET'\. Did you mean 'HEARTBEAT'"):
         read({"HEARTBEET": 1})
 
@@ -81,17 +81,17 @@ def test_durations_may_be_timedeltas_and_the_object_is_frozen() -> None:
         settings.LEASE = 1  # type: ignore[misc]
 
 
-def test_every_setting_is_documented_where_it_is_declared() -> None:
+def test_every_setting_is_documented_at_its_declaration() -> None:
     assert all(spec.metadata["help"].strip() for spec in dataclasses.fields(Settings))
 
 
-def test_changed_settings_are_read_anew() -> None:
+def test_changed_settings_are_read_again() -> None:
     with override_settings(DURABLE_TASKS={"POLL": 7}):
         assert conf.settings().POLL == 7
     assert conf.settings().POLL == 1
 
 
-def test_retention_takes_periods_and_none_by_status() -> None:
+def test_retention_accepts_durations_and_none_by_status() -> None:
     with override_settings(
         DURABLE_TASKS={"RETENTION": {"SUCCESS": timedelta(hours=1), "FAILED": None}}
     ):
@@ -100,7 +100,7 @@ def test_retention_takes_periods_and_none_by_status() -> None:
 
 
 @pytest.mark.parametrize("given", [{"RUNNING": 1}, {"SUCCESS": -1}, {"SUCCESS": "week"}])
-def test_a_bad_retention_is_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_retention_is_refused(given: dict[str, Any]) -> None:
     with (
         override_settings(DURABLE_TASKS={"RETENTION": given}),
         pytest.raises(InvalidSetting, match="RETENTION"),

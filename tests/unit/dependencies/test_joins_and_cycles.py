@@ -1,5 +1,5 @@
-"""What an edge asks, when a join is met, what becomes of a task; circles, layers, references, the
-verdict on a run.
+"""The rules of dependencies: met edges, joins, the status of a task, cycles, layers, references,
+the outcome of a run.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ tallies = st.builds(Tally, *[st.integers(0, 4)] * 4)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_an_edge_is_met_by_what_it_asks_for_alone(outcome: str) -> None:
+def test_an_edge_is_met_by_the_ending_it_waits_for_only(outcome: str) -> None:
     assert met(DependencyType.MUST_FINISH, outcome)
     assert met(DependencyType.MUST_SUCCEED, outcome) == (outcome == "SUCCESS")
     assert met(DependencyType.MUST_FAIL, outcome) == (outcome == "FAILED")
 
 
 @pytest.mark.parametrize(("kind", "outcome", "policy"), _ALL_WAYS)
-def test_an_edge_that_is_told_waits_on_only_where_it_was_not_met_and_may_wait(
+def test_a_resolved_edge_keeps_waiting_only_if_it_is_unmet_and_its_policy_is_wait(
     kind: str, outcome: str, policy: str
 ) -> None:
-    told = edge_outcome(kind, outcome, policy)
-    assert told.met == (met(kind, outcome) or policy == "RUN")
-    assert told.resolved == (told.met or policy != "WAIT")
+    found = edge_outcome(kind, outcome, policy)
+    assert found.met == (met(kind, outcome) or policy == "RUN")
+    assert found.resolved == (found.met or policy != "WAIT")
 
 
 @given(st.one_of(st.none(), st.integers(1, 6)), tallies, st.sampled_from(OnUpstreamFailure))
-def test_a_task_is_released_exactly_when_it_needs_nothing_and_lost_when_it_never_can(
+def test_a_task_is_released_when_it_needs_nothing_and_unreachable_when_it_never_can_be(
     join: int | None, tally: Tally, policy: str
 ) -> None:
     edges = tally.unresolved + tally.met + tally.unmet
@@ -111,7 +111,7 @@ def test_a_join_is_a_number_of_edges_or_all_of_them(
         ("2", 3),
     ],
 )
-def test_a_join_that_means_nothing_or_needs_more_than_its_edges_is_refused(
+def test_an_invalid_join_or_one_that_needs_more_than_its_edges_is_refused(
     join: Any, edges: int
 ) -> None:
     with pytest.raises(InvalidOption, match="join="):
@@ -121,23 +121,23 @@ def test_a_join_that_means_nothing_or_needs_more_than_its_edges_is_refused(
 @pytest.mark.parametrize(
     ("value", "hint"), [("MUST_SUCEED", "MUST_SUCCEED"), ("must_fail", "MUST_FAIL"), (7, "one of")]
 )
-def test_a_wrong_name_is_refused_with_the_nearest(value: object, hint: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(value: object, hint: str) -> None:
     with pytest.raises(InvalidOption, match=hint):
         chosen("after", value, DependencyType)
 
 
-# Circles ------------------------------------------------------------------------------------------
+# Cycles -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 100, 5_000])
-def test_a_circle_of_any_length_is_found_with_its_path(length: int) -> None:
+def test_a_cycle_of_any_length_is_found_with_its_path(length: int) -> None:
     message = {node: [(node + 1) % length] for node in range(length)}
     around = {f"{side} {node}": [0] for side in ("left", "right") for node in range(3)}
     path = cycle_in({**around, **message})
     assert path[0] == path[-1]
     assert len(path) == length + 1
     assert set(path) == set(range(length))
-    # In the order in which they wait on each other: each one is upstream of the next.
+    # In the order of their dependencies: each one is upstream of the next.
     assert all(upper in message[lower] for upper, lower in itertools.pairwise(path))
 
 
@@ -145,7 +145,7 @@ graphs = st.dictionaries(st.integers(0, 7), st.lists(st.integers(0, 7), max_size
 
 
 @given(graphs)
-def test_a_graph_without_a_circle_is_laid_in_layers_and_one_with_a_circle_is_not(
+def test_an_acyclic_graph_is_split_into_layers_and_a_cyclic_one_is_not(
     graph: dict[int, list[int]],
 ) -> None:
     path, found = cycle_in(graph), layers(graph)
@@ -161,7 +161,7 @@ def test_a_graph_without_a_circle_is_laid_in_layers_and_one_with_a_circle_is_not
     assert all(at[upper] < at[node] for node in graph for upper in graph[node] if upper in graph)
 
 
-def test_a_diamond_is_no_circle() -> None:
+def test_a_diamond_is_not_a_cycle() -> None:
     assert cycle_in({4: [2, 3], 2: [1], 3: [1], 1: [], 0: [9, 9]}) == []
 
 
@@ -177,7 +177,7 @@ def _reference(*path: str | int) -> Reference:
     return found
 
 
-def test_references_are_found_and_written_wherever_they_stand() -> None:
+def test_references_are_found_and_written_at_any_position() -> None:
     arguments = {
         "deep": [{"in": ({"side": _reference("rows", 0)},)}],
         "plain": 1,
@@ -210,7 +210,7 @@ def test_a_task_without_a_result_refers_to_nothing(path: tuple[str | int, ...]) 
         (5, (0,)),
     ],
 )
-def test_a_part_that_is_not_there_is_named(result: Any, path: tuple[str | int, ...]) -> None:
+def test_a_missing_part_of_a_result_is_named(result: Any, path: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidReference, match=rf"there is no {path[-1]!r} in what it returned"):
         resolved(written(_reference(*path), {0: ID}), {ID: result})
 
@@ -221,7 +221,7 @@ def test_a_key_that_looks_like_a_reference_is_refused(arguments: Any) -> None:
         written([arguments, _reference()], {0: ID})
 
 
-def test_a_result_that_looks_like_a_reference_stays_what_it_is() -> None:
+def test_a_result_that_looks_like_a_reference_stays_unchanged() -> None:
     alike = {MARK: str(uuid.UUID(int=9)), "path": ["x"]}
     assert resolved(
         written([_reference()], {0: ID}), {ID: alike, uuid.UUID(int=9): {"x": "stolen"}}
@@ -229,26 +229,26 @@ def test_a_result_that_looks_like_a_reference_stays_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("key", [True, 1.5, None, ("a",)])
-def test_a_part_is_named_by_a_string_or_a_number(key: Any) -> None:
+def test_a_part_is_selected_by_a_string_or_a_number(key: Any) -> None:
     with pytest.raises(InvalidReference, match="string or a whole number"):
         _reference()[key]
     with pytest.raises(InvalidReference, match="iterated over"):
         list(_reference())
 
 
-def test_results_may_be_as_large_as_the_limit_says() -> None:
+def test_results_may_be_as_large_as_the_limit() -> None:
     check_size(10, 10)
     with pytest.raises(ResultTooLarge, match="11 bytes, at most 10"):
         check_size(11, 10)
 
 
-# The verdict --------------------------------------------------------------------------------------
+# The outcome of a run -----------------------------------------------------------------------------
 
 counts = st.fixed_dictionaries({column: st.integers(0, 2) for column in COUNTS.values()})
 
 
 @given(counts, st.integers(0, 2), st.booleans(), st.booleans())
-def test_a_run_is_open_until_all_have_ended_and_then_as_bad_as_the_worst(
+def test_a_run_is_open_until_all_tasks_have_ended_and_then_has_the_worst_outcome(
     ended: dict[str, int], missing: int, cancelled: bool, overdue: bool
 ) -> None:
     stands = verdict(ended, sum(ended.values()) + missing, cancelled=cancelled, overdue=overdue)

@@ -1,1 +1,1 @@
-"""Diagrams of a graph: the layout holds, and foreign text stays text in every format."""
+"""Diagrams of a graph: valid layouts, and foreign text is escaped in every format."""

@@ -1,4 +1,4 @@
-"""A reader of the part of Graphviz' language that the diagrams use; anything else is an error."""
+"""A parser of the part of Graphviz' DOT language that the diagrams use. Anything else is an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TOKEN = re.compile(
 
 @dataclass
 class Dot:
-    """What was read: nodes with their attributes, edges with theirs, how deep each node stands in
-    clusters.
+    """The parsed diagram: nodes and edges with their attributes, and the cluster depth of each
+    node.
     """
 
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Dot:
 
 
 def read(text: str) -> Dot:
-    """Read a digraph; raises ValueError where it is none."""
+    """Parse a digraph. Raises ValueError if it is none."""
     reader = _Reader(_tokens(text))
     reader.expect("digraph")
     reader.take()

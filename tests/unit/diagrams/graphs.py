@@ -1,4 +1,4 @@
-"""Graphs to be drawn: small ones written as words, random ones, large ones."""
+"""Graphs for the diagram tests: small ones from short notation, random ones, large ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ STATUSES = tuple(str(status) for status in Status)
 def node(
     id: str, status: str = "SUCCESS", seconds: float | None = None, **fields: str
 ) -> DiagramNode:
-    """Return a node whose label is its id, unless told; with a measured run where seconds are
-    given.
-    """
+    """Return a node, by default with its id as label. With `seconds` it has a measured run."""
     ended = None if seconds is None else START + timedelta(seconds=seconds)
     started = None if seconds is None else START
     return DiagramNode(
@@ -39,14 +37,14 @@ def diagram(
     edges: Sequence[DiagramEdge] | str = "",
     title: str = "nightly",
 ) -> Diagram:
-    """Return a diagram; words stand for nodes that succeeded and for edges ``a>b``."""
+    """Return a diagram. Strings stand for nodes that succeeded and for edges ``a>b``."""
     nodes = [node(word) for word in nodes.split()] if isinstance(nodes, str) else nodes
     edges = [edge(word) for word in edges.split()] if isinstance(edges, str) else edges
     return Diagram(title=title, status="RUNNING", nodes=tuple(nodes), edges=tuple(edges))
 
 
 def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) -> Diagram:
-    """Return a random graph without cycles of so many nodes, edges, different names and
+    """Return a random acyclic graph with this number of nodes, edges, different names and
     sub-workflows.
     """
     chance = random.Random(seed)
@@ -68,12 +66,12 @@ def large(count: int, edges: int, names: int, groups: int = 0, seed: int = 1) ->
     )
 
 
-def lanes(count: int, length: int) -> Diagram:
-    """Return so many chains of the same kinds of tasks between one start and one end."""
+def parallel_chains(count: int, length: int) -> Diagram:
+    """Return this number of chains of the same kinds of tasks between one start and one end."""
     nodes = [node("start", name="jobs.start"), node("end", name="jobs.end")]
     edges = []
-    for lane in range(count):
-        ids = [f"step {step} of {lane}" for step in range(length)]
+    for chain in range(count):
+        ids = [f"step {step} of {chain}" for step in range(length)]
         nodes += [node(known, name=f"jobs.step{step}") for step, known in enumerate(ids)]
         edges += [
             edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)
@@ -86,8 +84,8 @@ GROUPS = ("", "", "", "a", "a/b", "a/c", "d", "d/e/f", "a/b/c/d/e/f/g/h")
 
 @st.composite
 def diagrams(draw: st.DrawFn, *, cycles: bool = False, most: int = 24) -> Diagram:
-    """Give random graphs, some in sub-workflows; with ``cycles`` any directed graph, self-edges and
-    doubles too.
+    """Draw random graphs, some with sub-workflows. With ``cycles`` any directed graph, including
+    self-edges and duplicates.
     """
     count = draw(st.integers(0, most))
     nodes = [

@@ -14,7 +14,7 @@ from tests.unit.diagrams.graphs import diagram, diagrams, node
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_dot_and_mermaid_hold_every_node_and_the_same_edges(of: Diagram) -> None:
+def test_dot_and_mermaid_contain_every_node_and_the_same_edges(of: Diagram) -> None:
     found = dot_grammar.read(draw(of, "dot"))
     lines = draw(of, "mermaid").splitlines()
     arrows = [
@@ -31,7 +31,7 @@ def test_dot_and_mermaid_hold_every_node_and_the_same_edges(of: Diagram) -> None
     )
 
 
-def test_mermaid_has_a_class_for_each_status_and_links_where_given() -> None:
+def test_mermaid_has_a_class_for_each_status_and_links_if_given() -> None:
     of = diagram([node("a", href="/tasks/1?x=y"), node("b", "FAILED", group="part")], "a>b")
     lines = [line.strip() for line in draw(of, "mermaid").splitlines()]
     assert lines[:4] == ["---", 'title: "nightly \\u00b7 RUNNING"', "---", "flowchart LR"]

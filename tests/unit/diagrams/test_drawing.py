@@ -1,6 +1,4 @@
-"""The layout: no box over another, frames that hold their own and nothing else, lines that pass no
-box.
-"""
+"""The layout: boxes do not overlap, frames contain exactly their own boxes, and edges cross no box."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def test_no_two_boxes_overlap(of: Diagram) -> None:
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_every_line_leads_forward_from_box_to_box(of: Diagram) -> None:
+def test_every_edge_leads_forward_from_box_to_box(of: Diagram) -> None:
     drawing = _drawing(of)
     axis = 1 if drawing.downwards else 0
     for line, points in zip(drawing.outline.lines, drawing.lines, strict=True):
@@ -72,10 +70,10 @@ def test_every_line_leads_forward_from_box_to_box(of: Diagram) -> None:
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_no_line_passes_a_box_on_its_straight_runs(of: Diagram) -> None:
+def test_no_edge_crosses_a_box_on_its_straight_parts(of: Diagram) -> None:
     drawing = _drawing(of)
     for points, box in product(drawing.lines, drawing.boxes):
-        # Between two points of one layer a line is straight; from layer to layer there is no box.
+        # Between two points of one layer an edge is straight; from layer to layer there is no box.
         for (x, y), (to_x, to_y) in list(pairwise(points))[1:-1:2]:
             run = Rectangle(min(x, to_x), min(y, to_y), abs(x - to_x) or 1, abs(y - to_y) or 1)
             assert not _overlap(run, box)
@@ -83,7 +81,7 @@ def test_no_line_passes_a_box_on_its_straight_runs(of: Diagram) -> None:
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_a_frame_holds_its_own_and_nothing_else(of: Diagram) -> None:
+def test_a_frame_contains_exactly_its_own_boxes(of: Diagram) -> None:
     drawing = _drawing(of)
     for frame in drawing.frames:
         for box, spot in zip(drawing.outline.boxes, drawing.boxes, strict=True):
@@ -122,7 +120,7 @@ def test_a_chain_is_a_straight_line() -> None:
 
 
 @pytest.mark.parametrize("wide", [3, 12])
-def test_a_fan_stands_around_the_middle(wide: int) -> None:
+def test_a_fan_out_is_centered(wide: int) -> None:
     pages = " ".join(f"p{at}" for at in range(wide))
     edges = " ".join(f"first>p{at} p{at}>last" for at in range(wide))
     drawing = _drawing(diagram(f"first last {pages}", edges))
@@ -131,7 +129,7 @@ def test_a_fan_stands_around_the_middle(wide: int) -> None:
         assert abs(_spot(drawing, end).y - middle) <= HEIGHT
 
 
-def test_a_wide_graph_reads_rightwards_and_a_long_one_downwards() -> None:
+def test_a_wide_graph_is_drawn_rightwards_and_a_long_one_downwards() -> None:
     wide = diagram(
         "a " + " ".join(f"p{at}" for at in range(12)), " ".join(f"a>p{at}" for at in range(12))
     )
@@ -142,7 +140,7 @@ def test_a_wide_graph_reads_rightwards_and_a_long_one_downwards() -> None:
     assert _drawing(long).downwards
 
 
-def test_lines_that_need_not_cross_do_not_cross() -> None:
+def test_edges_do_not_cross_without_need() -> None:
     drawing = _drawing(diagram("a b c x y z", "a>z b>y c>x"))
     order = sorted("abc", key=lambda label: _spot(drawing, label).y)
     assert sorted("zyx", key=lambda label: _spot(drawing, label).y) == [
@@ -150,14 +148,14 @@ def test_lines_that_need_not_cross_do_not_cross() -> None:
     ]
 
 
-def test_boxes_change_places_where_that_saves_a_crossing() -> None:
+def test_boxes_are_reordered_to_avoid_a_crossing() -> None:
     drawing = _drawing(diagram("a b c p q", "a>p a>q b>p c>q"))
     order = sorted("abc", key=lambda label: _spot(drawing, label).y)
     assert order[1] == "a"
     assert (order[0] == "b") == (_spot(drawing, "p").y < _spot(drawing, "q").y)
 
 
-def test_a_line_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
+def test_an_edge_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
     inside = [node(known, group="g") for known in ("s", "p0", "p1", "p2", "p3", "p4")]
     edges = " ".join(f"s>p{at}" for at in range(5))
     drawing = _drawing(
@@ -166,13 +164,13 @@ def test_a_line_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
     assert _spot(drawing, "z").y == _spot(drawing, "p4").y
 
 
-def test_tasks_without_dependencies_stand_in_rows() -> None:
+def test_tasks_without_dependencies_are_arranged_in_rows() -> None:
     drawing = _drawing(diagram(" ".join(f"p{at}" for at in range(30))))
     assert drawing.width < 1_300
     assert drawing.height < 1_300
 
 
-def test_a_broken_edge_is_drawn_backwards() -> None:
+def test_a_reversed_edge_is_drawn_backwards() -> None:
     drawing = _drawing(diagram("a b c", "a>b b>c c>a"))
     backwards = [
         points
@@ -183,7 +181,7 @@ def test_a_broken_edge_is_drawn_backwards() -> None:
     assert backwards[0][0][0] > backwards[0][-1][0]
 
 
-def test_the_critical_path_is_marked_on_boxes_and_lines() -> None:
+def test_the_critical_path_is_marked_on_boxes_and_edges() -> None:
     nodes = [node("a"), node("b", seconds=5), node("c", seconds=9), node("d")]
     outline = _drawing(diagram(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")])).outline
     assert [box.label for box in outline.boxes if box.critical] == ["a", "c", "d"]

@@ -1,4 +1,4 @@
-"""Every format shows the same graph: the same nodes and edges, in words its readers know."""
+"""Every format shows the same nodes and edges of a graph, in its own vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, Dia
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import Status
 from tests.unit.diagrams import dot_grammar
-from tests.unit.diagrams.graphs import START, STATUSES, diagram, diagrams, edge, lanes, node
+from tests.unit.diagrams.graphs import (
+    START,
+    STATUSES,
+    diagram,
+    diagrams,
+    edge,
+    node,
+    parallel_chains,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -63,7 +71,7 @@ def test_an_unknown_format_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     "make", [lambda: node("a", "DONE"), lambda: edge("a>b", "MUST"), lambda: diagram("a a")]
 )
-def test_a_diagram_of_nonsense_is_refused_by_name(make: Callable[[], object]) -> None:
+def test_an_invalid_diagram_is_refused_with_the_field(make: Callable[[], object]) -> None:
     with pytest.raises(
         InvalidOption, match=r"status='DONE'|kind='MUST'|id 'a' is given more than once"
     ):
@@ -87,19 +95,19 @@ def test_an_empty_graph_is_drawn(known: str) -> None:
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
-def test_a_cycle_is_told(known: str) -> None:
+def test_a_cycle_is_reported(known: str) -> None:
     assert "cycle" in draw(diagram("a b", "a>b b>a"), known)
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
-def test_every_status_is_a_word_and_not_only_a_colour(known: str) -> None:
+def test_every_status_is_shown_as_a_word_and_not_only_as_a_color(known: str) -> None:
     drawn = draw(EVERY_STATUS, known)
     assert all(re.search(rf"\b{status}\b", drawn) for status in STATUSES)
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_json_holds_every_node_and_every_edge(of: Diagram) -> None:
+def test_json_contains_every_node_and_every_edge(of: Diagram) -> None:
     found = json.loads(draw(of, "json"))
     assert sorted(kept["id"] for kept in found["nodes"]) == sorted(known.id for known in of.nodes)
     assert len(found["edges"]) == len(of.edges)
@@ -137,12 +145,12 @@ TWO_NODES = Diagram(
 )
 
 
-def test_json_keeps_its_schema() -> None:
+def test_json_conforms_to_its_schema() -> None:
     kept = json.loads((Path(__file__).parent / "schema.json").read_text(encoding="utf-8"))
     assert json.loads(draw(TWO_NODES, "json")) == kept
 
 
-def test_text_reads_from_layer_to_layer() -> None:
+def test_text_lists_layer_by_layer() -> None:
     assert draw(DIAMOND, "text").splitlines() == [
         "nightly · RUNNING",
         "4 tasks in 3 layers: 1 BLOCKED, 1 RUNNING, 1 SUCCESS, 1 FAILED",
@@ -177,7 +185,7 @@ def test_text_fits_a_terminal_of_a_hundred_columns(of: Diagram) -> None:
     )
 
 
-def test_every_status_has_its_own_sign_and_its_own_icon() -> None:
+def test_every_status_has_its_own_character_and_its_own_icon() -> None:
     assert (
         len(set(SIGNS.values()))
         == len({look.icon for look in palette.STYLES.values()})
@@ -186,12 +194,12 @@ def test_every_status_has_its_own_sign_and_its_own_icon() -> None:
     assert all(columns(sign) == 1 for sign in SIGNS.values())
 
 
-def test_every_kind_of_edge_has_its_own_dashes() -> None:
+def test_every_kind_of_edge_has_its_own_dash_pattern() -> None:
     assert len({*palette.DASHES.values(), palette.BROKEN_DASHES}) == len(KINDS) + 1
 
 
 @pytest.mark.parametrize("status", Status)
-def test_text_has_contrast_on_its_fill_and_signs_on_the_panel(status: Status) -> None:
+def test_text_has_contrast_on_its_fill_and_icons_on_the_panel(status: Status) -> None:
     look = palette.STYLES[status]
     for written, fill in [
         (look.ink, look.soft),
@@ -202,7 +210,7 @@ def test_text_has_contrast_on_its_fill_and_signs_on_the_panel(status: Status) ->
     assert palette.contrast(look.strong, palette.PANEL) >= 3
 
 
-def test_words_beside_the_boxes_have_contrast_and_lines_too() -> None:
+def test_text_and_edges_beside_the_boxes_have_contrast() -> None:
     for written, fill in product(
         (palette.INK, palette.QUIET, palette.WARNING), (palette.PANEL, palette.FRAME)
     ):
@@ -226,7 +234,7 @@ def test_svg_is_xml_and_shows_every_box(of: Diagram) -> None:
     assert sorted(labels) == sorted(known.label for known in of.nodes)
 
 
-def test_svg_has_a_legend_of_what_occurs_and_of_nothing_else() -> None:
+def test_svg_has_a_legend_of_exactly_what_occurs() -> None:
     texts = _texts(draw(DIAMOND, "svg"))
     for word in ("SUCCESS", "FAILED", "RUNNING", "BLOCKED"):
         assert texts.count(word) == 2
@@ -241,7 +249,7 @@ def test_svg_has_a_legend_of_what_occurs_and_of_nothing_else() -> None:
     assert not {"SKIPPED", "closes a cycle"} & set(texts)
 
 
-def test_svg_tells_details_to_who_hovers_and_everything_to_who_listens() -> None:
+def test_svg_has_tooltips_with_details_and_labels_for_screen_readers() -> None:
     root = ET.fromstring(draw(DIAMOND, "svg"))
     assert root.get("role") == "img"
     described = root.find(f"{SVG}desc")
@@ -257,7 +265,7 @@ def test_svg_tells_details_to_who_hovers_and_everything_to_who_listens() -> None
     assert "c → d\nMUST_FINISH: not resolved yet" in titles
 
 
-def test_svg_draws_the_kind_as_dashes_and_what_is_waited_for_with_a_hollow_head() -> None:
+def test_svg_draws_the_kind_as_dashes_and_unmet_edges_with_a_hollow_arrow_head() -> None:
     found = {}
     for group in ET.fromstring(draw(DIAMOND, "svg")).iter(f"{SVG}g"):
         title = group.findtext(f"{SVG}title", "")
@@ -276,8 +284,8 @@ def test_svg_draws_the_kind_as_dashes_and_what_is_waited_for_with_a_hollow_head(
     }
 
 
-def test_svg_needs_neither_scripts_nor_styles_nor_anything_loaded() -> None:
-    root = ET.fromstring(draw(lanes(300, 2), "svg"))
+def test_svg_needs_no_scripts_styles_or_external_resources() -> None:
+    root = ET.fromstring(draw(parallel_chains(300, 2), "svg"))
     assert {found.tag.removeprefix(SVG) for found in root.iter()} <= {
         "svg",
         "title",
@@ -295,7 +303,7 @@ def test_svg_needs_neither_scripts_nor_styles_nor_anything_loaded() -> None:
     ]
 
 
-def test_a_pile_says_how_many_stand_where() -> None:
+def test_a_collapsed_box_shows_how_many_tasks_have_which_status() -> None:
     nodes = [
         node(f"p{at}", "FAILED" if at < 34 else "SUCCESS", name="jobs.page") for at in range(1_234)
     ]
@@ -304,7 +312,7 @@ def test_a_pile_says_how_many_stand_where() -> None:
     assert any("1,200 SUCCESS\n34 FAILED" in title for title in _titles(svg))
 
 
-def test_dot_follows_the_grammar_and_holds_nodes_edges_and_clusters() -> None:
+def test_dot_is_valid_and_contains_nodes_edges_and_clusters() -> None:
     inner = [node("in", group="a/b"), node("beside", group="a"), node("out")]
     found = dot_grammar.read(draw(diagram(inner, "in>beside beside>out out>out"), "dot"))
     assert [attributes["label"] for attributes in found.nodes.values()] == [

@@ -1,4 +1,4 @@
-"""Above 200 nodes alike ones share a box; the boxes stay few whatever the graph is like, and no
+"""Above 200 nodes, similar ones share a box. The number of boxes stays small for any graph, and no
 node is lost.
 """
 
@@ -16,7 +16,7 @@ from django_durable_tasks.diagrams.grouping import MOST_BOXES, MOST_LINES, colla
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.outline import Outline
-from tests.unit.diagrams.graphs import diagram, edge, lanes, large, node
+from tests.unit.diagrams.graphs import diagram, edge, large, node, parallel_chains
 
 
 def _outline(of: Diagram, most_lines: int = MOST_LINES) -> Outline:
@@ -27,14 +27,14 @@ def _labels(outline: Outline) -> list[str]:
     return [box.label for box in outline.boxes]
 
 
-def test_two_hundred_nodes_have_a_box_each_and_one_more_has_not() -> None:
+def test_two_hundred_nodes_have_a_box_each_and_more_do_not() -> None:
     names = [f"p{at}" for at in range(200)]
     assert len(_outline(diagram(" ".join(names))).boxes) == 200
     assert _labels(_outline(diagram(" ".join([*names, "one-more"])))) == ["tasks × 201"]
 
 
 def test_nodes_of_one_name_between_the_same_tasks_share_a_box() -> None:
-    outline = _outline(lanes(1_234, 1))
+    outline = _outline(parallel_chains(1_234, 1))
     assert _labels(outline) == ["start", "step0 × 1,234", "end"]
     assert [(line.count, line.source, line.target) for line in outline.lines] == [
         (1_234, 0, 1),
@@ -43,7 +43,7 @@ def test_nodes_of_one_name_between_the_same_tasks_share_a_box() -> None:
 
 
 def test_parallel_chains_collapse_step_by_step() -> None:
-    assert _labels(_outline(lanes(100, 3))) == [
+    assert _labels(_outline(parallel_chains(100, 3))) == [
         "start",
         "step0 × 100",
         "step1 × 100",
@@ -52,7 +52,7 @@ def test_parallel_chains_collapse_step_by_step() -> None:
     ]
 
 
-def test_nodes_that_wait_for_different_tasks_stay_apart() -> None:
+def test_nodes_with_different_upstreams_stay_separate() -> None:
     nodes = [node("a", name="a"), node("b", name="b")]
     nodes += [node(f"p{at}", name="page") for at in range(300)]
     outline = _outline(
@@ -81,7 +81,7 @@ def test_many_sub_workflows_of_the_same_steps_collapse_by_step() -> None:
     assert _labels(_outline(diagram(nodes, edges))) == ["s0 × 999", "s1 × 999", "s2 × 999"]
 
 
-def test_a_sub_workflow_that_waits_for_itself_by_way_of_others_is_not_one_box() -> None:
+def test_a_sub_workflow_that_indirectly_depends_on_itself_is_not_one_box() -> None:
     inner = [node(f"in-{at}", name=f"in{at}", group="part") for at in range(150)]
     outer = [node(f"out-{at}", name=f"out{at}", group="other") for at in range(150)]
     edges = [edge("in-0>out-0"), edge("out-0>in-1")]
@@ -110,7 +110,7 @@ def test_a_long_chain_of_different_tasks_becomes_bands_of_layers() -> None:
     ],
     ids=["few names", "all different", "sub-workflows", "dense"],
 )
-def test_whatever_the_graph_the_boxes_and_lines_are_few_and_hold_every_node(of: Diagram) -> None:
+def test_any_graph_has_few_boxes_and_edges_that_contain_every_node(of: Diagram) -> None:
     for most_lines in (MOST_LINES, 500):
         outline = _outline(of, most_lines)
         assert len(outline.boxes) <= MOST_BOXES
@@ -124,9 +124,7 @@ def test_whatever_the_graph_the_boxes_and_lines_are_few_and_hold_every_node(of: 
         )
 
 
-def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_whole_in_json() -> (
-    None
-):
+def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_complete_in_json() -> None:
     of = large(10_000, 50_000, names=50)
     for known, most in {
         "text": 100_000,
@@ -139,7 +137,7 @@ def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_kept_wh
     assert (len(kept["nodes"]), len(kept["edges"])) == (10_000, 50_000)
 
 
-def test_a_dense_graph_is_drawn_without_the_lines_that_longer_paths_say() -> None:
+def test_a_dense_graph_is_drawn_without_transitive_edges() -> None:
     everything = diagram(
         " ".join(f"n{at}" for at in range(60)),
         " ".join(f"n{a}>n{b}" for b in range(60) for a in range(b)),
@@ -149,7 +147,7 @@ def test_a_dense_graph_is_drawn_without_the_lines_that_longer_paths_say() -> Non
     assert any("1,711 lines" in note for note in outline.notes)
 
 
-def test_the_status_of_a_box_is_the_one_that_asks_for_attention() -> None:
+def test_the_status_of_a_box_is_the_most_urgent_one() -> None:
     nodes = [node(f"p{at}", "FAILED" if at == 77 else "SUCCESS", name="page") for at in range(300)]
     (box,) = _outline(diagram(nodes)).boxes
     assert box.status == "FAILED"

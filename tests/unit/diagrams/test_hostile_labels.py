@@ -1,4 +1,4 @@
-"""Labels are foreign text: in every format they stay text, whatever is in them."""
+"""Labels are foreign text, which every format must escape."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _TAGS = {"svg", "title", "desc", "g", "rect", "path", "text", "a"}
 
 
 def _everywhere(text: str, href: str = "") -> Diagram:
-    """Return a diagram that holds the text wherever foreign text may stand."""
+    """Return a diagram that contains the text at every place of foreign text."""
     nodes = tuple(
         DiagramNode(
             id=known,
@@ -129,8 +129,8 @@ def _expect_plain_dot(of: Diagram) -> None:
     assert len(found.nodes) == len(of.nodes)
     assert set(found.nodes) == {f"n{place}" for place in range(len(of.nodes))}
     for attributes in found.nodes.values():
-        # What is left after taking out written-over pairs must hold no escape of Graphviz and no
-        # entity.
+        # After removing escaped pairs, no escape sequence of Graphviz and no entity
+        # may remain.
         rest = re.sub(r'\\\\|\\"|\\n|&amp;', "", attributes["label"])
         assert "\\" not in rest
         assert "&" not in rest
@@ -152,7 +152,7 @@ def _expect_plain_json(of: Diagram, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_stays_text(text: str) -> None:
+def test_hostile_text_is_escaped(text: str) -> None:
     _expect_plain_svg(_everywhere(text))
     _expect_plain_mermaid(_everywhere(text))
     _expect_plain_dot(_everywhere(text))
@@ -167,7 +167,7 @@ def test_hostile_text_stays_text(text: str) -> None:
     )
 )
 @settings(deadline=None)
-def test_any_text_stays_text(text: str) -> None:
+def test_any_text_is_escaped(text: str) -> None:
     _expect_plain_svg(_everywhere(text))
     _expect_plain_mermaid(_everywhere(text))
     _expect_plain_dot(_everywhere(text))
@@ -189,7 +189,7 @@ def test_a_label_is_shown_as_it_was_written(known: str) -> None:
 
 
 @pytest.mark.parametrize("href", HREFS, ids=range(len(HREFS)))
-def test_a_link_that_could_do_more_than_lead_somewhere_is_none(href: str) -> None:
+def test_a_link_with_an_unsafe_scheme_is_dropped(href: str) -> None:
     assert safe_link(href) == ""
     drawn = {known: draw(_everywhere("x", href), known) for known in FORMATS}
     assert "<a " not in drawn["svg"]
@@ -201,7 +201,7 @@ def test_a_link_that_could_do_more_than_lead_somewhere_is_none(href: str) -> Non
 @pytest.mark.parametrize(
     "href", ["/tasks/1/", "tasks/1?a=b:c", "?id=1", "#n1", "https://example.org/x", "HTTP://x/"]
 )
-def test_a_plain_link_is_a_link(href: str) -> None:
+def test_a_plain_link_is_kept(href: str) -> None:
     of = diagram([node("a", href=href)])
     root = ET.fromstring(draw(of, "svg"))
     assert [found.get("href") for found in root.iter("{http://www.w3.org/2000/svg}a")] == [href]
@@ -210,14 +210,14 @@ def test_a_plain_link_is_a_link(href: str) -> None:
     assert f'URL="{href}"' in draw(of, "dot")
 
 
-def test_quotes_in_a_link_stay_inside_it() -> None:
+def test_quotes_in_a_link_are_escaped() -> None:
     of = diagram([node("a", href="/x?\"><script>'`")])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
     assert dot_grammar.read(draw(of, "dot")).nodes["n0"]["URL"].startswith('"/x?\\"')
 
 
-def test_a_pile_of_hostile_names_stays_text() -> None:
+def test_a_collapsed_box_of_hostile_names_is_escaped() -> None:
     of = diagram([node(f"n{at}", name="<b>\"'%%{") for at in range(300)])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
@@ -239,7 +239,7 @@ def test_any_two_labels_can_be_sorted(one: str, other: str) -> None:
     assert natural(one) <= natural(other) or natural(other) <= natural(one)
 
 
-def test_deep_sub_workflows_are_framed_only_so_deep() -> None:
+def test_only_a_bounded_depth_of_sub_workflows_is_framed() -> None:
     deep = DiagramNode(
         id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000))
     )

@@ -1,5 +1,5 @@
-"""Nodes stand in layers behind what they wait for, cycles are broken, and the critical path is the
-heaviest.
+"""Nodes are placed in layers after their upstreams, cycles are broken, and the critical path is the
+longest.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def _critical(drawn: Diagram) -> str:
     return " ".join(graph.nodes[place].id for place in graph.critical)
 
 
-def test_a_node_stands_behind_the_longest_path_to_it() -> None:
+def test_a_node_is_placed_after_the_longest_path_to_it() -> None:
     assert _layers(diagram("a b c d e", "a>b b>c a>c c>d")) == ["a e", "b", "c", "d"]
 
 
-def test_page_nine_stands_before_page_ten() -> None:
+def test_page_nine_is_sorted_before_page_ten() -> None:
     assert _layers(diagram([node("x", label="page 10"), node("y", label="page 9")])) == ["y x"]
 
 
-def test_digits_beyond_every_integer_still_sort() -> None:
+def test_numbers_larger_than_any_integer_type_are_sorted() -> None:
     assert _layers(diagram([node("b", label="9" * 6_000), node("a", label="8" * 6_000)])) == ["a b"]
 
 
@@ -44,14 +44,14 @@ def test_every_edge_that_closes_no_cycle_leads_to_a_higher_layer(drawn: Diagram)
 
 
 @given(diagrams(cycles=True))
-def test_every_layer_but_the_first_is_held_up_by_the_one_before(drawn: Diagram) -> None:
+def test_every_layer_except_the_first_depends_on_the_previous_one(drawn: Diagram) -> None:
     graph = layered(drawn)
     held = {(target, graph.layer[source]) for source, target in graph.kept()}
     assert all(depth == 0 or (place, depth - 1) in held for place, depth in enumerate(graph.layer))
 
 
 @given(diagrams())
-def test_nothing_is_broken_in_a_graph_without_cycles(drawn: Diagram) -> None:
+def test_no_edge_of_an_acyclic_graph_is_reversed(drawn: Diagram) -> None:
     assert not layered(drawn).broken
 
 
@@ -65,7 +65,7 @@ def test_a_self_edge_is_a_cycle() -> None:
     assert len(layered(diagram("a", "a>a")).broken) == 1
 
 
-def test_a_chain_of_fifty_thousand_needs_no_deep_stack() -> None:
+def test_a_chain_of_fifty_thousand_needs_no_deep_recursion() -> None:
     count = 50_000
     chain = diagram(
         [node(f"n{at}") for at in range(count)],
@@ -74,7 +74,7 @@ def test_a_chain_of_fifty_thousand_needs_no_deep_stack() -> None:
     assert len(layered(chain).critical) == count
 
 
-def test_an_edge_to_an_unknown_task_is_kept_apart() -> None:
+def test_an_edge_to_an_unknown_task_is_kept_separately() -> None:
     graph = layered(diagram("a", "a>z z>a"))
     assert [found.target for found in graph.outside] == ["z", "a"]
     assert not graph.edges
@@ -91,11 +91,11 @@ def test_the_critical_path_is_the_longest_by_measured_duration() -> None:
     assert _critical(diagram(nodes, "a>b b>c a>d d>e")) == "a d e"
 
 
-def test_without_durations_the_critical_path_is_the_one_of_most_nodes() -> None:
+def test_without_durations_the_critical_path_has_the_most_nodes() -> None:
     assert _critical(diagram("a b c d", "a>d a>b b>c")) == "a b c"
 
 
-def test_of_equally_long_paths_the_one_of_more_nodes_then_the_first_counts() -> None:
+def test_of_equally_long_paths_the_one_with_more_nodes_or_else_the_first_is_critical() -> None:
     assert (
         _critical(diagram([node("a", seconds=1), node("b"), node("c", seconds=0)], "a>b b>c a>c"))
         == "a b c"
@@ -103,12 +103,12 @@ def test_of_equally_long_paths_the_one_of_more_nodes_then_the_first_counts() -> 
     assert _critical(diagram("a b c", "a>c a>b")) == "a b"
 
 
-def test_clocks_that_contradict_each_other_count_as_nothing() -> None:
+def test_contradicting_timestamps_count_as_zero() -> None:
     assert node("a", seconds=-5).microseconds == 0
 
 
 @given(diagrams(cycles=True, most=9))
-def test_no_path_is_heavier_than_the_critical_one(drawn: Diagram) -> None:
+def test_no_path_is_longer_than_the_critical_one(drawn: Diagram) -> None:
     graph = layered(drawn)
     kept = set(graph.kept())
 

@@ -1,4 +1,4 @@
-"""Scopes, rates and token buckets; who is let in, and a fair share: rules alone."""
+"""The rules of limits: scopes, rates, token buckets, admission, and tenant shares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ rates = st.builds(
     st.sampled_from("smhd"),
     st.none() | st.integers(1, 500),
 )
-# A clock may also go back, as a database's does when it fails over.
+# A clock may also go back, as that of a database after a failover.
 steps = st.lists(st.tuples(st.floats(-30, 600), st.integers(0, 200)), max_size=40)
 
 
@@ -49,7 +49,7 @@ def _capped(bucket: Bucket, rate: Rate) -> Bucket:
 
 
 @given(rates, steps)
-def test_no_more_starts_than_burst_and_what_came_back_since(
+def test_no_more_starts_than_the_burst_and_the_refilled_tokens(
     rate: Rate, story: list[tuple[float, int]]
 ) -> None:
     now, elapsed, bucket, taken = START, 0.0, None, 0
@@ -65,23 +65,23 @@ def test_no_more_starts_than_burst_and_what_came_back_since(
 
 
 @given(rates)
-def test_a_rate_is_reached_by_who_asks_often(rate: Rate) -> None:
+def test_frequent_requests_reach_the_rate(rate: Rate) -> None:
     bucket, now, taken, wait = None, START, 0, 1 / rate.per_second
     for _ in range(50):
         bucket = _capped(accumulated(bucket, rate, now), rate)
         starts = whole(bucket.tokens)
         bucket, taken = Bucket(bucket.tokens - starts, bucket.at), taken + starts
-        now += timedelta(seconds=wait, microseconds=2)  # a timedelta is cut to microseconds
+        now += timedelta(seconds=wait, microseconds=2)  # a timedelta is truncated to microseconds
     assert taken >= int(rate.burst) + 48
 
 
-def test_a_burst_is_one_seconds_rate_and_at_least_one() -> None:
+def test_the_default_burst_is_one_seconds_rate_and_at_least_one() -> None:
     assert [rate_of("rate", text).burst for text in ("10/m", "5/s", "1000/h")] == [1.0, 5.0, 1.0]
     assert str(rate_of("rate", "10/m")) == "10/m"
 
 
 @pytest.mark.parametrize("text", ["", "10", "10/x", "-1/s", "0/s", "1.5/s", " 1/s", 10, None])
-def test_what_is_no_rate_is_refused(text: object) -> None:
+def test_an_invalid_rate_is_refused(text: object) -> None:
     with pytest.raises(InvalidOption, match="such as"):
         rate_of("rate_limit", text)
 
@@ -89,19 +89,19 @@ def test_what_is_no_rate_is_refused(text: object) -> None:
 @pytest.mark.parametrize(
     "scope", ["global", "queue:mail", "task:shop.tasks.mail", "tenant:7", "key:a:b c"]
 )
-def test_scopes_that_may_be_limited(scope: str) -> None:
+def test_valid_scopes_are_accepted(scope: str) -> None:
     assert checked_scope(scope) == scope
 
 
 @pytest.mark.parametrize(
     "scope", ["", "mail", "queue:", "tenant:acme", "share:mail:7", "key:\n", "key:" + "x" * 250, 7]
 )
-def test_what_is_no_scope_is_refused(scope: object) -> None:
+def test_invalid_scopes_are_refused(scope: object) -> None:
     with pytest.raises(InvalidOption, match="is no scope"):
         checked_scope(scope)
 
 
-def test_a_limit_says_something() -> None:
+def test_a_limit_needs_a_value() -> None:
     assert allowance_of("global", {"max_concurrency": 0}).places == 0
     for nothing in ({}, {"burst": 3}, {"speed": 3}, None, 5):
         with pytest.raises(InvalidOption):
@@ -109,7 +109,7 @@ def test_a_limit_says_something() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=3, unique=True), max_size=30))
-def test_whoever_is_let_in_fits_and_the_first_that_fits_is_let_in(wishes: list[list[str]]) -> None:
+def test_admitted_tasks_fit_and_the_first_that_fits_is_admitted(wishes: list[list[str]]) -> None:
     capacity = Capacity(places={"a": 3, "b": 0}, tokens={"c": 2.5})
     rows = [AdmissionRequest(number, scopes) for number, scopes in enumerate(wishes)]
     refused = admitted(rows, capacity)
@@ -131,7 +131,7 @@ _asking = st.lists(
 
 
 @given(_asking, st.integers(0, 8), st.integers(0, 8), st.floats(0, 20))
-def test_what_is_let_in_never_weighs_more_than_there_is_room(
+def test_admitted_tasks_never_weigh_more_than_the_capacity(
     wishes: list[tuple[list[str], int]], first: int, second: int, tokens: float
 ) -> None:
     capacity = Capacity(
@@ -153,7 +153,7 @@ def test_what_is_let_in_never_weighs_more_than_there_is_room(
     assert weights["c"] == capacity.spent["c"] <= min(tokens, 4) + 1e-6
 
 
-def test_behind_a_row_that_is_too_heavy_for_now_nobody_of_its_scope_goes() -> None:
+def test_behind_a_task_that_is_too_heavy_for_now_no_task_of_its_scope_is_admitted() -> None:
     capacity = Capacity(places={"a": 4, "b": 9}, heaviest={"a": 4})
     rows = [
         AdmissionRequest(1, ["a"], 2),
@@ -164,14 +164,14 @@ def test_behind_a_row_that_is_too_heavy_for_now_nobody_of_its_scope_goes() -> No
     assert admitted(rows, capacity) == {2: "a", 3: "a"}
 
 
-def test_a_row_that_is_heavier_than_the_whole_limit_holds_nobody_up() -> None:
+def test_a_task_heavier_than_the_whole_limit_does_not_block_others() -> None:
     capacity = Capacity(places={"a": 2}, heaviest={"a": 2})
     assert admitted([AdmissionRequest(1, ["a"], 3), AdmissionRequest(2, ["a"], 1)], capacity) == {
         1: "a"
     }
 
 
-def test_rows_of_a_later_turn_leave_what_the_row_ahead_of_them_needs() -> None:
+def test_tasks_of_later_rounds_leave_the_capacity_that_the_task_ahead_needs() -> None:
     heavy = AdmissionRequest("heavy", ["a"], 3, (0, 5))
     capacity = Capacity(places={"a": 4}, ahead={"a": heavy})
     urgent, old = (
@@ -188,7 +188,7 @@ def test_rows_of_a_later_turn_leave_what_the_row_ahead_of_them_needs() -> None:
 
 
 @given(st.integers(1, 30), rates)
-def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_is(
+def test_tokens_accumulate_for_a_heavy_task_unless_the_burst_is_configured(
     weight: int, rate: Rate
 ) -> None:
     waited = START + timedelta(seconds=(weight + 1) / rate.per_second)
@@ -201,7 +201,7 @@ def test_tokens_gather_for_a_heavy_row_unless_somebody_said_how_large_the_burst_
     assert Allowance(None, rate).heaviest == (int(rate.burst) if rate.fixed else None)
 
 
-def test_the_burst_grows_for_the_heaviest_row_and_not_for_a_light_one_beside_it() -> None:
+def test_the_burst_grows_for_the_heaviest_task_and_not_for_a_light_one() -> None:
     heavy, light = (
         AdmissionRequest("heavy", ["a"], 3, (0, 5)),
         AdmissionRequest("light", ["a"], 1, (0, 6)),
@@ -211,7 +211,7 @@ def test_the_burst_grows_for_the_heaviest_row_and_not_for_a_light_one_beside_it(
     assert capacity.spent["a"] == 3
 
 
-def test_what_cannot_go_anyway_closes_no_line() -> None:
+def test_a_task_that_cannot_start_anyway_does_not_block_the_waitlist() -> None:
     rows = [
         AdmissionRequest(1, ["a"], 9),
         AdmissionRequest(2, ["a"], 2, others=["b"]),
@@ -224,7 +224,7 @@ def test_what_cannot_go_anyway_closes_no_line() -> None:
     assert select_releasable({"a": rows}, capacity, 9) == ([4], {2: ["b"], 3: ["b"]})
 
 
-def test_lines_go_by_turns_and_a_line_stops_where_its_next_row_finds_no_room() -> None:
+def test_waitlists_alternate_and_one_stops_if_its_next_task_does_not_fit() -> None:
     lines = {
         "a": [
             AdmissionRequest(1, ["a"]),
@@ -239,7 +239,7 @@ def test_lines_go_by_turns_and_a_line_stops_where_its_next_row_finds_no_room() -
     assert rotate_after(["c", "a", "b"], "") == ["a", "b", "c"]
 
 
-def test_a_task_counts_under_one_key() -> None:
+def test_a_task_counts_for_one_key() -> None:
     assert key_of(PerKey("10/m", "{0}"), PerKey(2, "{0}")) == "{0}"
     assert key_of(None, 3) is None
     with pytest.raises(InvalidOption, match="give both limits the same template"):
@@ -255,12 +255,12 @@ def test_a_task_counts_under_one_key() -> None:
         ("weight", 1_001),
     ],
 )
-def test_options_of_limits_that_mean_nothing_are_refused(option: str, value: object) -> None:
+def test_invalid_limit_options_are_refused(option: str, value: object) -> None:
     with pytest.raises(InvalidOption, match=option):
         task_options("shop.mail", {option: value})
 
 
-def test_two_keys_of_one_task_are_refused_where_it_is_decorated() -> None:
+def test_two_keys_of_one_task_are_refused_at_the_decorator() -> None:
     with pytest.raises(InvalidOption, match="two keys"):
         task_options(
             "shop.mail", {"rate_limit": PerKey("1/s", "{0}"), "max_concurrency": PerKey(1, "{1}")}
@@ -273,7 +273,7 @@ def test_weight_and_limits_of_a_call() -> None:
         call_options(CallOptions(), {"weight": 0})
 
 
-def test_a_clock_far_behind_is_a_new_one_and_gives_nothing_for_the_step_back() -> None:
+def test_a_clock_far_behind_is_a_new_one_and_adds_no_tokens_for_the_step_back() -> None:
     rate, bucket = rate_of("rate", "1/s", 10), Bucket(2.0, START)
     assert accumulated(bucket, rate, START - timedelta(seconds=3)) == bucket
     back = START - timedelta(hours=1)
@@ -284,7 +284,7 @@ def test_a_clock_far_behind_is_a_new_one_and_gives_nothing_for_the_step_back() -
 
 
 @given(st.integers(1, 5_000), st.integers(0, 200))
-def test_a_share_leaves_room_for_somebody_else(window: int, tenants: int) -> None:
+def test_a_share_leaves_capacity_for_another_tenant(window: int, tenants: int) -> None:
     share = share_of(window, tenants)
     assert 1 <= share <= max(10, window // 2 + 1)
     assert share < window or window < 3

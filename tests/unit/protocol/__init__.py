@@ -1,3 +1,3 @@
-"""An explicit-state model of one task row: every order in which its processes, messages and
-failures may meet.
+"""An explicit-state model of one task: every order of the events of its processes, messages and
+failures.
 """

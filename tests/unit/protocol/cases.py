@@ -1,10 +1,10 @@
-"""The worlds that the protocol is tried in, and its mutants: those that break it and those that
+"""The worlds in which the protocol is checked, and its mutants: those that break it and those that
 another guard covers.
 
-Each world adds its own adversities to the core ones, because the product of all of them is too
-large for a test. What no mutant can show here: anything that is a matter of time (how late, how
-often), more than one row (dependents, limits, uniqueness, the leader's term) and whatever a body
-does outside the database.
+Each world adds its own faults to the core ones, because the product of all faults is too large for
+a test. Mutants cannot show anything about time (how late, how often), about more than one task
+(dependents, limits, uniqueness, the leader's term), or about the effects of a body outside the
+database.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Breadth first over every reachable state of one task row.
+"""Breadth-first search over every reachable state of one task.
 
-A violation is a state that no order of events may reach. A dead end is a state from which no
-terminal status can be reached any more, unless by a fault or an operator: a system left alone would
-keep the task open for ever.
+A violation is a state that no order of events may reach. A dead end is a state from which no final
+status can be reached any more without a fault or an operator: the task would stay open
+indefinitely.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.unit.protocol.around import around
 from tests.unit.protocol.dispatching import dispatching
 from tests.unit.protocol.running import running
 from tests.unit.protocol.states import FAIR, TERMINAL, Case, State, Step, fold
+from tests.unit.protocol.surroundings import around
 
 DEAD_END = "no terminal status can be reached any more"
 CEILING = 2_000_000
@@ -22,8 +22,8 @@ CEILING = 2_000_000
 
 @dataclass
 class Found:
-    """Hold what an exploration met: all states in the order met, and the moves of status
-    by name.
+    """The result of an exploration: all states in the order of discovery, and the transitions of
+    status by name.
     """
 
     states: list[State] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the result of one case; `violation` is empty for a protocol that holds."""
+    """The result of one case. `violation` is empty if the protocol holds."""
 
     states: int
     violation: str
@@ -50,7 +50,7 @@ def steps(state: State, case: Case) -> Iterator[Step]:
 
 
 def check(case: Case) -> Verdict:
-    """Explore a case until its first violation, else to the end, and look for dead ends.
+    """Explore a case until its first violation, otherwise completely, and search for dead ends.
 
     Raises `OverflowError` above `CEILING` states.
     """

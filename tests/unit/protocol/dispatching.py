@@ -1,4 +1,4 @@
-"""Moves out: create, claim, publish, republish, and what the broker makes of the rings."""
+"""Steps towards the broker: create, claim, publish, republish, and the faults of the broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.protocol.writes import commit, reachable
 
 
 def dispatching(state: State, case: Case) -> Iterator[Step]:
-    """Yield the moves of callers, schedulers and the broker."""
+    """Yield the steps of callers, schedulers and the broker."""
     if reachable(state):
         yield from _creating(state, case)
         yield from _claiming(state, case)
@@ -38,8 +38,8 @@ def _creating(state: State, case: Case) -> Iterator[Step]:
     if state.row.status != ABSENT:
         return
     yield Step("create (slow)", FAIR, commit(state, case, status=PENDING))
-    born = commit(state, case, status=QUEUED)
-    yield Step("create (fast)", FAIR, born._replace(claims=(NOW,)))
+    created = commit(state, case, status=QUEUED)
+    yield Step("create (fast)", FAIR, created._replace(claims=(NOW,)))
 
 
 def _claiming(state: State, case: Case) -> Iterator[Step]:
@@ -54,8 +54,8 @@ def _claiming(state: State, case: Case) -> Iterator[Step]:
             claimed = commit(state._replace(claims=remove(state.claims, NEXT)), case, status=QUEUED)
             yield Step("claim", FAIR, claimed)
     if row.status == QUEUED and case.rules.rings_again:
-        rung = state if case.rules.republish_keeps_epoch else commit(state, case)
-        yield Step("republish", FAIR, rung._replace(messages=add(rung.messages, NOW)))
+        published = state if case.rules.republish_keeps_epoch else commit(state, case)
+        yield Step("republish", FAIR, published._replace(messages=add(published.messages, NOW)))
 
 
 def _publishing(state: State, case: Case) -> Iterator[Step]:
@@ -73,7 +73,7 @@ def _delivering(state: State, case: Case) -> Iterator[Step]:
     idle = [slot for slot, worker in enumerate(state.workers) if worker is None]
     for age in state.messages:
         taken = state._replace(messages=remove(state.messages, age))
-        yield Step("ring lost", FAULT, taken)
+        yield Step("message lost", FAULT, taken)
         for slot in idle:
             yield Step("deliver", FAIR, seat(taken, slot, Worker(GATE, age)))
             if case.world.doubles:

@@ -1,8 +1,8 @@
-"""Print what the checker finds.
+"""Print the results of the checker.
 
-``python -m tests.unit.protocol.model`` prints the tables of the documentation; with a part of a
-name, the shortest way to the violation of each such case; with ``everything``, it explores all
-adversities at once, for some 30 seconds.
+``python -m tests.unit.protocol.model`` prints the tables of the documentation. With a part of a
+name it prints the shortest way to the violation of each such case. With ``everything`` it explores
+all faults at once, for about 30 seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _covered() -> Iterator[str]:
         yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} | {why} |"
 
 
-def _told(case: Case) -> str:
+def _report(case: Case) -> str:
     verdict = verdict_of(case)
     lines = [f"{case.name}: {verdict.states:,} states, {verdict.violation or 'no violation'}"]
     return (
@@ -63,13 +63,13 @@ def _told(case: Case) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Print the table, or the cases that are named."""
+    """Print the table, or the named cases."""
     if not words:
         sys.stdout.write(table())
     for word in words:
         cases = [case for case in (*PROTOCOL, *CAUGHT, *COVERED) if word in case.name]
         for case in [Case("everything", EVERYTHING)] if word == "everything" else cases:
-            sys.stdout.write(_told(case))
+            sys.stdout.write(_report(case))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Moves in: gate, body, the two tellers of one ending, and the parent who tells of a dead child."""
+"""Steps of the workers: gate, body, the two code paths that record an ending, and the parent that
+records a dead child.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.unit.protocol.states import (
     GATE,
     IGNORE,
     LOOKED,
-    NOBODY,
+    NO_OWNER,
     NOW,
     OVER,
     PENDING,
@@ -48,7 +50,7 @@ from tests.unit.protocol.writes import (
 
 
 def running(state: State, case: Case) -> Iterator[Step]:
-    """Yield the moves of the two workers and of their parents."""
+    """Yield the steps of the two workers and of their parents."""
     for slot, worker in enumerate(state.workers):
         if worker is None:
             continue
@@ -60,8 +62,8 @@ def running(state: State, case: Case) -> Iterator[Step]:
         elif worker.step == BODY:
             yield from _finishing(state, case, slot, worker)
         elif worker.step in (CLASS, SIGNAL):
-            yield from _telling(state, case, slot, worker)
-    yield from _mourning(state, case)
+            yield from _recording(state, case, slot, worker)
+    yield from _parent_records(state, case)
 
 
 def _dying(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:
@@ -119,8 +121,8 @@ def _finishing(state: State, case: Case, slot: int, worker: Worker) -> Iterator[
         yield Step(f"body ends: {outcome}", FAIR, seat(state, slot, over))
 
 
-def _telling(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:
-    yield Step("telling is given up", FAULT, seat(state, slot, _resigned(worker, case)))
+def _recording(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:
+    yield Step("telling is given up", FAULT, seat(state, slot, _passed_on(worker, case)))
     if not reachable(state):
         return
     if not may_end(state, slot, worker, case.rules):
@@ -131,7 +133,7 @@ def _telling(state: State, case: Case, slot: int, worker: Worker) -> Iterator[St
     heard = written.workers[slot]
     assert heard is not None
     logged = heard._replace(logged=True)
-    yield Step(name, FAIR, seat(written, slot, _relieved(logged, case)))
+    yield Step(name, FAIR, seat(written, slot, _recorded(logged, case)))
     if case.world.doubts:
         yield Step(f"reply of {name} is lost", FAULT, seat(written, slot, logged))
 
@@ -146,28 +148,28 @@ def _refused(state: State, case: Case, slot: int, worker: Worker) -> Step:
     known = {"log": worker.logged, "row": state.row.run == slot, "nothing": False}[
         case.rules.ending_reads_back
     ]
-    closed = seat(state, slot, _relieved(worker, case))
+    closed = seat(state, slot, _recorded(worker, case))
     if worker.logged and not known:
         closed = accuse(closed, FENCED_OWN_ENDING)
-    return Step("read back: told" if known else "fenced", FAIR, closed)
+    return Step("read back: recorded" if known else "fenced", FAIR, closed)
 
 
-def _relieved(worker: Worker, case: Case) -> Worker | None:
-    """Close the run after its ending is known; without the flag the signal tells it once more."""
+def _recorded(worker: Worker, case: Case) -> Worker | None:
+    """Close the run after its ending is known. Without the flag the signal records it once more."""
     if case.rules.told_flag or worker.step == SIGNAL or worker.outcome == IGNORE:
         return None
     return worker._replace(step=SIGNAL, beating=False)
 
 
-def _resigned(worker: Worker, case: Case) -> Worker | None:
-    """Hand the telling on to the signal; whatever happens the run leaves the heartbeat."""
+def _passed_on(worker: Worker, case: Case) -> Worker | None:
+    """Leave the recording to the signal. The run leaves the heartbeat in any case."""
     beating = worker.beating and not case.rules.leaves_heartbeat
     if worker.step == CLASS and worker.outcome != IGNORE and case.rules.signal_tells:
         return worker._replace(step=SIGNAL, beating=beating)
     return worker._replace(step=OVER) if beating else None
 
 
-def _mourning(state: State, case: Case) -> Iterator[Step]:
+def _parent_records(state: State, case: Case) -> Iterator[Step]:
     row, rules, known = state.row, case.rules, state.obituary
     if known is None:
         return
@@ -179,7 +181,7 @@ def _mourning(state: State, case: Case) -> Iterator[Step]:
         row.status == RUNNING
         and known.age == NOW
         and known.node == row.node
-        and (row.run == NOBODY or not rules.parent_checks_process)
+        and (row.run == NO_OWNER or not rules.parent_checks_process)
     )
     if not fits:
         yield Step("parent is fenced", FAIR, read)

@@ -1,10 +1,10 @@
-"""What the model remembers: the row, what is under way towards it, and who works on it.
+"""The state of the model: the task, the messages and requests on their way, and the workers.
 
-Epochs are kept as *ages*: 0 is the row's epoch now, 1 the epoch before its last change of owner, -1
-the next one. Only equality is ever asked, so ages above `OLD` are one age, and the model is finite
-without a bound on its length. Run ids are random, so two runs never share one: a run id is kept as
-the slot whose present run wrote it, and becomes `NOBODY` when that run has left. The clock is left
-out: an alarm or the lease of a paused process may run out at any moment.
+Epochs are kept as *ages*: 0 is the task's current epoch, 1 the epoch before its last change of
+owner, -1 the next one. Only equality is ever tested, so ages above `OLD` are one age, and the model
+is finite without a bound on its length. Run ids are random, so two runs never share one. A run id
+is kept as the slot whose current run wrote it, and becomes `NO_OWNER` when that run has left. The
+clock is left out: a due time or the lease of a paused process may expire at any moment.
 """
 
 from __future__ import annotations
@@ -25,66 +25,62 @@ TERMINAL = frozenset({SUCCESS, FAILED, CANCELLED, EXPIRED})
 
 UP = "UP"
 DOWN = "DOWN"
-BACK = "BACK"  # reachable again, but the sweeper's contact has not yet lasted a full threshold
+BACK = "BACK"  # reachable again, but the monitor's contact has not yet lasted a full threshold
 
-LOOKED = "LOOKED"  # saw a PENDING row, about to take it
-GATE = "GATE"  # holds a ring, about to start
+LOOKED = "LOOKED"  # read a PENDING task, about to start it
+GATE = "GATE"  # received a message, about to start
 UNSURE = "UNSURE"  # wrote its start and got no reply
 BODY = "BODY"
-CLASS = "CLASS"  # the body is over, the class is telling
-SIGNAL = "SIGNAL"  # the class has given up, the signal is telling
-OVER = "OVER"  # nobody will tell any more, yet the heartbeat goes on (mutants only)
+CLASS = "CLASS"  # the body has ended, the task class records it
+SIGNAL = "SIGNAL"  # the task class has given up, the signal records it
+OVER = "OVER"  # the ending will not be recorded, yet the heartbeat continues (mutants only)
 
 DONE = "DONE"
 ERROR = "ERROR"
-IGNORE = (  # an ending that only the class sees; here it counts as an error that is not retryable
+IGNORE = (  # an ending that only the task class sees; here it counts as an error that is not retryable
     "IGNORE"
 )
 
 MAX_ATTEMPTS = 2
 MAX_CRASHES = 2
-NOBODY = -1
+NO_OWNER = -1
 NEXT = -1
 NOW = 0
 OLD = 2
 
 Kind = Literal["fair", "fault", "choice"]
-FAIR: Kind = "fair"  # happens sooner or later in a system that is left alone
+FAIR: Kind = "fair"  # happens eventually in a system without further faults
 FAULT: Kind = "fault"
-CHOICE: Kind = "choice"  # somebody may do it; nothing may depend on it
+CHOICE: Kind = "choice"  # may happen; nothing may depend on it
 
 
 class Row(NamedTuple):
-    """Hold the columns that decide; `attempts` counts the starts since the budgets were last
-    renewed.
-    """
+    """The columns that matter. `attempts` counts the starts since the budgets were last reset."""
 
     status: str = ABSENT
     attempts: int = 0
     failures: int = 0
     crashes: int = 0
-    run: int = NOBODY
-    node: int = NOBODY
+    run: int = NO_OWNER
+    node: int = NO_OWNER
     cancel_asked: bool = False
     lease_over: bool = False
     open_letters: int = 0
 
 
 class Worker(NamedTuple):
-    """Hold what one process knows of the row: where it stands, the epoch that it guards with, how
-    its body ended.
-    """
+    """The state of one process: its position, the epoch of its guards, how its body ended."""
 
     step: str
     age: int
     outcome: str = ""
     beating: bool = False
-    logged: bool = False  # the log row of its ending exists, whatever reply it got
+    logged: bool = False  # the log entry of its ending exists, whatever reply it got
 
 
 class Obituary(NamedTuple):
-    """Hold what a parent knows of a dead child: where it ran and the age of the run that its ring
-    would have begun.
+    """The state of a parent with a dead child: where the child ran, and the age of the run that its
+    message would have started.
     """
 
     node: int
@@ -92,19 +88,17 @@ class Obituary(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Remember the row before its last commit, for a fail-over that forgets this commit."""
+    """The task before its last commit, for a failover that loses this commit."""
 
     row: Row
     raised: bool
 
 
 class State(NamedTuple):
-    """Hold one moment of the whole; `started`, `ended` and `violation` are notes that only the
-    judge reads.
-    """
+    """One state of the whole system. `started`, `ended` and `violation` are used by the judge only."""
 
     row: Row = Row()
-    claims: tuple[int, ...] = ()  # ages claimed (or born QUEUED) and not yet published
+    claims: tuple[int, ...] = ()  # ages claimed (or created QUEUED) and not yet published
     messages: tuple[int, ...] = ()  # ages of the messages that the broker holds
     workers: tuple[Worker | None, Worker | None] = (None, None)
     obituary: Obituary | None = None
@@ -116,7 +110,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Name one possible move out of a state."""
+    """One possible step out of a state."""
 
     name: str
     kind: Kind
@@ -125,14 +119,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Hold the guards of the protocol; a mutant takes away one of them."""
+    """The guards of the protocol. A mutant removes one of them."""
 
     publish_after_commit: bool = True
     rings_again: bool = True
     republish_keeps_epoch: bool = True
     start_checks_status: bool = True
     start_checks_epoch: bool = True
-    start_reads_back: str = "run_id"  # or "node", or "nothing": the lost reply is taken for a yes
+    start_reads_back: str = "run_id"  # or "node", or "nothing": the lost reply counts as a success
     take_is_guarded: bool = True
     take_raises_epoch: bool = True
     counts_at_start: bool = True
@@ -142,9 +136,7 @@ class Rules:
     ending_checks_status: bool = True
     ending_checks_epoch: bool = True
     ending_checks_run_id: bool = True
-    ending_reads_back: str = (
-        "log"  # or "row", or "nothing": a refused telling is taken for a fenced one
-    )
+    ending_reads_back: str = "log"  # or "row", or "nothing": a refused recording counts as fenced
     leaves_heartbeat: bool = True
     self_fence_keeps_beating: bool = True
     lose_raises_epoch: bool = True
@@ -159,28 +151,28 @@ class Rules:
 
 @dataclass(frozen=True)
 class World:
-    """Say what may happen beside the core (death of processes, lost rings, late publishes, pauses,
+    """The faults beside the core ones (death of processes, lost messages, late publishes, pauses,
     return_to_pending).
     """
 
     takes: bool = False
-    doubles: bool = False  # rings delivered more than once
+    doubles: bool = False  # messages delivered more than once
     doubts: bool = False  # writes and replies that get lost
     parents: bool = False
     outages: bool = False
     operator: bool = False
     judges_parents: bool = (
-        True  # false where a parent may end a living run, if nothing worse comes of it
+        True  # false if a parent may end a living run, provided that nothing worse follows
     )
     failover: bool = False  # of the database, losing its last commit
     trusts_commits: bool = (
-        True  # judge starts and endings too; false where a told COMMIT may vanish
+        True  # judge starts and endings too; false if an acknowledged COMMIT may be lost
     )
 
 
 @dataclass(frozen=True)
 class Case:
-    """Join the rules to the world that they are tried in."""
+    """The rules together with the world in which they are checked."""
 
     name: str
     world: World
@@ -188,7 +180,7 @@ class Case:
 
 
 def add(ages: tuple[int, ...], age: int) -> tuple[int, ...]:
-    """Return the sorted ages with one more; equal messages need no count, since delivery may keep
+    """Return the sorted ages with one more. Equal messages need no count, since delivery may keep
     them.
     """
     return ages if age in ages else tuple(sorted((*ages, age)))
@@ -200,8 +192,8 @@ def remove(ages: tuple[int, ...], age: int) -> tuple[int, ...]:
 
 
 def seat(state: State, slot: int, worker: Worker | None) -> State:
-    """Put a worker into its slot; with `None` its run leaves, and its run id is nobody's from then
-    on.
+    """Put a worker into its slot. With `None` its run leaves, and its run id then belongs to no
+    run.
     """
     left, right = state.workers
     workers = (worker, right) if slot == 0 else (left, worker)
@@ -211,15 +203,15 @@ def seat(state: State, slot: int, worker: Worker | None) -> State:
     if row.run != slot and last is None:
         return state._replace(workers=workers)
     if row.run == slot:
-        row = row._replace(run=NOBODY)
+        row = row._replace(run=NO_OWNER)
     if last is not None and last.row.run == slot:
-        last = last._replace(row=last.row._replace(run=NOBODY))
+        last = last._replace(row=last.row._replace(run=NO_OWNER))
     return state._replace(workers=workers, row=row, last_commit=last)
 
 
 def shift(state: State, by: int, case: Case) -> State:
-    """Make everything that remembers an epoch older (or, after a fail-over, younger)."""
-    # A parent may infer a run's epoch from an old ring, and a fail-over makes old epochs younger:
+    """Make everything that contains an epoch older (or, after a failover, younger)."""
+    # A parent may infer a run's epoch from an old message, and a failover makes old epochs younger:
     # only then do ages
     # above 1 differ from 1.
     of_runs = OLD if case.world.failover else NOW + 1
@@ -235,8 +227,8 @@ def shift(state: State, by: int, case: Case) -> State:
 
 
 def pending(obituary: Obituary) -> Obituary | None:
-    """Return the obituary while its telling may still be accepted: an epoch that has passed never
-    comes back.
+    """Return the parent's record while it may still be accepted: an epoch that has passed never
+    returns.
     """
     return None if obituary.age > NOW else obituary
 
@@ -254,7 +246,7 @@ def _aged(worker: Worker | None, by: int, of_runs: int, of_rings: int) -> Worker
 
 
 def accuse(state: State, charge: str) -> State:
-    """Note the first violation on a path."""
+    """Record the first violation on a path."""
     return state if state.violation else state._replace(violation=charge)
 
 
@@ -278,5 +270,5 @@ def fold(state: State) -> State:
 def _mirrored(row: Row) -> Row:
     run, node = row.run, row.node
     return row._replace(
-        run=run if run == NOBODY else 1 - run, node=node if node == NOBODY else 1 - node
+        run=run if run == NO_OWNER else 1 - run, node=node if node == NO_OWNER else 1 - node
     )

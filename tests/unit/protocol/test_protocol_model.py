@@ -1,4 +1,4 @@
-"""The protocol holds in every order of events, and each guard that is taken away is missed."""
+"""The protocol holds in every order of events, and each removed guard is detected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.protocol.model import table, verdict_of
 from tests.unit.protocol.states import ABSENT, Case
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "protocol_model.md"
-# The graph, the operator's editing of waiting rows, and the replay of a success, which is the same
+# The graph, the operator's edit of waiting tasks, and the replay of a success, which is the same
 # write as `replay`.
 NOT_MODELLED = {"release", "block", "fail", "force_run", "edit", "skip", "rerun"}
 
@@ -33,17 +33,17 @@ def test_the_protocol_reaches_no_violation_and_no_dead_end(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "violation"), CAUGHT.items(), ids=_name)
-def test_a_guard_that_is_taken_away_is_missed(case: Case, violation: str) -> None:
+def test_a_mutant_makes_its_tests_fail(case: Case, violation: str) -> None:
     assert verdict_of(case).violation == violation
 
 
 @pytest.mark.parametrize("case", COVERED, ids=_name)
-def test_what_another_guard_covers_is_said_to_be_covered(case: Case) -> None:
+def test_a_guard_that_another_one_covers_is_listed_as_covered(case: Case) -> None:
     verdict = verdict_of(case)
     assert not verdict.violation, verdict.trace
 
 
-def test_every_change_of_status_in_the_model_is_a_transition_of_the_table() -> None:
+def test_every_status_change_in_the_model_is_a_transition_of_the_table() -> None:
     moves = {
         move
         for case in PROTOCOL
@@ -65,10 +65,10 @@ def _in_table(name: str, source: str, target: str) -> bool:
     )
 
 
-def test_every_transition_of_the_table_is_walked_by_the_model() -> None:
+def test_every_transition_of_the_table_occurs_in_the_model() -> None:
     walked = {_transition(step) for case in PROTOCOL for step, _, _ in verdict_of(case).moves}
     assert not TRANSITIONS.keys() - NOT_MODELLED - walked
 
 
-def test_the_documentation_shows_the_table_as_it_is_printed() -> None:
+def test_the_documentation_shows_the_printed_table() -> None:
     assert table() in PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The guarded UPDATEs of the protocol and the judge who watches each of them."""
+"""The guarded UPDATEs of the protocol, and the judge that checks each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.protocol.states import (
     IGNORE,
     MAX_ATTEMPTS,
     MAX_CRASHES,
-    NOBODY,
+    NO_OWNER,
     NOW,
     PENDING,
     QUEUED,
@@ -49,11 +49,11 @@ FENCED_OWN_ENDING = "an accepted ending was recorded as fenced"
 def commit(
     state: State, case: Case, *, raises: bool = True, operator: bool = False, **columns: Any
 ) -> State:
-    """Write columns of the row, raise its epoch, and judge what came of it."""
+    """Write columns of the task, increment its epoch, and judge the result."""
     old = state.row
     row = old._replace(**columns)
     if row.status != RUNNING:
-        row = row._replace(node=NOBODY, lease_over=False)
+        row = row._replace(node=NO_OWNER, lease_over=False)
     written = state._replace(
         row=row, last_commit=Commit(old, raises) if case.world.failover else None
     )
@@ -72,18 +72,18 @@ def _judged(state: State) -> State:
     if row.failures > MAX_ATTEMPTS or row.crashes > MAX_CRASHES or row.attempts > starts_allowed:
         state = accuse(state, BUDGET)
     if row.status in TERMINAL and not state.violation:
-        # A replay renews the budgets, so what an ended row has spent tells no two states apart.
+        # A replay resets the budgets, so the used budgets of an ended task distinguish no two states.
         state = state._replace(row=row._replace(attempts=0, failures=0, crashes=0), started=0)
     return state
 
 
 def reachable(state: State) -> bool:
-    """Say whether the database answers."""
+    """Return whether the database answers."""
     return state.database != DOWN
 
 
 def may_start(state: State, worker: Worker, rules: Rules) -> bool:
-    """Ask the guard of `start`."""
+    """Return whether the guard of `start` accepts."""
     row = state.row
     status_fits = row.status == QUEUED or (
         not rules.start_checks_status and row.status not in TERMINAL
@@ -94,7 +94,7 @@ def may_start(state: State, worker: Worker, rules: Rules) -> bool:
 
 
 def may_take(state: State, worker: Worker, rules: Rules) -> bool:
-    """Ask the guard of `take`."""
+    """Return whether the guard of `take` accepts."""
     row = state.row
     if not rules.take_is_guarded:
         return row.status not in TERMINAL
@@ -102,7 +102,7 @@ def may_take(state: State, worker: Worker, rules: Rules) -> bool:
 
 
 def may_end(state: State, slot: int, worker: Worker, rules: Rules) -> bool:
-    """Ask the guard of every ending."""
+    """Return whether the guard of every ending accepts."""
     row = state.row
     return (
         (row.status == RUNNING or not rules.ending_checks_status)
@@ -112,7 +112,7 @@ def may_end(state: State, slot: int, worker: Worker, rules: Rules) -> bool:
 
 
 def start(state: State, case: Case, slot: int, *, raises: bool = True) -> State:
-    """Write the start of a run; the judge counts it against its attempt."""
+    """Write the start of a run. The judge counts it against its attempt."""
     row = state.row
     number = row.attempts + 1
     written = commit(
@@ -133,7 +133,7 @@ def start(state: State, case: Case, slot: int, *, raises: bool = True) -> State:
 
 
 def end(state: State, case: Case, slot: int, worker: Worker) -> State:
-    """Write succeed, retry or exhaust; the judge asks whose ending it was."""
+    """Write succeed, retry or exhaust. The judge checks whose ending it was."""
     row, rules = state.row, case.rules
     columns: dict[str, Any] = {}
     if not rules.counts_at_start:
@@ -151,7 +151,7 @@ def end(state: State, case: Case, slot: int, worker: Worker) -> State:
 
 
 def lose(state: State, case: Case) -> State:
-    """Write the loss of a run, whoever noticed it."""
+    """Write the loss of a run, by whichever process detected it."""
     row, rules = state.row, case.rules
     crashes = row.crashes + 1 if rules.lose_counts_crash else row.crashes
     columns = _given_up(row, rules) if crashes >= MAX_CRASHES else _waiting(row, rules)
@@ -182,16 +182,16 @@ def _ended(before: State, written: State, case: Case) -> State:
 
 
 def living_owner(state: State) -> Worker | None:
-    """Return the worker that runs, or is ending, the very run that the row names."""
-    if state.row.status != RUNNING or state.row.run == NOBODY:
+    """Return the worker that runs, or is ending, exactly the run that the task names."""
+    if state.row.status != RUNNING or state.row.run == NO_OWNER:
         return None
     worker = state.workers[state.row.run]
     return worker if worker is not None and worker.step in (BODY, CLASS) else None
 
 
 def beaten(state: State) -> bool:
-    """Say whether some process keeps the lease of the row's run alive."""
-    if state.row.status != RUNNING or state.row.run == NOBODY:
+    """Return whether some process renews the lease of the task's run."""
+    if state.row.status != RUNNING or state.row.run == NO_OWNER:
         return False
     worker = state.workers[state.row.run]
     return worker is not None and worker.beating

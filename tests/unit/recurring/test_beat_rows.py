@@ -1,5 +1,5 @@
-"""Rows of django-celery-beat become schedules of the same fire times, and what differs is found and
-told.
+"""Rows of django-celery-beat become schedules with the same fire times, and differences are
+reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _compare(row: BeatRow) -> compare.Comparison:
     )
 
 
-# When ---------------------------------------------------------------------------------------------
+# Fire times ---------------------------------------------------------------------------------------
 
 
 def _texts(low: int, high: int) -> st.SearchStrategy[str]:
@@ -82,7 +82,7 @@ as_celery_57 = pytest.mark.skipif(
     celery.__version__ < "5.7",
     reason="Celery 5.6 computes other fire times of crontabs; import-beat describes those of 5.7",
 )
-"""With the newest versions these tests run."""
+"""The newest versions these tests run with."""
 
 
 @given(st.tuples(_texts(0, 59), _texts(0, 23), _texts(1, 31), _texts(1, 12), _texts(0, 6)))
@@ -111,13 +111,13 @@ def test_every_crontab_fires_as_celery_reads_it(fields: tuple[str, str, str, str
         ),
     ],
 )
-def test_a_crontab_is_kept_as_celery_reads_it(cron: str, kept: dict[str, str]) -> None:
+def test_a_crontab_is_stored_as_celery_reads_it(cron: str, kept: dict[str, str]) -> None:
     options = _import(_row(cron, "Europe/London")).options
     assert {kind: options[kind] for kind in ("cron", "rrule") if kind in options} == kept
     assert options["timezone"] == "Europe/London"
 
 
-def test_the_crontabs_of_a_large_project_fire_as_in_beat_but_where_clocks_change() -> None:
+def test_the_crontabs_of_a_large_project_fire_as_in_beat_except_at_clock_changes() -> None:
     unread = set()
     for cron in CRONS:
         for name in ("UTC", "Europe/Berlin", "America/New_York"):
@@ -131,13 +131,13 @@ def test_the_crontabs_of_a_large_project_fire_as_in_beat_but_where_clocks_change
     assert all(re.search(r"\b\d+/\d", cron) for cron in unread), "Celery reads no a/b, and all else"
 
 
-def test_both_days_are_told() -> None:
+def test_both_restricted_day_fields_are_reported() -> None:
     assert any(remark.startswith("DAYS") for remark in _import(_row("0 9 1 * 1")).remarks)
     assert _import(_row("0 9 1 * *")).remarks == ()
 
 
 @as_celery_57
-def test_a_gap_and_a_repeated_hour_are_found_with_their_instants() -> None:
+def test_a_clock_gap_and_a_repeated_hour_are_reported_with_their_instants() -> None:
     [gap] = _compare(_row("30 2 * * *", "America/New_York")).differences
     assert "goes forward, 2027-03-14T07:00:00Z" in gap
     assert (
@@ -150,7 +150,7 @@ def test_a_gap_and_a_repeated_hour_are_found_with_their_instants() -> None:
     assert "9 times more" in twice
 
 
-def test_what_does_not_differ_is_not_told() -> None:
+def test_equal_behaviour_is_not_reported() -> None:
     for row in (
         _row("30 2 * * *"),
         _row("0 9 * * *", "America/New_York"),
@@ -161,20 +161,20 @@ def test_what_does_not_differ_is_not_told() -> None:
         assert comparison.here == comparison.beat
 
 
-def test_a_run_that_beat_owes_is_told() -> None:
+def test_a_run_that_beat_has_missed_is_reported() -> None:
     [owed] = _compare(_row("30 2 * * *", last_run_at=NOW - timedelta(days=2))).differences
     assert owed.startswith("OWED")
     assert "2026-11-22T02:30:00Z" in owed
 
 
-def test_a_run_that_a_running_beat_has_not_written_down_yet_is_not_owed() -> None:
+def test_a_run_that_a_running_beat_has_not_recorded_yet_is_not_missed() -> None:
     for row in (_row("* * * * *"), _row(interval=(7, "seconds"))):
         comparison = _compare(replace(row, last_run_at=NOW - timedelta(seconds=100)))
         assert comparison.differences == ()
         assert comparison.here == comparison.beat
 
 
-def test_an_interval_goes_on_from_beats_last_run() -> None:
+def test_an_interval_continues_from_beats_last_run() -> None:
     row = _row(interval=(2, "hours"), last_run_at=NOW - timedelta(minutes=30))
     comparison = _compare(row)
     assert (
@@ -186,13 +186,13 @@ def test_an_interval_goes_on_from_beats_last_run() -> None:
 
 
 @pytest.mark.parametrize("unit", ["days", "hours", "minutes", "seconds"])
-def test_an_interval_of_every_period_is_as_long_as_beats(unit: str) -> None:
+def test_an_interval_of_every_period_has_beats_length(unit: str) -> None:
     comparison = _compare(_row(interval=(7, unit)))
     assert comparison.here == comparison.beat
 
 
 @as_celery_57
-def test_a_start_time_to_come_is_the_start() -> None:
+def test_a_future_start_time_becomes_the_start() -> None:
     start = NOW + timedelta(days=3)
     for row in (_row(interval=(1, "days")), _row("30 2 * * *"), _row("*/5 * * * *")):
         comparison = _compare(replace(row, start_time=start, last_run_at=None, date_changed=NOW))
@@ -208,14 +208,14 @@ def test_a_clocked_task_runs_once() -> None:
     assert comparison.here == comparison.beat == [at]
 
 
-def test_the_sun_is_told_as_unknown_without_ephem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solar_schedules_cannot_be_compared_without_ephem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ephem", None)
     comparison = _compare(_row(solar=("sunset", 51.5, -0.1)))
     assert (len(comparison.here), comparison.beat) == (3, None)
     assert "ephem is missing" in comparison.differences[0]
 
 
-def test_a_project_that_reads_crontabs_in_celerys_zone_keeps_doing_so(settings: Any) -> None:
+def test_a_project_with_crontabs_in_celerys_zone_keeps_that_zone(settings: Any) -> None:
     row = _row("30 2 * * *", "America/New_York")
     assert compare.seen_by_beat(row) == row
     settings.DJANGO_CELERY_BEAT_TZ_AWARE = False
@@ -224,10 +224,10 @@ def test_a_project_that_reads_crontabs_in_celerys_zone_keeps_doing_so(settings: 
     assert found.timezone == "UTC"
 
 
-# What ---------------------------------------------------------------------------------------------
+# Task and options ---------------------------------------------------------------------------------
 
 
-def test_a_durable_task_keeps_what_a_row_can_keep() -> None:
+def test_a_durable_task_keeps_its_supported_options() -> None:
     row = _row(
         "30 2 * * *",
         args="[1]",
@@ -250,7 +250,7 @@ def test_a_durable_task_keeps_what_a_row_can_keep() -> None:
     assert options["description"] == "Nightly."
 
 
-def test_what_a_row_cannot_keep_is_told() -> None:
+def test_unsupported_options_are_reported() -> None:
     row = _row("30 2 * * *", exchange="x", headers='{"trace": 1}')
     [remark] = _import(row).remarks
     assert "exchange, headers are not kept" in remark
@@ -260,13 +260,13 @@ def test_what_a_row_cannot_keep_is_told() -> None:
     ("given_", "on_redis", "ours"),
     [(9, False, 9), (255, False, 9), (0, True, 9), (9, True, 0), (3, True, 6)],
 )
-def test_a_priority_means_the_same(given_: int, on_redis: bool, ours: int) -> None:
+def test_a_priority_keeps_its_meaning(given_: int, on_redis: bool, ours: int) -> None:
     found = _import(_row("30 2 * * *", priority=given_), on_redis=on_redis)
     assert found.options["priority"] == ours
     assert any(remark.startswith("PRIORITY") for remark in found.remarks) is (ours != given_)
 
 
-def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
+def test_a_plain_celery_task_is_sent_as_beat_would_send_it() -> None:
     row = _row(
         "30 2 * * *", args="[1]", queue="old", priority=3, expire_seconds=9, headers='{"trace": 1}'
     )
@@ -308,14 +308,14 @@ def test_a_task_that_is_not_durable_is_carried_as_beat_would_send_it() -> None:
         ({"crontab": _crontab("61 * * * *")}, "cannot read"),
     ],
 )
-def test_what_beat_would_not_run_again_is_refused_with_the_reason(
+def test_rows_that_beat_would_not_run_again_are_refused_with_the_reason(
     changes: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidSchedule, match=re.escape(why)):
         _import(replace(_row("30 2 * * *"), **changes))
 
 
-def test_a_zone_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_zone_is_refused() -> None:
     row = _row("30 2 * * *", "Mars/Olympus")
     assert row.crontab is not None
     with pytest.raises(InvalidSchedule, match="Mars/Olympus"):
@@ -323,9 +323,9 @@ def test_a_zone_that_nobody_knows_is_refused() -> None:
 
 
 @as_celery_57
-def test_our_walk_of_beats_clock_is_what_beat_would_do() -> None:
-    """``is_due`` with the real clock at each instant says what the walk said: due there, and not a
-    second before.
+def test_the_simulated_clock_of_beat_equals_beat() -> None:
+    """``is_due`` with the real clock at each instant agrees with the simulation: due there, and not
+    a second before.
     """
     row = _row("*/20 1-3 * * *", "America/New_York")
     start = datetime(2027, 3, 14, 4, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The changes of a zone's clock are those that the zone tables show."""
+"""The clock changes of a zone are those of the time zone database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_year_in_berlin_has_two() -> None:
     ]
 
 
-def test_the_end_belongs_to_the_range_and_the_start_does_not() -> None:
+def test_the_range_includes_its_end_and_excludes_its_start() -> None:
     change = datetime(2026, 3, 29, 1, tzinfo=UTC)
     assert list(clock_changes("Europe/Berlin", change, change + HOUR)) == []
     assert [one.at for one in clock_changes("Europe/Berlin", change - HOUR, change)] == [change]
@@ -48,7 +48,7 @@ def test_the_end_belongs_to_the_range_and_the_start_does_not() -> None:
     st.integers(1, 800),
 )
 @settings(deadline=None)
-def test_looking_at_every_sixth_hour_finds_the_same(name: str, naive: datetime, days: int) -> None:
+def test_probing_every_sixth_hour_finds_the_same(name: str, naive: datetime, days: int) -> None:
     start = naive.replace(minute=0, second=0, microsecond=0, tzinfo=UTC)
     moments = [start + n * 6 * HOUR for n in range(days * 4 + 1)]
     offsets = [moment.astimezone(zone(name)).utcoffset() for moment in moments]

@@ -1,6 +1,4 @@
-"""``@recurring`` is checked where it is written, and a declaration is merged with what an operator
-did since.
-"""
+"""``@recurring`` validates at the decorator, and a declaration is merged with changes by operators."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from tests.unit.tasks.test_typed_signature import _errors
 
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what this test declares."""
+    """Restore the registered declarations after the test."""
     inspect.load_tasks()
     monkeypatch.setattr(registry, "_declarations", {})
     monkeypatch.setattr(registry, "_tasks", dict(registry._tasks))
@@ -41,7 +39,7 @@ def _declared() -> dict[str, tuple[str, dict[str, Any]]]:
 # The decorator ------------------------------------------------------------------------------------
 
 
-def test_it_stands_above_and_below_and_several_times() -> None:
+def test_it_works_above_and_below_the_task_decorator_and_several_times() -> None:
     @recurring("nightly", cron="30 2 * * *", timezone="Europe/London")
     @recurring("hourly", interval=timedelta(hours=1))
     @durable_task
@@ -61,7 +59,7 @@ def test_it_stands_above_and_below_and_several_times() -> None:
     assert decorators.stray_schedules() == {}
 
 
-def test_a_bad_schedule_is_refused_where_it_is_written() -> None:
+def test_an_invalid_schedule_is_refused_at_the_decorator() -> None:
     with pytest.raises(InvalidSchedule, match="25"):
         recurring("nightly", cron="0 25 * * *")
     with pytest.raises(InvalidOption, match="'cron'"):
@@ -81,7 +79,7 @@ def test_a_name_is_declared_once() -> None:
         def report() -> None: ...
 
 
-def test_a_module_that_is_loaded_anew_declares_anew() -> None:
+def test_a_reloaded_module_declares_again() -> None:
     def version() -> Any:
         return lambda: None
 
@@ -102,7 +100,7 @@ def test_a_schedule_on_a_plain_function_is_a_warning() -> None:
     assert "report" in message.msg
 
 
-def test_a_bad_entry_of_the_settings_is_an_error_that_names_it(settings: Any) -> None:
+def test_an_invalid_settings_entry_is_an_error_with_its_name(settings: Any) -> None:
     settings.DURABLE_TASKS = {
         "SCHEDULES": {
             "good": {"task": "tests.project.tasks.noop", "interval": 60},
@@ -127,7 +125,7 @@ text: str = report("today")
 """
 
 
-def test_the_types_of_task_and_options_are_known(tmp_path: Path) -> None:
+def test_the_types_of_task_and_options_are_preserved(tmp_path: Path) -> None:
     wrong = ["report(5)", "recurring('x', cron=5)", "recurring('x', crn='* * * * *')"]
     lines = len(TYPED.splitlines())
     found = sorted(
@@ -141,7 +139,7 @@ def test_the_types_of_task_and_options_are_known(tmp_path: Path) -> None:
 DEFAULTS = {"queue": "", "jitter": 0.0}
 
 
-def test_a_changed_declaration_wins_and_an_operators_own_value_stays() -> None:
+def test_a_changed_declaration_is_applied_and_an_operators_value_stays() -> None:
     row = {"queue": "slow", "jitter": 5.0, "timetable": [1]}
     before = {"queue": "mail", "timetable": [1]}
     merge = merged(row, before, {"queue": "mail", "timetable": [2]}, DEFAULTS)
@@ -151,7 +149,7 @@ def test_a_changed_declaration_wins_and_an_operators_own_value_stays() -> None:
     }
 
 
-def test_what_is_no_longer_declared_goes_back_unless_an_operator_changed_it() -> None:
+def test_an_undeclared_value_is_reset_unless_an_operator_changed_it() -> None:
     before = {"queue": "mail", "timetable": [1]}
     assert merged(
         {"queue": "mail", "timetable": [1]}, before, {"timetable": [1]}, DEFAULTS
@@ -162,11 +160,11 @@ def test_what_is_no_longer_declared_goes_back_unless_an_operator_changed_it() ->
     )
 
 
-def test_what_has_no_default_is_not_taken_back() -> None:
+def test_a_field_without_default_is_not_reset() -> None:
     assert merged({"start_time": "a"}, {"start_time": "a"}, {}, DEFAULTS).changes == {}
 
 
-def test_without_an_earlier_declaration_all_of_it_is_taken_over() -> None:
+def test_without_an_earlier_declaration_everything_is_applied() -> None:
     merge = merged({"queue": "slow", "jitter": 5.0}, None, {"queue": "mail"}, DEFAULTS)
     assert (merge.changes, merge.edited) == ({"queue": "mail"}, ())
 
@@ -175,7 +173,7 @@ _COLUMNS = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 2))
 
 
 @given(st.fixed_dictionaries({name: st.integers(0, 2) for name in "abc"}), _COLUMNS, _COLUMNS)
-def test_a_merge_that_was_written_leaves_nothing_to_do(
+def test_a_merge_that_was_written_leaves_no_difference(
     row: dict[str, int], before: dict[str, int], declared: dict[str, int]
 ) -> None:
     defaults = dict.fromkeys("abc", 0)
@@ -185,7 +183,7 @@ def test_a_merge_that_was_written_leaves_nothing_to_do(
     assert again.edited == first.edited
 
 
-def test_instants_are_kept_in_utc() -> None:
+def test_instants_are_stored_in_utc() -> None:
     at = datetime(2026, 3, 1, 3, tzinfo=timezone(timedelta(hours=2)))
     assert kept({"end_time": at, "args": (1, at)}) == {
         "end_time": "2026-03-01T01:00:00+00:00",

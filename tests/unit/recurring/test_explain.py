@@ -1,4 +1,4 @@
-"""The account of a fire time names what happened, who stood in the way, and what to do."""
+"""The explanation of a fire time names what happened, the cause, and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER = uuid.UUID(int=8)
 
 
 def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
-    """Return the facts of an hourly schedule, two days old, recorded up to now."""
+    """Return the facts of an hourly schedule, two days old, whose ledger is complete up to now."""
     plain = Facts(
         at=at,
         now=NOW,
@@ -44,18 +44,18 @@ def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
     return replace(plain, **given)
 
 
-def line(outcome: str, **given: Any) -> FireEntry:
-    """Return a line of its own for the fire an hour ago."""
+def entry(outcome: str, **given: Any) -> FireEntry:
+    """Return a separate ledger entry for the fire an hour ago."""
     return FireEntry(**{"outcome": outcome, "first": NOW - HOUR, **given})
 
 
 SINGLE = [
     (
-        line("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", since=NOW)),
+        entry("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", since=NOW)),
         f"was dispatched. Its task {TASK} is SUCCESS since 2026-03-02T09:00:00Z.",
     ),
     (
-        line(
+        entry(
             "DISPATCHED",
             reason="caught up",
             story=Story(task_id=TASK, status="FAILED", reason="EXHAUSTED"),
@@ -63,28 +63,28 @@ SINGLE = [
         f"was dispatched (caught up). Its task {TASK} is FAILED (EXHAUSTED).",
     ),
     (
-        line("DISPATCHED", story=Story(task_id=TASK)),
+        entry("DISPATCHED", story=Story(task_id=TASK)),
         f"was dispatched. It was task {TASK}, which is no longer kept.",
     ),
     (
-        line(
+        entry(
             "DISPATCHED",
             story=Story(task_id=TASK, status="PENDING", held=True, behind=f"task {OTHER}"),
         ),
         f"Its task {TASK} is held behind task {OTHER} until its overlap key is free.",
     ),
-    (line("ROLLED", reason="rolled to Monday"), "was rolled and dispatched (rolled to Monday)."),
-    (line("MANUAL", reason="by anna"), "was run by hand (by anna)."),
+    (entry("ROLLED", reason="rolled to Monday"), "was rolled and dispatched (rolled to Monday)."),
+    (entry("MANUAL", reason="by anna"), "was run by hand (by anna)."),
     (
-        line("SKIPPED_OVERLAP", blocked_by=OTHER),
+        entry("SKIPPED_OVERLAP", blocked_by=OTHER),
         f"was skipped: task {OTHER} of an earlier run was still open.",
     ),
     (
-        line("SKIPPED_OVERLAP", blocked_by=OTHER, reason=f"workflow run {OTHER} is open"),
+        entry("SKIPPED_OVERLAP", blocked_by=OTHER, reason=f"workflow run {OTHER} is open"),
         f"was skipped: workflow run {OTHER} of an earlier fire was still open.",
     ),
     (
-        line(
+        entry(
             "DISPATCHED",
             story=Story(
                 task_id=TASK, status="SUCCESS", run=StartedWorkflow(OTHER, "RUNNING", 3, 10)
@@ -92,23 +92,23 @@ SINGLE = [
         ),
         f"SUCCESS. It started workflow run {OTHER}, which is RUNNING: 3 of 10 tasks have ended.",
     ),
-    (line("EXPIRED", reason="20 s"), "came too late: it expired after 20 s."),
-    (line("FAILED_TO_CREATE", reason="taken"), "could not be created: taken."),
-    (line("MISSED", reason="COALESCED"), "did not run: MISSED (COALESCED)."),
+    (entry("EXPIRED", reason="20 s"), "came too late: it expired after 20 s."),
+    (entry("FAILED_TO_CREATE", reason="taken"), "could not be created: taken."),
+    (entry("MISSED", reason="COALESCED"), "did not run: MISSED (COALESCED)."),
 ]
 
 
-@pytest.mark.parametrize(("own", "told"), SINGLE)
-def test_a_line_of_its_own_is_told_with_its_task(own: FireEntry, told: str) -> None:
+@pytest.mark.parametrize(("own", "expected"), SINGLE)
+def test_a_separate_entry_is_explained_with_its_task(own: FireEntry, expected: str) -> None:
     assert account(facts(lines=(own,))).startswith("2026-03-02T08:00:00Z ")
-    assert told in account(facts(lines=(own,)))
+    assert expected in account(facts(lines=(own,)))
 
 
 RANGE: dict[str, Any] = {"first": NOW - 9 * HOUR, "last": NOW - HOUR, "count": 9}
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "expected"),
     [
         ("COALESCED", "RUN_ONE_NOW ran the last of them only"),
         ("SKIP_MISSED", "SKIP_MISSED runs none of them"),
@@ -116,30 +116,30 @@ RANGE: dict[str, Any] = {"first": NOW - 9 * HOUR, "last": NOW - HOUR, "count": 9
         ("MAX_CATCHUP_RUNS", "max_catchup_runs were caught up"),
     ],
 )
-def test_a_missed_fire_is_one_of_its_range(reason: str, told: str) -> None:
-    said = account(facts(lines=(line("MISSED", reason=reason, **RANGE),)))
+def test_a_missed_fire_is_one_of_its_range(reason: str, expected: str) -> None:
+    said = account(facts(lines=(entry("MISSED", reason=reason, **RANGE),)))
     assert (
         "was missed, one of 9 fire times from 2026-03-02T00:00:00Z to 2026-03-02T08:00:00Z" in said
     )
-    assert told in said
+    assert expected in said
 
 
-def test_a_paused_fire_names_the_pause_and_a_count_that_is_none() -> None:
-    said = account(facts(lines=(line("PAUSED", reason="deploy by anna", exact=False, **RANGE),)))
+def test_a_paused_fire_names_the_pause_without_a_count() -> None:
+    said = account(facts(lines=(entry("PAUSED", reason="deploy by anna", exact=False, **RANGE),)))
     assert "the schedule was paused (deploy by anna); one of at least 9 fire times" in said
 
 
-def test_a_closed_day_inside_a_missed_range_was_closed() -> None:
+def test_a_closed_day_inside_a_missed_range_is_reported_as_closed() -> None:
     shut = SkippedRange(
         NOW - HOUR, NOW - HOUR, 1, True, "SKIPPED_CALENDAR", "calendar 'office' is closed: Sunday"
     )
-    said = account(facts(planned=shut, lines=(line("MISSED", reason="COALESCED", **RANGE),)))
+    said = account(facts(planned=shut, lines=(entry("MISSED", reason="COALESCED", **RANGE),)))
     assert said == "2026-03-02T08:00:00Z did not run: calendar 'office' is closed: Sunday."
     to_come = replace(shut, first=NOW + HOUR, last=NOW + HOUR)
     assert "will not run: calendar" in account(facts(NOW + HOUR, planned=to_come))
 
 
-def test_what_is_no_fire_time_names_those_around_it() -> None:
+def test_an_instant_that_is_not_a_fire_time_names_its_neighbours() -> None:
     at = NOW - HOUR / 2
     said = account(facts(at, planned=None, before=NOW - HOUR, after=NOW))
     assert (
@@ -159,7 +159,7 @@ def test_what_is_no_fire_time_names_those_around_it() -> None:
 SOON = NOW + HOUR
 
 
-def test_what_is_to_come_is_told_with_jitter_and_notes() -> None:
+def test_a_future_fire_is_explained_with_jitter_and_remarks() -> None:
     assert account(facts(SOON)) == "2026-03-02T10:00:00Z will run, in 60 min."
     fire = FireTime(SOON, SOON + timedelta(minutes=5), ("DST gap",))
     said = account(facts(SOON, fire=fire, known=False))
@@ -169,13 +169,13 @@ def test_what_is_to_come_is_told_with_jitter_and_notes() -> None:
     assert "No durable task app.tasks.report is registered in this process" in said
 
 
-def test_what_was_moved_is_told_with_its_instant() -> None:
+def test_a_moved_fire_is_explained_with_its_instant() -> None:
     moved = Planned(SOON, SOON + HOUR, ("moved by hand",), overridden=True)
     said = account(facts(SOON, planned=moved, fire=FireTime(SOON, SOON + HOUR, moved.remarks)))
     assert said == "2026-03-02T10:00:00Z will run at 2026-03-02T11:00:00Z, in 2 h (moved by hand)."
 
 
-def test_a_paused_schedule_says_since_when_by_whom_and_until_when() -> None:
+def test_a_paused_schedule_names_start_user_and_end_of_the_pause() -> None:
     paused: dict[str, Any] = {
         "status": "PAUSED",
         "paused_at": NOW,
@@ -201,7 +201,7 @@ def test_a_quarantined_schedule_shows_its_error() -> None:
     assert "could not be triggered and is paused (QUARANTINED): InvalidSchedule: no zone" in said
 
 
-def test_an_ended_schedule_says_why() -> None:
+def test_an_ended_schedule_gives_its_reason() -> None:
     assert "will not run: the schedule has ended (MAX_RUNS)." in account(
         facts(SOON, status="CANCELLED", status_reason="MAX_RUNS")
     )
@@ -221,7 +221,7 @@ def test_a_fire_before_the_schedule_existed_or_was_changed_did_not_run() -> None
     assert "its ledger entry has been deleted" in account(facts(ledger_from=NOW))
 
 
-def test_a_due_fire_says_who_is_late() -> None:
+def test_a_due_fire_names_what_is_late() -> None:
     due: dict[str, Any] = {"at": NOW - HOUR, "watermark": NOW - 2 * HOUR, "next_run_at": NOW - HOUR}
     assert "is due since 60 min, and no scheduler leads: run `manage.py run_scheduler`." in account(
         facts(**due, led=False)

@@ -1,4 +1,4 @@
-"""Jitter is the same whenever it is asked for, spreads, and never reaches the next fire."""
+"""Jitter is deterministic, spreads over its range, and never reaches the next fire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_seconds_and_percent_spread_over_their_whole_range() -> None:
         assert most * 0.95 < max(spread) < most
 
 
-def test_it_hangs_on_the_fire_time_and_the_schedule() -> None:
+def test_it_depends_on_the_fire_time_and_the_schedule() -> None:
     other = Planned(NOON + timedelta(hours=1), NOON)
     moments = {
         effective(FIRE, None, "a", 60, 0),
@@ -51,6 +51,6 @@ def test_without_a_next_fire_a_percentage_delays_nothing() -> None:
     assert effective(FIRE, None, "a", 0, 50) == NOON
 
 
-def test_a_rolled_fire_is_delayed_from_where_it_was_rolled_to() -> None:
+def test_a_rolled_fire_is_delayed_from_its_rolled_instant() -> None:
     rolled = Planned(NOON, NOON + timedelta(days=2), rolled=True)
     assert effective(rolled, None, "a", 60, 0) >= rolled.at

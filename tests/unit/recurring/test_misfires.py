@@ -1,6 +1,4 @@
-"""What is decided about fires that were missed: bounded work, however many they are, and nothing
-told twice.
-"""
+"""Decisions about missed fires: bounded work for any number of them, and nothing recorded twice."""
 
 from __future__ import annotations
 
@@ -41,7 +39,9 @@ def _agenda(
 
 
 def _calls(act: Callable[[], Any]) -> int:
-    """Count the calls of functions that an act makes: its work, whatever else the machine does."""
+    """Count the function calls of `act`, which measure its work independently of the machine's
+    load.
+    """
     number = 0
 
     def count(*_: Any) -> None:
@@ -72,8 +72,8 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
         START + timedelta(seconds=span),
         Policy(catch_up=catch_up),
     )
-    # Five million calls are some seconds at the worst: two for each ten million fires would be four
-    # times that.
+    # Five million calls take some seconds at most; two calls per fire for ten million fires would be
+    # four times that.
     assert (
         _calls(lambda: fires.closed(BEFORE, choose(fires, BEFORE, now, policy).through))
         < 5 * MILLION
@@ -91,11 +91,11 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
 @pytest.mark.parametrize("order", CatchUpOrder)
 @pytest.mark.parametrize("catch_up", CatchUp)
 @pytest.mark.parametrize("roll", [Roll.FOLLOWING, Roll.PRECEDING, Roll.MODIFIED_FOLLOWING])
-def test_with_rolls_too_every_fire_runs_or_is_told_and_none_both(
+def test_with_rolls_too_every_fire_either_runs_or_is_recorded(
     roll: Roll, catch_up: CatchUp, order: CatchUpOrder
 ) -> None:
-    """Compared with the agenda walked one by one; two hours apart, over a weekend and a closed
-    Friday.
+    """Compared with the effective schedule enumerated one by one; two hours apart, over a weekend
+    and a closed Friday.
     """
     fires = _agenda([{"interval": 7_200.0}], CLOSED_ON_FRIDAYS, roll)
     policy = Policy(catch_up=catch_up, grace=10_000, max_runs=7, order=order)
@@ -118,17 +118,17 @@ def test_with_rolls_too_every_fire_runs_or_is_told_and_none_both(
 
 @dataclass(frozen=True, slots=True)
 class _Stuck:
-    """An agenda with a fault: after its fire comes the same fire."""
+    """A faulty schedule, which returns the same fire again and again."""
 
     def next(self, after: datetime) -> Planned:
-        """Return always the same."""
+        """Always return the same fire."""
         return Planned(START, START)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not asked")
 
 
-def test_an_agenda_that_does_not_go_on_is_an_error_and_no_endless_loop() -> None:
+def test_a_schedule_that_does_not_advance_is_an_error_and_no_endless_loop() -> None:
     stuck: Any = _Stuck()
     with pytest.raises(AssertionError, match="after 2026-03-02T09:00:00"):
         choose(stuck, BEFORE, START, Policy())

@@ -1,7 +1,7 @@
-"""``durable preview`` of a described schedule: the fires, what changes of clocks and calendars do,
-and no database.
+"""``durable preview`` of a schedule given by arguments: fires, clock changes and calendars, without
+a database.
 
-These tests may not touch a database: pytest-django lets them not.
+pytest-django blocks database access in these tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_durable_tasks.management.durable.preview import PREVIEW
-from tests.database.commands.durable_command import durable, told
+from tests.database.commands.durable_command import durable, json_of
 
 PROJECT = Path(__file__).resolve().parents[3] / "example_project"
 NEW_YORK = (
@@ -35,11 +35,11 @@ FRIDAY = ("--start", "2026-11-20T00:00:00Z")
 
 
 def _effective(*words: object) -> list[str]:
-    return [fire["effective"] for fire in told("preview", *words)]
+    return [fire["effective"] for fire in json_of("preview", *words)]
 
 
-def test_a_night_in_new_york_is_told_to_the_letter() -> None:
-    found = told("preview", *NEW_YORK)
+def test_a_night_in_new_york_is_printed_exactly() -> None:
+    found = json_of("preview", *NEW_YORK)
     assert [list(fire) for fire in found] == [["nominal", "effective", "local", "remarks"]] * 5
     assert found[:2] == [
         {
@@ -65,7 +65,7 @@ def test_a_night_in_new_york_is_told_to_the_letter() -> None:
     ]
 
 
-def test_the_example_project_previews_without_any_database() -> None:
+def test_the_example_project_previews_without_a_database() -> None:
     words = ["durable", "preview", *map(str, NEW_YORK), "--format", "json"]
     nowhere = {**os.environ, "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
     nowhere.pop("DJANGO_SETTINGS_MODULE", None)
@@ -78,21 +78,21 @@ def test_the_example_project_previews_without_any_database() -> None:
         timeout=60,
         check=True,
     )
-    assert json.loads(answer.stdout) == told("preview", *NEW_YORK)
+    assert json.loads(answer.stdout) == json_of("preview", *NEW_YORK)
 
 
-def test_this_very_test_could_not_reach_the_database() -> None:
+def test_this_test_cannot_access_the_database() -> None:
     with pytest.raises(RuntimeError, match="Database access not allowed"):
         connections[DEFAULT_DB_ALIAS].ensure_connection()
 
 
-def test_the_start_is_included_and_so_is_the_end() -> None:
+def test_start_and_end_are_inclusive() -> None:
     assert _effective("--every", "1h", *FRIDAY, "--end", "2026-11-20T02:00:00Z") == [
         f"2026-11-20T0{hour}:00:00Z" for hour in range(3)
     ]
 
 
-def test_ten_fires_are_told_unless_more_are_asked_for() -> None:
+def test_ten_fires_are_printed_by_default() -> None:
     assert len(_effective("--every", 90, *FRIDAY)) == 10
     assert len(_effective("--every", "1m", *FRIDAY, "--end", "2026-11-20T00:59:00Z")) == 60
     assert (
@@ -136,7 +136,7 @@ def test_every_kind_of_schedule_can_be_described(
     assert _effective(*words, *FRIDAY, "--count", 2) == fires
 
 
-def test_the_sun_is_a_schedule_too() -> None:
+def test_a_solar_schedule_can_be_previewed() -> None:
     place = ("--latitude", 51.5, "--longitude=-0.1", *FRIDAY, "--count", 1)
     (sunset,) = _effective("--solar", "sunset", *place)
     (before,) = _effective("--solar", "sunset", "--offset=-600", *place)
@@ -144,7 +144,7 @@ def test_the_sun_is_a_schedule_too() -> None:
     assert (datetime.fromisoformat(sunset) - datetime.fromisoformat(before)).total_seconds() == 600
 
 
-def test_previous_tells_the_fires_before_the_start_the_latest_first() -> None:
+def test_previous_prints_the_fires_before_the_start_the_latest_first() -> None:
     assert _effective("--cron", "0 12 * * MON", *FRIDAY, "--previous", "--count", 2) == [
         "2026-11-16T12:00:00Z",
         "2026-11-09T12:00:00Z",
@@ -159,7 +159,7 @@ def test_previous_tells_the_fires_before_the_start_the_latest_first() -> None:
     ]
 
 
-def test_the_policies_for_changing_clocks_count() -> None:
+def test_the_policies_for_clock_changes_apply() -> None:
     autumn = (
         "--cron",
         "30 1 * * *",
@@ -172,7 +172,7 @@ def test_the_policies_for_changing_clocks_count() -> None:
     )
     assert _effective(*autumn) == ["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"]
     assert _effective(*autumn, "--dst-overlap", "LAST")[0] == "2026-11-01T06:30:00Z"
-    both = told("preview", *autumn, "--dst-overlap", "BOTH")
+    both = json_of("preview", *autumn, "--dst-overlap", "BOTH")
     assert ["DST overlap" in " ".join(fire["remarks"]) for fire in both] == [True, True]
     spring = [word if word != 5 else 2 for word in NEW_YORK]
     assert _effective(*spring, "--dst-gap", "SKIP") == [
@@ -181,7 +181,7 @@ def test_the_policies_for_changing_clocks_count() -> None:
     ]
 
 
-def test_a_change_of_clocks_has_a_badge_in_the_table() -> None:
+def test_a_clock_change_has_a_badge_in_the_table() -> None:
     lines = durable("preview", *NEW_YORK).out.splitlines()
     assert lines[0].split() == ["NOMINAL", "EFFECTIVE", "LOCAL", "DST"]
     assert [line.split()[-1] for line in lines[1:4]] == ["-", "GAP", "-"]
@@ -213,7 +213,7 @@ def test_fires_roll_off_the_weekend(roll: str, first: str) -> None:
     assert _effective(*saturdays) == [first]
 
 
-def test_what_rolled_before_the_start_runs_after_it() -> None:
+def test_a_fire_rolled_from_before_the_start_runs_after_it() -> None:
     words = (
         "--cron",
         "0 9 * * SAT",
@@ -224,12 +224,12 @@ def test_what_rolled_before_the_start_runs_after_it() -> None:
         "--count",
         1,
     )
-    (fire,) = told("preview", *words, "--roll", "FOLLOWING")
+    (fire,) = json_of("preview", *words, "--roll", "FOLLOWING")
     assert (fire["nominal"], fire["effective"]) == ("2026-11-21T09:00:00Z", "2026-11-23T09:00:00Z")
     assert fire["remarks"] == ["rolled from 2026-11-21 09:00 (Saturday) by FOLLOWING"]
 
 
-def test_holidays_and_files_close_days_and_people_are_told_what_is_left_out(tmp_path: Path) -> None:
+def test_holidays_and_files_close_days_and_omitted_fires_are_printed(tmp_path: Path) -> None:
     file = tmp_path / "office.ics"
     file.write_text(
         "BEGIN:VCALENDAR\nBEGIN:VEVENT\nDTSTART:20261228\nSUMMARY:Inventory\nEND:VEVENT\nEND:VCALENDAR\n"
@@ -243,9 +243,9 @@ def test_holidays_and_files_close_days_and_people_are_told_what_is_left_out(tmp_
     assert "Inventory" in answer.err
 
 
-def test_jitter_moves_the_effective_time_alone() -> None:
+def test_jitter_changes_the_effective_time_only() -> None:
     plain, moved = (
-        told("preview", "--every", "1h", *FRIDAY, *words) for words in ((), ("--jitter", "50%"))
+        json_of("preview", "--every", "1h", *FRIDAY, *words) for words in ((), ("--jitter", "50%"))
     )
     delays = [
         (
@@ -258,7 +258,7 @@ def test_jitter_moves_the_effective_time_alone() -> None:
     assert len(set(delays)) > 1
 
 
-def test_a_schedule_without_a_fire_left_says_so() -> None:
+def test_a_schedule_without_remaining_fires_says_so() -> None:
     answer = durable("preview", "--at", "2020-01-01T00:00:00Z", *FRIDAY)
     assert (answer.code, answer.out.strip()) == (0, "no fire")
 
@@ -292,9 +292,7 @@ def test_a_schedule_without_a_fire_left_says_so() -> None:
         (("--every", "1h", "--jitter", "200%"), "jitter='200%'"),
     ],
 )
-def test_what_cannot_be_previewed_is_refused_with_the_remedy(
-    words: tuple[object, ...], why: str
-) -> None:
+def test_an_invalid_preview_is_refused_with_a_remedy(words: tuple[object, ...], why: str) -> None:
     answer = durable("preview", *words)
     assert answer.code == 2
     assert why in answer.err

@@ -1,5 +1,5 @@
-"""Arguments and results are JSON that every database gives back as it got it, or they are refused
-by name.
+"""Arguments and results are JSON that every database returns unchanged. Other values are refused
+with their position.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _nested(levels: int) -> list[Any]:
 
 
 @given(st.lists(values, max_size=4), st.dictionaries(texts, values, max_size=3))
-def test_what_is_accepted_comes_back_equal(args: list[Any], kwargs: dict[str, Any]) -> None:
+def test_accepted_values_are_returned_unchanged(args: list[Any], kwargs: dict[str, Any]) -> None:
     payload = encode("job", args, kwargs, max_bytes=256 * KIB, max_depth=32)
     assert (json.loads(payload.args), json.loads(payload.kwargs)) == (args, kwargs)
 
@@ -83,7 +83,9 @@ class _Colour(enum.IntEnum):
     ],
     ids=repr,
 )
-def test_what_json_would_not_give_back_is_refused_by_place(value: object, words: str) -> None:
+def test_values_that_json_would_change_are_refused_with_their_position(
+    value: object, words: str
+) -> None:
     with pytest.raises(UnserializableArguments, match=words):
         _encode(value)
 
@@ -102,13 +104,13 @@ def test_named_arguments_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
-def test_the_names_of_arguments_are_checked_too(name: str) -> None:
+def test_the_names_of_arguments_are_validated_too(name: str) -> None:
     with pytest.raises(UnserializableArguments, match=r"NUL|surrogate"):
         _encode(**{name: 1})
 
 
 @pytest.mark.parametrize("edge", [2**63 - 1, -(2**63), 1.5e308, 5e-324, 0, "", True, _Colour.RED])
-def test_the_edges_of_the_dialect_are_accepted(edge: object) -> None:
+def test_boundary_values_are_accepted(edge: object) -> None:
     assert _encode(edge) == ([edge], {})
 
 
@@ -124,14 +126,14 @@ def test_depth_counts_from_the_argument() -> None:
 
 
 @pytest.mark.parametrize("limit", [64 * KIB, 256 * KIB])
-def test_size_counts_both_texts_to_the_byte(limit: int) -> None:
+def test_size_counts_the_bytes_of_both_texts(limit: int) -> None:
     fits = "x" * (limit - len('[""]') - len("{}"))
     assert _encode(fits, max_bytes=limit) == ([fits], {})
     with pytest.raises(PayloadTooLarge, match=r"PAYLOAD_MAX_BYTES.*primary key"):
         _encode(fits + "x", max_bytes=limit)
 
 
-def test_characters_beyond_ascii_count_as_they_are_written() -> None:
+def test_non_ascii_characters_count_as_they_are_written() -> None:
     with pytest.raises(PayloadTooLarge):
         _encode("é" * 11_000)
 
@@ -142,7 +144,7 @@ def test_more_than_a_thousand_keys_are_refused() -> None:
 
 
 @given(st.floats(min_value=1e15, allow_infinity=False), st.sampled_from([1, -1]))
-def test_large_floats_are_written_without_an_exponent_and_come_back_as_they_were(
+def test_large_floats_are_written_without_an_exponent_and_returned_unchanged(
     number: float, sign: int
 ) -> None:
     payload = encode("job", ["1e+5", {"2e+6": sign * number}], {}, max_bytes=64 * KIB, max_depth=16)
@@ -155,7 +157,7 @@ def test_a_tuple_is_written_as_a_list() -> None:
 
 
 def _job(day: str, *, dry: bool = False) -> None:
-    """The signature that a call must fit."""
+    """The signature that a call must match."""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def _job(day: str, *, dry: bool = False) -> None:
         (("a",), {"day": "b"}, "day"),
     ],
 )
-def test_a_call_that_does_not_fit_names_the_parameter(
+def test_a_call_that_does_not_match_names_the_parameter(
     args: Any, kwargs: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidArguments, match=named) as refused:
@@ -176,7 +178,7 @@ def test_a_call_that_does_not_fit_names_the_parameter(
 
 
 @given(values)
-def test_a_result_comes_back_equal(value: Any) -> None:
+def test_a_result_is_returned_unchanged(value: Any) -> None:
     text = encode_result("job", value, max_bytes=256 * KIB, max_depth=32)
     assert (None if text is None else json.loads(text)) == value
 

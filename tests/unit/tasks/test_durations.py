@@ -1,4 +1,4 @@
-"""Numbers and datetimes at the border are checked by name, value and remedy."""
+"""Numbers and datetimes from users are validated; errors have name, value and remedy."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_a_timedelta_is_its_seconds(value: timedelta) -> None:
         10**400,
     ],
 )
-def test_anything_else_is_refused_by_name(value: object) -> None:
+def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidOption, match="timeout="):
         seconds("timeout", value)
 
 
-def test_a_minimum_is_told() -> None:
+def test_a_minimum_is_reported() -> None:
     with pytest.raises(InvalidOption, match=r"lease=1: it must be 3 seconds or more"):
         seconds("lease", 1, minimum=3)
 
 
-def test_none_stays_none_where_it_may() -> None:
+def test_none_is_accepted_where_allowed() -> None:
     assert maybe_seconds("timeout", None) is None
 
 
@@ -80,6 +80,6 @@ class _Aimless(tzinfo):
 @pytest.mark.parametrize(
     "value", ["2026-11-20", 0, None, datetime(2026, 11, 20, tzinfo=_Aimless())]
 )
-def test_what_is_no_instant_is_refused(value: object) -> None:
+def test_an_invalid_instant_is_refused(value: object) -> None:
     with pytest.raises(InvalidOption, match="run_at="):
         instant("run_at", value)

@@ -1,4 +1,4 @@
-"""Where an ending takes a row: every kind of ending against every budget, and a cancel request."""
+"""The status after an ending: every kind of ending with every budget, and a cancel request."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("kind", "outcome", "row", "status", "log", "reason"), TABLE)
-def test_an_ending_takes_the_row_where_the_table_says(
+def test_an_ending_leads_to_the_status_of_the_table(
     kind: EndingKind,
     outcome: dict[str, Any],
     row: dict[str, Any],
@@ -103,9 +103,7 @@ def test_an_ending_takes_the_row_where_the_table_says(
 @pytest.mark.parametrize(
     ("limit", "status"), [(1, Status.FAILED), (2, Status.FAILED), (3, Status.PENDING)]
 )
-def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
-    limit: int, status: Status
-) -> None:
+def test_a_limit_set_by_the_body_overrides_that_of_the_task(limit: int, status: Status) -> None:
     verdict = decide(
         Outcome(kind=EndingKind.RETRY_ASKED, max_attempts=limit),
         _budgets(failures=1, max_attempts=2),
@@ -117,7 +115,7 @@ def test_a_limit_that_the_task_function_set_counts_instead_of_the_rows(
 
 
 @given(outcomes, budgets)
-def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Budgets) -> None:
+def test_every_verdict_is_a_transition_of_the_state_machine(outcome: Outcome, row: Budgets) -> None:
     verdict = decide(outcome, row)
     move = TRANSITIONS[verdict.transition]
     assert Status.RUNNING in move.sources
@@ -125,22 +123,20 @@ def test_every_verdict_is_a_move_of_the_state_machine(outcome: Outcome, row: Bud
 
 
 @given(outcomes, budgets)
-def test_a_failure_and_a_crash_never_pay_from_the_same_budget(
-    outcome: Outcome, row: Budgets
-) -> None:
+def test_a_failure_and_a_crash_never_use_the_same_budget(outcome: Outcome, row: Budgets) -> None:
     verdict = decide(outcome, row)
     assert verdict.failed + verdict.crashed <= 1
     assert bool(verdict.crashed) == (outcome.kind is EndingKind.CRASHED)
 
 
 @given(outcomes, budgets)
-def test_a_row_that_gives_up_or_is_cancelled_says_why(outcome: Outcome, row: Budgets) -> None:
+def test_a_finally_failed_or_cancelled_task_has_a_reason(outcome: Outcome, row: Budgets) -> None:
     verdict = decide(outcome, row)
     assert bool(verdict.reason) == (verdict.status in (Status.FAILED, Status.CANCELLED))
 
 
 @given(budgets)
-def test_as_many_failures_as_attempts_are_allowed_and_no_more(row: Budgets) -> None:
+def test_exactly_max_attempts_failures_are_allowed(row: Budgets) -> None:
     again = decide(Outcome(kind=EndingKind.FAILED), row).log == LogStatus.RETRY
     assert again == (row.failures + 1 < row.max_attempts and not row.cancel_requested)
 

@@ -1,5 +1,5 @@
-"""Why a task stands where it stands: every cause is told, the gravest first, and no status is left
-without a word.
+"""Explanations of a task's status: every cause is named, the most severe first, and every status
+has one.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,7 @@ def _in(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def _told(status: str, **facts: Any) -> str:
+def _explained(status: str, **facts: Any) -> str:
     sound = {
         "now": NOW,
         "status": status,
@@ -30,7 +30,7 @@ def _told(status: str, **facts: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("status", "facts", "told"),
+    ("status", "facts", "expected"),
     [
         ("BLOCKED", {"unresolved": 2}, "waits for 2 other tasks"),
         ("PENDING", {"due_at": _in(600)}, "It is not due yet: in 10 min."),
@@ -98,25 +98,25 @@ def _told(status: str, **facts: Any) -> str:
         ("SUCCESS", {"reason": "completed by ann"}, "It is done: completed by ann."),
     ],
 )
-def test_the_cause_is_told(status: str, facts: dict[str, Any], told: str) -> None:
-    assert told in _told(status, **facts)
+def test_the_cause_is_named(status: str, facts: dict[str, Any], expected: str) -> None:
+    assert expected in _explained(status, **facts)
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_every_status_has_a_word(status: Status) -> None:
+def test_every_status_has_an_explanation(status: Status) -> None:
     assert explain(Situation(now=NOW, status=status, queue="mail"))
 
 
-def test_the_gravest_comes_first() -> None:
-    told = explain(
+def test_the_most_severe_cause_comes_first() -> None:
+    sentences = explain(
         Situation(now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1)
     )
-    levels = [sentence.level for sentence in told]
+    levels = [sentence.level for sentence in sentences]
     assert levels == sorted(levels, key=[Level.TROUBLE, Level.WAIT, Level.FINE].index)
     assert levels[0] is Level.TROUBLE
 
 
-def test_a_sound_row_tells_no_trouble() -> None:
+def test_a_healthy_task_has_no_trouble() -> None:
     sound: dict[str, dict[str, Any]] = {
         "PENDING": {"due_at": _in(5)},
         "QUEUED": {"publish_count": 1},
@@ -142,5 +142,5 @@ def test_a_sound_row_tells_no_trouble() -> None:
         (172_800, "2 d"),
     ],
 )
-def test_a_span_of_time_reads_as_people_say_it(seconds: float, text: str) -> None:
+def test_a_duration_is_readable(seconds: float, text: str) -> None:
     assert ago(seconds) == text

@@ -1,4 +1,4 @@
-"""Ids sort by birth."""
+"""Ids sort by creation time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ids_of_different_milliseconds_sort_by_time(
 
 
 @given(moments, noise)
-def test_an_id_says_its_version_variant_and_millisecond(moment: int, random: bytes) -> None:
+def test_an_id_contains_its_version_variant_and_millisecond(moment: int, random: bytes) -> None:
     made = uuid7(moment, random)
     assert (made.version, made.variant, made.int >> 80) == (7, uuid.RFC_4122, moment)
 

@@ -1,5 +1,5 @@
-"""Templates of keys are checked before they are formatted: nobody can make the process pad a key to
-a gigabyte.
+"""Key templates are validated before they are formatted, so that no template can pad a key to a
+gigabyte.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ def test_a_template_that_pads_beyond_a_key_or_is_malformed_is_refused(template: 
 @pytest.mark.parametrize(
     "template", ["", "{task}:{0}", "{{x}}", "{0:>200}", "{0:.2f}", "{day:%Y-%m-%d 2026}", "{0!r:5}"]
 )
-def test_ordinary_templates_pass(template: str) -> None:
+def test_ordinary_templates_are_accepted(template: str) -> None:
     assert checked_template("unique", template) == template

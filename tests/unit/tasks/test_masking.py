@@ -1,4 +1,4 @@
-"""Secrets under telling names are masked wherever people read, and texts fit every database."""
+"""Secrets with recognizable names are masked wherever they are shown, and texts fit every database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = Settings().SECRET_NAMES
         "PASSWORD=hunter2",
     ],
 )
-def test_the_value_of_a_telling_name_is_masked(text: str) -> None:
+def test_the_value_of_a_secret_name_is_masked(text: str) -> None:
     assert "hunter2" not in masked_text(text, NAMES)
     assert MASK in masked_text(text, NAMES)
 
@@ -39,18 +39,18 @@ def test_the_value_of_a_telling_name_is_masked(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "user=bob", "the password was wrong", "KeyError: 'day'", "tokens are fine"]
 )
-def test_other_text_is_left_alone(text: str) -> None:
+def test_other_text_is_left_unchanged(text: str) -> None:
     assert masked_text(text, NAMES) == text
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
-def test_the_credentials_behind_a_scheme_are_masked_too(scheme: str) -> None:
+def test_the_credentials_after_a_scheme_are_masked_too(scheme: str) -> None:
     assert "hunter2" not in masked_text(f"Authorization: {scheme} hunter2", NAMES)
 
 
 @pytest.mark.parametrize("word", ["a", "token", "secret-", "token =", "token="])
-def test_a_long_word_does_not_cost_its_square(word: str) -> None:
-    # With the square of its length this would take hours, in which no heartbeat passes: the search
+def test_the_time_for_a_long_word_is_not_quadratic(word: str) -> None:
+    # With quadratic time this would take hours without any heartbeat, because the search
     # holds the GIL.
     assert masked_text(f"{word * 200_000} password=hunter2", NAMES).endswith(f" password={MASK}")
 
@@ -77,23 +77,23 @@ json_values = st.recursive(
 
 
 @given(st.text(min_size=4).filter(lambda text: text not in MASK), json_values)
-def test_a_secret_never_survives_under_its_name(secret: str, value: Any) -> None:
+def test_a_secret_never_remains_under_its_name(secret: str, value: Any) -> None:
     assert masked({"card_number": [secret, value]}, NAMES) == {"card_number": MASK}
 
 
 @given(json_values)
-def test_masking_twice_changes_nothing_more(value: Any) -> None:
+def test_masking_is_idempotent(value: Any) -> None:
     once = masked(value, NAMES)
     assert masked(once, NAMES) == once
 
 
 @given(st.text(st.characters(), max_size=200), st.integers(min_value=16, max_value=300))
-def test_a_shortened_text_fits_and_is_fit_for_every_database(text: str, limit: int) -> None:
+def test_a_shortened_text_fits_and_is_valid_in_every_database(text: str, limit: int) -> None:
     short = shortened(text, limit)
     assert len(short.encode()) <= limit
     assert "\x00" not in short
 
 
-def test_a_short_text_is_not_changed_and_a_long_one_says_that_it_was_cut() -> None:
+def test_a_short_text_is_not_changed_and_a_long_one_says_that_it_was_truncated() -> None:
     assert shortened("brief", 100) == "brief"
     assert shortened("x" * 101, 100).endswith("... [cut]")

@@ -1,4 +1,4 @@
-"""Options are checked once, at import or at the call: every refusal names the option, the value and
+"""Options are validated once, at import or at the call. Every error has the option, the value and
 the remedy.
 """
 
@@ -78,7 +78,7 @@ BAD_AT_THE_CALL = [
 
 
 @pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_IMPORT)
-def test_a_bad_option_of_a_task_names_option_value_and_remedy(
+def test_an_invalid_option_of_a_task_names_option_value_and_remedy(
     option: str, value: object, remedy: str
 ) -> None:
     with pytest.raises(InvalidOption) as refused:
@@ -87,7 +87,7 @@ def test_a_bad_option_of_a_task_names_option_value_and_remedy(
 
 
 @pytest.mark.parametrize(("option", "value", "remedy"), BAD + BAD_AT_THE_CALL)
-def test_a_bad_option_of_a_call_names_option_value_and_remedy(
+def test_an_invalid_option_of_a_call_names_option_value_and_remedy(
     option: str, value: object, remedy: str
 ) -> None:
     with pytest.raises(InvalidOption) as refused:
@@ -122,7 +122,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ü", "n" * 201, "a\nb"])
-def test_a_bad_name_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match="name="):
         task_options(name, {})
 
@@ -134,7 +134,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
         ({"unique_for": 10}, "unique_for=10 needs unique="),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(given: dict[str, Any], words: str) -> None:
+def test_contradicting_options_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         task_options("job", given)
 
@@ -149,7 +149,7 @@ def test_durations_may_be_timedeltas() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right"), [("max_attemps", "max_attempts"), ("prioritty", "priority")]
 )
-def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_right_one(
+def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_valid_one(
     wrong: str, right: str
 ) -> None:
     with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
@@ -159,21 +159,21 @@ def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_right_one(
 @pytest.mark.parametrize(
     ("wrong", "right"), [("runat", "run_at"), ("idempotence_key", "idempotency_key")]
 )
-def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_right_one(
+def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_valid_one(
     wrong: str, right: str
 ) -> None:
     with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
         call_options(CallOptions(), {wrong: 1})
 
 
-def test_later_options_of_a_call_override_earlier_ones_and_none_takes_them_back() -> None:
+def test_later_options_of_a_call_override_earlier_ones_and_none_resets_them() -> None:
     first = call_options(CallOptions(), {"priority": 3, "key": "k"})
     second = call_options(first, {"priority": None, "queue": "other"})
     assert (second.priority, second.key, second.queue) == (None, "k", "other")
     assert (first.priority, first.queue) == (3, None)
 
 
-def test_only_overridden_durations_are_kept_in_the_row() -> None:
+def test_only_overridden_durations_are_stored_with_the_task() -> None:
     options = call_options(
         CallOptions(), {"timeout": 5, "lease": timedelta(seconds=9), "priority": 2}
     )
@@ -186,17 +186,17 @@ def test_a_task_id_is_a_uuid_however_it_is_written() -> None:
         assert call_options(CallOptions(), {"task_id": written}).task_id == task_id
 
 
-def test_a_call_takes_an_aware_datetime() -> None:
+def test_a_call_accepts_an_aware_datetime() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert call_options(CallOptions(), {"run_at": moment}).run_at == moment
 
 
 class _Temporary(Exception):
-    """Worth another try."""
+    """An error that is retried."""
 
 
 class _Gone(_Temporary):
-    """Not worth one."""
+    """An error that is not retried."""
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ class _Gone(_Temporary):
         ({"retry_for": (_Temporary,), "give_up_on": (_Gone,)}, _Gone(), False),
     ],
 )
-def test_give_up_on_counts_before_retry_for(
+def test_give_up_on_is_tested_before_retry_for(
     given: dict[str, Any], error: Exception, worth: bool
 ) -> None:
     options: TaskOptions = task_options("job", given)
@@ -244,9 +244,7 @@ def test_an_async_body_is_refused() -> None:
         ("max_atempts", "Did you mean 'max_attempts'?"),
     ],
 )
-def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(
-    option: str, remedy: str
-) -> None:
+def test_an_option_of_celery_only_is_refused_with_its_replacement(option: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
         cast("Any", durable_task)(**{option: 1})(len)
 
@@ -261,7 +259,7 @@ def test_an_option_that_only_celery_has_is_refused_with_what_replaces_it(
         ("base", "Give it to @durable_task: a class derived from"),
     ],
 )
-def test_an_option_that_only_celery_has_is_refused_at_the_call(option: str, remedy: str) -> None:
+def test_an_option_of_celery_only_is_refused_at_the_call(option: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
         call_options(CallOptions(), {option: 1})
 
@@ -271,7 +269,9 @@ def _starting_by_name(*, run_at: str) -> None: ...
 
 
 @pytest.mark.parametrize("function", [_starting, _starting_by_name])
-def test_a_parameter_that_schedule_takes_itself_is_refused_at_import(function: Any) -> None:
+def test_a_parameter_with_the_name_of_a_schedule_argument_is_refused_at_import(
+    function: Any,
+) -> None:
     with pytest.raises(
         InvalidOption,
         match=rf"{function.__name__}\(run_at\): .*\.schedule\(run_at=\.\.\.\).*Rename",
@@ -279,7 +279,9 @@ def test_a_parameter_that_schedule_takes_itself_is_refused_at_import(function: A
         durable_task(function)
 
 
-def test_names_that_no_keyword_reaches_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_that_cannot_be_passed_by_keyword_may_have_any_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "_tasks", {})
 
     def positional(run_at: str, /) -> None: ...

@@ -1,4 +1,4 @@
-"""Waits between tries are counted as the documentation says."""
+"""Delays between attempts are computed as documented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.tasks.retries import Retry, RetryPolicy, policy
 
-NO_JITTER = 0.5  # the draw that multiplies by one
+NO_JITTER = 0.5  # the random factor of one
 failures = st.integers(min_value=1, max_value=1_000)
 draws = st.floats(min_value=0, max_value=1, exclude_max=True)
 bases = st.just(0.0) | st.floats(min_value=0.001, max_value=100_000)
@@ -28,7 +28,7 @@ def _delay(
     )
 
 
-def test_the_defaults_double_from_a_second_to_an_hour() -> None:
+def test_the_default_delays_double_from_a_second_to_an_hour() -> None:
     waits = [RetryPolicy().delay(number, NO_JITTER) for number in range(1, 15)]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600]
 
@@ -54,13 +54,13 @@ def test_fixed_is_base_whatever_the_maximum(number: int, base: float) -> None:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=10_000), min_size=1, max_size=8), failures)
-def test_a_list_is_read_by_index_and_its_last_element_serves_all_later_tries(
+def test_a_list_is_read_by_index_and_its_last_element_is_used_for_later_retries(
     waits: list[int], number: int
 ) -> None:
     assert _delay(number, backoff=waits) == waits[min(number, len(waits)) - 1]
 
 
-def test_a_list_may_hold_timedeltas() -> None:
+def test_a_list_may_contain_timedeltas() -> None:
     assert _delay(2, backoff=[1, timedelta(minutes=2)]) == 120
 
 
@@ -74,7 +74,7 @@ def test_a_callable_may_return_a_timedelta() -> None:
 
 
 @pytest.mark.parametrize("wait", [-1, math.nan, math.inf, "soon", None, True])
-def test_what_a_callable_returns_is_checked(wait: object) -> None:
+def test_the_return_value_of_a_callable_is_validated(wait: object) -> None:
     with pytest.raises(InvalidOption, match="backoff"):
         _delay(1, backoff=lambda _: wait)
 
@@ -87,7 +87,7 @@ def test_jitter_stays_between_half_and_one_and_a_half(number: int, draw: float, 
 
 
 @given(failures, draws)
-def test_without_jitter_the_draw_does_not_count(number: int, draw: float) -> None:
+def test_without_jitter_the_random_factor_is_ignored(number: int, draw: float) -> None:
     assert _delay(number, draw=draw) == _delay(number, draw=NO_JITTER)
 
 
@@ -103,18 +103,18 @@ def test_without_jitter_the_draw_does_not_count(number: int, draw: float) -> Non
         ((42, 1, 1, True), "backoff=42"),
     ],
 )
-def test_a_bad_policy_is_refused_by_name_and_value(options: Any, words: str) -> None:
+def test_an_invalid_policy_is_refused_by_name_and_value(options: Any, words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         policy(*options)
 
 
-def test_a_body_may_ask_to_be_tried_again_after_a_while() -> None:
+def test_a_body_may_request_a_retry_after_a_delay() -> None:
     assert Retry(after=timedelta(minutes=1)).after == 60
     assert Retry().after is None
     assert str(Retry(reason="the bank is closed")) == "the bank is closed"
 
 
 @pytest.mark.parametrize("after", [-1, math.nan, math.inf, "1", 1e300])
-def test_a_bad_wish_is_refused(after: Any) -> None:
+def test_an_invalid_retry_request_is_refused(after: Any) -> None:
     with pytest.raises(InvalidOption, match=r"Retry\.after"):
         Retry(after=after)

@@ -28,19 +28,19 @@ def _names(columns: str) -> tuple[str, ...]:
     return tuple(re.split(r"[\s.]+", part.strip())[-1] for part in parts)
 
 
-def _returned(verb: str, keyword: str) -> tuple[str, ...]:
-    sql = statements.text(verb, "postgresql")
+def _returned(operation: str, keyword: str) -> tuple[str, ...]:
+    sql = statements.text(operation, "postgresql")
     assert sql is not None
     if keyword == "SELECT":
         return _names(re.split(r"\n  FROM ", sql)[0].removeprefix("SELECT"))
     return _names(sql.rpartition("RETURNING")[2])
 
 
-@pytest.mark.parametrize(("verb", "keyword", "kind"), STATEMENTS)
+@pytest.mark.parametrize(("operation", "keyword", "kind"), STATEMENTS)
 def test_a_statement_returns_the_columns_of_its_type(
-    verb: str, keyword: str, kind: type[ClaimedTask | StartedRun | BlockedDependent]
+    operation: str, keyword: str, kind: type[ClaimedTask | StartedRun | BlockedDependent]
 ) -> None:
-    assert _returned(verb, keyword) == kind._fields
+    assert _returned(operation, keyword) == kind._fields
 
 
 def test_the_release_returns_the_status_and_then_the_columns_of_a_claim() -> None:
@@ -55,6 +55,6 @@ def test_the_fields_are_attributes_of_the_model(kind: type[ClaimedTask | Started
     assert {field.attname for field in Task._meta.concrete_fields} >= set(kind._fields)
 
 
-def test_columns_are_read_through_expressions_and_aliases() -> None:
+def test_columns_are_found_through_expressions_and_aliases() -> None:
     found = _names(" child.a AS unresolved, t.queue,\n (SELECT 1, 2) AS many ")
     assert found == ("unresolved", "queue", "many")

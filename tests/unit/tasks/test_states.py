@@ -1,4 +1,4 @@
-"""The table of states is whole: every status can be reached and, unless it has ended, be left."""
+"""The table of states is complete: every status can be reached and, unless it is final, left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_durable_tasks.rules.workflows.followups import Schedule, followups_o
 MOVES = TRANSITIONS.values()
 
 
-def test_every_status_is_reached_by_some_move() -> None:
+def test_every_status_is_reached_by_some_transition() -> None:
     assert set().union(*(move.targets for move in MOVES)) == set(Status)
 
 
@@ -25,21 +25,21 @@ def test_every_open_status_can_be_left_and_cancelled() -> None:
         assert any(status in move.sources and move.targets - {status} for move in MOVES)
 
 
-def test_an_ended_row_is_moved_by_people_only() -> None:
+def test_an_ended_task_is_changed_by_operators_only() -> None:
     by_people = {"replay", "rerun", "force_complete", "force_run"}
     assert {move.name for move in MOVES if move.sources & TERMINAL} == by_people
 
 
-def test_success_is_final_but_for_a_backfill_that_reprocesses_all() -> None:
+def test_success_is_final_except_for_a_backfill_that_reprocesses_all() -> None:
     assert [move.name for move in MOVES if Status.SUCCESS in move.sources] == ["rerun"]
     assert TERMINAL - {Status.SUCCESS} == REPLAYABLE
 
 
-def test_only_rows_that_wait_for_a_message_have_an_alarm() -> None:
+def test_only_tasks_that_wait_for_a_message_have_a_due_time() -> None:
     assert {Status.PENDING, Status.QUEUED} == WITH_DUE_AT
 
 
-def test_every_move_says_its_guard_and_what_it_writes() -> None:
+def test_every_transition_has_its_guard_and_its_written_columns() -> None:
     assert all(move.guard and move.writes for move in MOVES)
 
 

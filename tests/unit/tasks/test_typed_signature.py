@@ -1,4 +1,4 @@
-"""A wrong argument of a durable task is a type error, in every calling form."""
+"""A wrong argument of a durable task is a type error in every calling form."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def _errors(tmp_path: Path, source: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "snippet.py" in line and "error:" in line]
 
 
-def test_a_wrong_argument_is_a_type_error_and_a_right_one_is_none(tmp_path: Path) -> None:
+def test_a_wrong_argument_is_a_type_error_and_a_right_one_is_not(tmp_path: Path) -> None:
     lines = len(SNIPPET.splitlines())
     errors = _errors(tmp_path, SNIPPET + "\n".join(WRONG) + "\n")
     found = sorted(int(error.split(":")[1]) for error in errors)

@@ -1,5 +1,5 @@
-"""What is right, decided from facts alone: markers, counts of runs, next fires, attempts; and how a
-finding reads.
+"""The rules of verification, from facts only: markers, counts of runs, next fires, attempts; and
+the text of a finding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def test_a_finding_reads_as_a_sentence_of_row_field_value_and_right() -> None:
+def test_a_finding_reads_as_a_sentence_of_row_field_value_and_correction() -> None:
     finding = Finding(
         check="c",
         severity=Severity.BROKEN,
@@ -58,9 +58,7 @@ def test_a_finding_reads_as_a_sentence_of_row_field_value_and_right() -> None:
         ([1], "[1]"),
     ],
 )
-def test_a_value_is_shown_so_that_nothing_and_an_empty_text_differ(
-    value: object, text: str
-) -> None:
+def test_the_text_distinguishes_null_and_an_empty_string(value: object, text: str) -> None:
     assert shown(value) == text
 
 
@@ -68,13 +66,13 @@ def test_a_value_is_shown_so_that_nothing_and_an_empty_text_differ(
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_marker_is_held_by_open_tasks_alone(status: Status) -> None:
+def test_only_open_tasks_have_a_marker(status: Status) -> None:
     assert wrong_marker("open_key", "k" if status in OPEN else None, "k", status, 0) is None
     assert wrong_marker("open_key", None, None, status, 0) is None
     assert (wrong_marker("open_key", "k", "k", status, 0) is None) == (status in OPEN)
 
 
-def test_only_a_task_that_never_started_must_hold_its_key() -> None:
+def test_only_a_task_that_never_started_must_have_its_key() -> None:
     wrong = wrong_marker("open_key", None, "k", "PENDING", 0)
     assert wrong is not None
     assert (wrong.value, wrong.right) == ("k", "k, because the task is PENDING")
@@ -83,7 +81,7 @@ def test_only_a_task_that_never_started_must_hold_its_key() -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_ended_tasks_say_when_and_open_ones_do_not(status: Status) -> None:
+def test_ended_tasks_have_an_end_time_and_open_ones_do_not(status: Status) -> None:
     assert (wrong_completion(status, None) is None) == (status in OPEN)
     assert (wrong_completion(status, NOW) is None) == (status not in OPEN)
 
@@ -98,7 +96,7 @@ def test_ended_tasks_say_when_and_open_ones_do_not(status: Status) -> None:
         (9, False, 1, 1, 1, None),
     ],
 )
-def test_attempts_are_at_least_what_the_log_tells(
+def test_attempts_are_at_least_those_of_the_log(
     attempts: int, running: bool, endings: int, distinct: int, highest: int, right: int | None
 ) -> None:
     wrong = wrong_attempts(
@@ -107,7 +105,7 @@ def test_attempts_are_at_least_what_the_log_tells(
     assert (wrong.value if wrong else None) == right
 
 
-def test_an_attempt_that_ended_twice_cannot_be_mended() -> None:
+def test_an_attempt_that_ended_twice_cannot_be_repaired() -> None:
     wrong = wrong_attempts(2, running=False, endings=2, distinct=1, highest=1)
     assert wrong is not None
     assert not wrong.safe
@@ -126,7 +124,7 @@ _numbers = st.dictionaries(st.sampled_from(list(Status)), st.integers(0, 4))
 
 
 @given(_numbers, st.dictionaries(st.sampled_from(list(COUNTS)), st.integers(-2, 4)), st.booleans())
-def test_a_run_that_counts_as_its_rows_stand_is_right_and_any_other_count_is_not(
+def test_the_counts_of_a_run_must_equal_its_tasks(
     present: dict[Status, int], noted: dict[str, int], cancelled: bool
 ) -> None:
     ended = {column: present.get(Status(status), 0) for status, column in COUNTS.items()}
@@ -150,14 +148,14 @@ def test_a_run_whose_ended_tasks_were_pruned_is_right() -> None:
     assert wrong_counts(_run(counted={"succeeded": 1}, present={Status.PENDING: 1})) == []
 
 
-def test_of_a_pruned_run_nothing_is_counted_less_than_stands_there() -> None:
+def test_a_pruned_run_counts_no_less_than_its_tasks() -> None:
     [wrong] = wrong_counts(
         _run(total=5, counted={"succeeded": 1}, present={Status.SUCCESS: 2, Status.PENDING: 1})
     )
     assert (wrong.field, wrong.value) == ("succeeded", 2)
 
 
-def test_a_total_is_mended_only_where_the_counts_prove_it() -> None:
+def test_a_total_is_repaired_only_if_the_counts_prove_it() -> None:
     [wrong] = wrong_counts(
         _run(total=3, counted={"succeeded": 1}, present={Status.SUCCESS: 1, Status.PENDING: 1})
     )
@@ -168,7 +166,7 @@ def test_a_total_is_mended_only_where_the_counts_prove_it() -> None:
     assert (wrong.field, wrong.safe) == ("total", False)
 
 
-def test_a_start_that_is_being_written_and_a_run_with_notes_are_not_judged() -> None:
+def test_a_start_in_progress_and_a_run_with_ending_events_are_not_checked() -> None:
     assert wrong_counts(_run(status="STARTING", present={Status.BLOCKED: 1})) == []
     assert wrong_status(_run(status="STARTING", counted={"succeeded": 2})) is None
     assert wrong_status(_run(counted={"succeeded": 2}, uncounted_events=1)) is None
@@ -199,7 +197,7 @@ def test_a_start_that_is_being_written_and_a_run_with_notes_are_not_judged() -> 
         ("CANCELLED", -60, None, None, False),
     ],
 )
-def test_the_next_fire_is_what_the_agenda_says_or_due_or_put_off(
+def test_the_next_fire_is_the_scheduled_one_or_due_or_postponed(
     status: str,
     stored: float | None,
     following: float | None,

@@ -1,4 +1,4 @@
-"""Tasks, and plans of canvases made of them."""
+"""Tasks, and workflow plans of canvases made of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ MOST = {"most_tasks": 10_000, "most_edges": 50_000}
 
 
 @durable_task
-def told_everything(request: Any, exc: Any, traceback: Any) -> None:
-    """Be an errback of Celery's new style."""
+def errback_with_everything(request: Any, exc: Any, traceback: Any) -> None:
+    """An errback with Celery's new signature."""
 
 
 @durable_task
-def told_the_id(task_id: str) -> None:
-    """Be an errback of Celery's old style."""
+def errback_with_id(task_id: str) -> None:
+    """An errback with Celery's old signature."""
 
 
 @durable_task
-def told_more(task_id: str, note: str) -> None:
-    """Be an errback that needs one argument more than the id."""
+def errback_with_more(task_id: str, note: str) -> None:
+    """An errback that needs one argument besides the id."""
 
 
 def planned(canvas: Any) -> Plan:
-    """Return the plan of the workflow that a canvas becomes."""
+    """Return the plan of the workflow into which a canvas is translated."""
     return Workflow.from_canvas(canvas).plan(**MOST)
 
 
@@ -37,7 +37,7 @@ def only(canvas: Any) -> PlannedTask:
 
 
 def upstreams(plan: Plan) -> list[list[str]]:
-    """Return for each task the steps that it waits for."""
+    """Return for each task the steps it depends on."""
     return [
         [plan.tasks[int(str(edge.upstream))].step for edge in task.edges] for task in plan.tasks
     ]

@@ -1,5 +1,5 @@
-"""A workflow as it is put together: edges, joins, labels, references, sub-workflows, limits;
-refused early, by name.
+"""Building a workflow: edges, joins, labels, references, sub-workflows, limits. Errors are raised
+early, with names.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_edges_are_given_in_many_forms() -> None:
         5,
     ],
 )
-def test_an_edge_that_means_nothing_is_refused_and_leaves_no_task_behind(after: Any) -> None:
+def test_an_invalid_edge_is_refused_and_adds_no_task(after: Any) -> None:
     flow = Builder("bad")
     first = flow.add("job", step="first")
     given = dict.fromkeys([first], after["step"]) if isinstance(after, dict) else after
@@ -93,19 +93,19 @@ def test_an_edge_that_means_nothing_is_refused_and_leaves_no_task_behind(after: 
 
 
 @pytest.mark.parametrize("kind", [("MUST_FAIL", "EXPLODE"), ("MUST_FAIL",), "MUST_DIE", None])
-def test_a_dependency_of_a_call_that_means_nothing_is_refused(kind: Any) -> None:
+def test_an_invalid_dependency_of_a_call_is_refused(kind: Any) -> None:
     with pytest.raises(InvalidOption):
         edges_to({HERE: kind})
 
 
-def test_a_dependency_of_a_call_takes_the_policy_of_its_own_before_that_of_all() -> None:
+def test_the_policy_of_a_dependency_overrides_that_of_the_call() -> None:
     other = uuid.UUID(int=2)
     found = edges_to({HERE: ("MUST_FINISH", "RUN"), other: "MUST_FAIL"}, "WAIT")
     assert found[HERE] == PlannedEdge(upstream=HERE, kind="MUST_FINISH", policy="RUN")
     assert found[other] == PlannedEdge(upstream=other, kind="MUST_FAIL", policy="WAIT")
 
 
-def test_an_edge_given_twice_is_one_and_of_two_types_is_refused() -> None:
+def test_a_duplicate_edge_is_one_and_of_two_types_is_refused() -> None:
     flow = Builder("twice")
     first = flow.add("job")
     second = flow.add("job", after=[first, first]).after(first)
@@ -117,7 +117,7 @@ def test_an_edge_given_twice_is_one_and_of_two_types_is_refused() -> None:
         edges_to([HERE, {HERE: "MUST_FAIL"}])
 
 
-def test_nothing_waits_for_itself_or_for_a_step_of_another_workflow() -> None:
+def test_no_step_depends_on_itself_or_on_a_step_of_another_workflow() -> None:
     flow = Builder("self")
     first = flow.add("job")
     with pytest.raises(DependencyCycle, match="itself"):
@@ -127,7 +127,7 @@ def test_nothing_waits_for_itself_or_for_a_step_of_another_workflow() -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 10, 1_000])
-def test_a_circle_is_refused_with_its_path(length: int) -> None:
+def test_a_cycle_is_refused_with_its_path(length: int) -> None:
     flow = Builder("circle")
     steps = _chain(flow, length)
     steps[0].after(steps[-1])
@@ -140,7 +140,7 @@ def test_a_circle_is_refused_with_its_path(length: int) -> None:
     assert all(follows[upper] == lower for upper, lower in itertools.pairwise(path))
 
 
-def test_a_circle_through_a_sub_workflow_is_refused() -> None:
+def test_a_cycle_through_a_sub_workflow_is_refused() -> None:
     flow, sub = Builder("outer"), Builder("inner")
     sub.add("job", step="in")
     step = flow.add_workflow(sub)
@@ -150,7 +150,7 @@ def test_a_circle_through_a_sub_workflow_is_refused() -> None:
 
 
 @pytest.mark.parametrize("join", [2, 3, 0, "SOME", True])
-def test_a_join_larger_than_its_edges_or_without_a_meaning_is_refused(join: Any) -> None:
+def test_a_join_larger_than_its_edges_or_invalid_is_refused(join: Any) -> None:
     flow = Builder("join")
     flow.add("job", after=flow.add("job"), join=join)
     with pytest.raises(InvalidOption, match="join="):
@@ -160,7 +160,7 @@ def test_a_join_larger_than_its_edges_or_without_a_meaning_is_refused(join: Any)
 # Labels -------------------------------------------------------------------------------------------
 
 
-def test_every_step_has_a_label_of_its_own() -> None:
+def test_every_step_has_a_unique_label() -> None:
     flow = Builder("labels")
     flow.add("app.tasks.job", step="job-2")
     for _ in range(3):
@@ -174,7 +174,7 @@ def test_every_step_has_a_label_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("task", [None, 5, object()])
-def test_what_is_no_durable_task_is_refused(task: Any) -> None:
+def test_a_plain_function_is_refused(task: Any) -> None:
     with pytest.raises(InvalidOption, match="no durable task"):
         Builder("bad").add(task)
 
@@ -201,7 +201,7 @@ def test_a_result_may_come_from_any_upstream_however_far() -> None:
     )
 
 
-def test_a_result_of_what_is_not_upstream_is_refused() -> None:
+def test_a_result_of_a_task_that_is_not_upstream_is_refused() -> None:
     flow = Builder("stray")
     a, b = flow.add("job", step="a"), flow.add("job", step="b")
     c = flow.add("job", a.result, after=b, step="c")
@@ -224,7 +224,7 @@ def test_a_result_of_another_workflow_is_refused() -> None:
         _plan(flow)
 
 
-def test_arguments_stay_what_they_are() -> None:
+def test_arguments_stay_unchanged() -> None:
     flow = Builder("arguments")
     first = flow.add("job")
     flow.add(
@@ -242,7 +242,7 @@ def test_arguments_stay_what_they_are() -> None:
     assert args[1:] == ([], (), {}, {"$result": "no reference"})
 
 
-def test_arguments_that_are_nested_without_end_are_refused() -> None:
+def test_recursive_arguments_are_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidReference, match="'deep' are nested too deep"):
@@ -280,7 +280,7 @@ def test_sub_workflows_nest(depth: int) -> None:
         )
 
 
-def test_all_first_tasks_of_a_sub_workflow_wait_also_those_that_wait_for_rows_that_exist() -> None:
+def test_all_first_tasks_of_a_sub_workflow_depend_on_its_upstreams() -> None:
     flow, sub = Builder("outer"), Builder("inner")
     before = [flow.add("job", step=name) for name in ("one", "two")]
     sub.add("job", step="outside", after=HERE)
@@ -299,7 +299,7 @@ def test_all_first_tasks_of_a_sub_workflow_wait_also_those_that_wait_for_rows_th
 
 
 @pytest.mark.parametrize(("after", "join"), [([HERE, uuid.UUID(int=2)], "ANY"), ([], 2)])
-def test_a_join_of_some_cannot_jump_the_queue_of_its_sub_workflow(
+def test_a_partial_join_does_not_bypass_the_upstreams_of_its_sub_workflow(
     after: list[Any], join: Any
 ) -> None:
     flow, sub = Builder("outer"), Builder("inner")
@@ -318,7 +318,7 @@ def test_an_empty_workflow_and_an_empty_sub_workflow_are_refused() -> None:
         _plan(flow)
 
 
-def test_a_workflow_is_a_part_of_another_once_and_never_of_itself() -> None:
+def test_a_workflow_is_added_to_another_once_and_never_to_itself() -> None:
     outer, inner = Builder("outer"), Builder("inner")
     inner.add("job")
     outer.add_workflow(inner)
@@ -350,6 +350,6 @@ def test_a_workflow_over_its_limits_is_refused_with_both_numbers() -> None:
         _plan(flow, 10, 16)
 
 
-def test_ten_thousand_tasks_and_fifty_thousand_edges_are_checked() -> None:
+def test_ten_thousand_tasks_and_fifty_thousand_edges_are_validated() -> None:
     plan = _plan(_wide(10_000, 5), 10_000, 50_000)
     assert (len(plan.tasks), plan.edges) == (10_000, 49_985)

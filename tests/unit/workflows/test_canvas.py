@@ -1,5 +1,5 @@
-"""A canvas is translated, or refused by the name of what has no counterpart; nothing of the
-caller's is changed.
+"""A canvas is translated into a workflow, or refused with the name of the unsupported part. The
+caller's canvas is not changed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from django_durable_tasks import Workflow, durable_task
 from django_durable_tasks.exceptions import UntranslatableCanvas
 from tests.project.tasks import add, echo, noop
 from tests.unit.workflows.canvas_tasks import (
+    errback_with_everything,
+    errback_with_id,
+    errback_with_more,
     only,
     planned,
-    told_everything,
-    told_more,
-    told_the_id,
     upstreams,
 )
 
@@ -30,21 +30,21 @@ TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 @shared_task(name="tests.unit.workflows.test_canvas.plain")
 def plain() -> None:
-    """Be no durable task."""
+    """A task that is not durable."""
 
 
 @durable_task
 def with_names_of_ours(value: Any = None, *, after: Any, step: Any, join: Any, hold: Any) -> None:
-    """Take keywords that ``Workflow.add`` has too."""
+    """A task with keywords that ``Workflow.add`` has too."""
 
 
 @Signature.register_type(name="unknown")
 class Custom(group):
-    """A part that Celery does not bring."""
+    """A canvas part that Celery does not define."""
 
 
 class Longer(chain):
-    """A chain of somebody's own."""
+    """A subclass of chain."""
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -70,12 +70,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "test_canvas.plain' .* no durable task",
     ),
     "a new errback": (
-        lambda: noop.si().on_error(told_everything.s()),
-        r"told_everything.*\(request, exc, traceback\)",
+        lambda: noop.si().on_error(errback_with_everything.s()),
+        r"errback_with_everything.*\(request, exc, traceback\)",
     ),
     "an errback of two": (
-        lambda: noop.si().on_error(told_more.s()),
-        r"told_more.*let it take the id only",
+        lambda: noop.si().on_error(errback_with_more.s()),
+        r"errback_with_more.*let it take the id only",
     ),
     "an errback that is a chain": (
         lambda: noop.si().on_error(noop.si() | noop.si()),
@@ -193,13 +193,13 @@ def _frozen(part: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_counterpart_is_refused_by_name(name: str) -> None:
+def test_unsupported_parts_are_refused_with_their_name(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(UntranslatableCanvas, match=reason):
         Workflow.from_canvas(make())
 
 
-def test_a_canvas_that_is_nested_too_deep_is_refused() -> None:
+def test_a_canvas_that_is_nested_too_deeply_is_refused() -> None:
     deep = noop.si()
     for _ in range(600):
         deep = (
@@ -221,11 +221,11 @@ def test_the_keywords_are_those_of_a_workflow() -> None:
     assert workflow.callbacks == {"on_failure": "tests.project.tasks.echo"}
 
 
-def test_the_callers_canvas_stays_as_it_is() -> None:
+def test_the_callers_canvas_is_not_changed() -> None:
     canvas = chain(
         noop.si(),
         chord([noop.si()], group(echo.s(), echo.s()), link=[echo.s()]),
-        link_error=[told_the_id.s()],
+        link_error=[errback_with_id.s()],
     )
     before = copy.deepcopy(dict(canvas))
     first, second = planned(canvas), planned(canvas)
@@ -233,7 +233,7 @@ def test_the_callers_canvas_stays_as_it_is() -> None:
     assert upstreams(first) == upstreams(second)
 
 
-def test_options_of_a_signature_are_those_of_the_row() -> None:
+def test_options_of_a_signature_become_those_of_the_task() -> None:
     signature = noop.si().set(
         queue="slow",
         priority=7,
@@ -252,7 +252,7 @@ def test_options_of_a_signature_are_those_of_the_row() -> None:
     )
 
 
-def test_a_countdown_of_what_waits_for_nothing_becomes_a_date() -> None:
+def test_a_countdown_without_upstreams_becomes_a_date() -> None:
     before = datetime.now(UTC)
     options = only(noop.si().set(countdown=100, expires=160)).options
     assert options.run_at is not None
@@ -268,9 +268,7 @@ def test_options_of_a_chain_are_those_of_its_first_task_and_of_a_group_those_of_
     assert [task.options.queue for task in plan.tasks] == ["q", "q"]
 
 
-def test_options_of_a_chord_are_those_of_its_header_and_its_body_but_only_the_header_waits() -> (
-    None
-):
+def test_options_of_a_chord_apply_to_header_and_body_but_only_the_header_waits() -> None:
     plan = planned(chord([noop.si(), noop.si()], echo.s()).set(queue="q", eta=TOMORROW))
     assert [task.options.queue for task in plan.tasks] == ["q", "q", "q"]
     assert [task.options.run_at for task in plan.tasks] == [TOMORROW, TOMORROW, None]

@@ -1,5 +1,5 @@
-"""An agenda by brute force: every fire is mapped by itself, and every minute of a zone is looked at
-by itself.
+"""The effective schedule by brute force: every fire is mapped separately, and every minute of a
+zone is examined.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def first_shown(zone: str, start: datetime) -> dict[datetime, datetime]:
 
 
 def lands(zone: str, start: datetime, wall: datetime) -> datetime:
-    """Return the instant of a wall minute; the first one after it that exists where it does not."""
+    """Return the instant of a wall minute, or the first existing one after it."""
     table = first_shown(zone, start)
     while wall not in table:
         wall += MINUTE
@@ -60,7 +60,7 @@ def lands(zone: str, start: datetime, wall: datetime) -> datetime:
 
 
 def target(days: BusinessDays, wall: datetime, roll: Roll) -> date | None:
-    """Return the day that a closed wall time is rolled to, looking for 40 days."""
+    """Return the day that a closed wall time is rolled to, at most 40 days away."""
 
     def nearest(step: int) -> date | None:
         days_on = (wall + step * n * DAY for n in range(1, 40))
@@ -79,7 +79,7 @@ def target(days: BusinessDays, wall: datetime, roll: Roll) -> date | None:
 def stream(
     fires: Sequence[datetime], zone: str, start: datetime, days: BusinessDays, roll: Roll
 ) -> dict[datetime, datetime]:
-    """Return the nominal time of what runs by the instant at which it runs, in order."""
+    """Return the nominal time of each run by the instant at which it runs, in order."""
     runs: dict[datetime, tuple[bool, datetime]] = {}
     for nominal in fires:
         wall = nominal.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0)

@@ -1,4 +1,4 @@
-"""A calendar says which days are open, why the others are not, and how several count together."""
+"""Calendars: which days are open, why others are closed, and how several calendars are combined."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _at(day: int, hour: int = 9, minute: int = 0) -> datetime:
     return datetime(2026, 12, day, hour, minute)
 
 
-def test_weekdays_are_open_unless_their_date_says_otherwise() -> None:
+def test_weekdays_are_open_unless_a_special_day_closes_them() -> None:
     opened = [day for day in range(21, 29) if OFFICE.is_open(date(2026, 12, day))]
     assert opened == [21, 22, 23, 24, 26, 28]
 
@@ -46,11 +46,11 @@ def test_weekdays_are_open_unless_their_date_says_otherwise() -> None:
         (_at(27), "Sunday"),
     ],
 )
-def test_a_closed_hour_says_why(local: datetime, why: str) -> None:
+def test_a_closed_hour_has_a_reason(local: datetime, why: str) -> None:
     assert OFFICE.why_closed(local) == why
 
 
-def test_a_closed_date_without_a_name_is_told_by_its_date() -> None:
+def test_a_closed_date_without_a_name_is_described_by_its_date() -> None:
     days = BusinessDays(special=(SpecialDay(date(2026, 12, 25)),))
     assert days.why_closed(_at(25)) == "2026-12-25 is closed"
 
@@ -80,7 +80,7 @@ def test_a_closed_date_without_a_name_is_told_by_its_date() -> None:
         ),
     ],
 )
-def test_a_calendar_that_cannot_be_used_is_refused(given: dict[str, Any], words: str) -> None:
+def test_an_invalid_calendar_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidCalendar, match=words):
         BusinessDays(name="x", **given)
 
@@ -113,7 +113,7 @@ calendars = st.builds(
 
 
 @given(st.lists(calendars, min_size=1, max_size=3), st.datetimes(_at(1), datetime(2027, 1, 31)))
-def test_combined_calendars_are_open_where_all_are(
+def test_combined_calendars_are_open_if_all_are(
     several: list[BusinessDays], local: datetime
 ) -> None:
     try:
@@ -125,7 +125,7 @@ def test_combined_calendars_are_open_where_all_are(
     assert (both.why_closed(local) == "") == all(one.why_closed(local) == "" for one in several)
 
 
-def test_what_closes_a_combined_day_is_told() -> None:
+def test_the_closing_calendar_of_a_combined_day_is_named() -> None:
     trade = BusinessDays(
         name="trade", special=(SpecialDay(CHRISTMAS.day, DayKind.CLOSED, "Bank holiday"),)
     )
@@ -136,7 +136,7 @@ def test_what_closes_a_combined_day_is_told() -> None:
     assert both.why_closed(_at(24, 14)) == "after 13:00 on Christmas Eve (half day)"
 
 
-def test_calendars_that_leave_no_day_are_refused_together() -> None:
+def test_calendars_that_together_leave_no_day_are_refused() -> None:
     with pytest.raises(InvalidCalendar, match=r"'office \+ weekend'.*no working day"):
         combined([BusinessDays(name="office"), WEEKEND])
     with pytest.raises(InvalidCalendar, match="at least one"):
@@ -145,7 +145,7 @@ def test_calendars_that_leave_no_day_are_refused_together() -> None:
 
 @pytest.mark.parametrize("step", [1, -1])
 @given(offsets=st.sets(st.integers(-5_000, 5_000), min_size=1, max_size=12))
-def test_without_working_days_only_the_dates_are_looked_at(step: int, offsets: set[int]) -> None:
+def test_without_working_days_only_the_dates_are_examined(step: int, offsets: set[int]) -> None:
     start, way = date(2026, 3, 2), timedelta(days=step)
     dates = tuple(SpecialDay(start + timedelta(days=one), DayKind.OPEN) for one in offsets)
     few = BusinessDays(working_days=(), special=dates)
@@ -154,12 +154,12 @@ def test_without_working_days_only_the_dates_are_looked_at(step: int, offsets: s
     ]
 
 
-def test_holidays_come_as_a_snapshot_of_the_years_asked_for() -> None:
+def test_holidays_are_a_snapshot_of_the_requested_years() -> None:
     bavaria = from_holidays("DE", "BY", [2026, 2027])
-    told = {special.day: special.name for special in bavaria}
+    names = {special.day: special.name for special in bavaria}
     assert {special.kind for special in bavaria} == {DayKind.CLOSED}
-    assert {day.year for day in told} == {2026, 2027}
-    assert date(2026, 1, 6) in told
+    assert {day.year for day in names} == {2026, 2027}
+    assert date(2026, 1, 6) in names
     assert date(2026, 1, 6) not in {special.day for special in from_holidays("DE", "BE", [2026])}
 
 

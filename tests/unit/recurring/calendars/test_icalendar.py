@@ -1,5 +1,5 @@
-"""Calendar files close the days of their all-day events, and what cannot be read is refused by its
-line.
+"""Calendar files close the days of their all-day events. Invalid lines are refused with their line
+number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _days(*lines: str, years: tuple[int, ...] = (2026,)) -> list[str]:
     return [str(one.day) for one in from_ics(_file(*lines), years)]
 
 
-def test_an_all_day_event_closes_its_day_by_name() -> None:
+def test_an_all_day_event_closes_its_day_with_its_name() -> None:
     found = from_ics(_file("DTSTART;VALUE=DATE:20261225", "SUMMARY:Christmas Day"), [2026])
     assert found == (SpecialDay(date(2026, 12, 25), DayKind.CLOSED, "Christmas Day"),)
     assert not BusinessDays(special=found).is_open(date(2026, 12, 25))
@@ -53,7 +53,7 @@ def test_an_event_of_several_days_closes_all_of_them_within_the_years(end: str) 
     assert _days(*lines, years=(2027,)) == ["2027-01-01"]
 
 
-def test_midnight_to_midnight_is_a_day_too() -> None:
+def test_an_event_from_midnight_to_midnight_closes_the_day_too() -> None:
     assert _days(
         "DTSTART;TZID=Europe/Berlin:20261225T000000", "DTEND;TZID=Europe/Berlin:20261227T000000"
     ) == ["2026-12-25", "2026-12-26"]
@@ -105,7 +105,7 @@ def test_lines_are_unfolded_and_texts_unescaped() -> None:
         ),
     ],
 )
-def test_recurrences_are_followed_within_the_years(lines: tuple[str, ...], days: list[str]) -> None:
+def test_recurrences_are_expanded_within_the_years(lines: tuple[str, ...], days: list[str]) -> None:
     assert _days(*lines) == days
 
 
@@ -166,7 +166,7 @@ def test_a_day_of_two_events_has_both_names() -> None:
         (_file(*["END:VEVENT", "BEGIN:VEVENT"] * 5_000), "line 10003: more than 5000 events"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_line(text: str, words: str) -> None:
+def test_invalid_lines_are_refused_with_their_number(text: str, words: str) -> None:
     with pytest.raises(InvalidCalendar, match=words):
         from_ics(text, [2026])
 
@@ -189,7 +189,7 @@ rules = st.builds(
 
 @given(rules, st.dates(date(2020, 1, 1), date(2026, 6, 1)))
 @settings(deadline=None, max_examples=60)
-def test_recurrences_are_those_of_dateutil(rule: str, start: date) -> None:
+def test_recurrences_equal_those_of_dateutil(rule: str, start: date) -> None:
     begin = datetime.combine(start, datetime.min.time())
     expected = rrulestr(rule, dtstart=begin).between(
         datetime(2026, 1, 1), datetime(2026, 12, 31), inc=True
@@ -198,11 +198,11 @@ def test_recurrences_are_those_of_dateutil(rule: str, start: date) -> None:
     assert _days(f"DTSTART;VALUE=DATE:{start:%Y%m%d}", f"RRULE:{rule}") == sorted(days)
 
 
-def test_a_file_of_the_holidays_package_closes_the_days_that_the_package_names() -> None:
-    told = from_holidays("DE", "BY", [2026, 2027])
+def test_a_file_of_the_holidays_package_closes_the_days_of_the_package() -> None:
+    expected = from_holidays("DE", "BY", [2026, 2027])
     events = [
         line
-        for one in told
+        for one in expected
         for line in (
             "BEGIN:VEVENT",
             f"DTSTART;VALUE=DATE:{one.day:%Y%m%d}",
@@ -212,5 +212,6 @@ def test_a_file_of_the_holidays_package_closes_the_days_that_the_package_names()
         )
     ]
     assert (
-        from_ics("\r\n".join(["BEGIN:VCALENDAR", *events, "END:VCALENDAR"]), [2026, 2027]) == told
+        from_ics("\r\n".join(["BEGIN:VCALENDAR", *events, "END:VCALENDAR"]), [2026, 2027])
+        == expected
     )

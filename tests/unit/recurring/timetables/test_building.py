@@ -1,4 +1,4 @@
-"""Parts are checked one by one, kept in one form, combined by OR, and built once."""
+"""Parts of a schedule are validated one by one, stored in one form, combined by OR, and built once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires, timetable
-from tests.unit.recurring.timetables.reading import START, TICK, built, fires, shown
+from tests.unit.recurring.timetables.queries import START, TICK, built, fires, shown
 
 PARTS: list[dict[str, Any]] = [
     {"interval": 5400},
@@ -33,7 +33,7 @@ ZONES = ["UTC", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo"]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part)))
-def test_a_checked_part_survives_json_and_a_second_check(part: dict[str, Any]) -> None:
+def test_a_validated_part_survives_json_and_a_second_validation(part: dict[str, Any]) -> None:
     parts = checked([part])
     assert json.loads(json.dumps(parts)) == parts
     assert checked(parts) == parts
@@ -62,7 +62,7 @@ def test_next_previous_and_count_agree_for_any_parts(
     assert found[0].nominal == min(nearest)
 
 
-def test_parts_that_fire_at_the_same_instant_fire_once_and_keep_their_notes() -> None:
+def test_parts_that_fire_at_the_same_instant_fire_once_and_keep_their_remarks() -> None:
     day = datetime(2026, 3, 8, 5, tzinfo=UTC)
     rule = built({"cron": "30 2 * * *"}, {"at": ["2026-03-08T07:00:00Z"]}, zone="America/New_York")
     found = [fire for fire in fires(rule, 2, day) if fire.nominal < day + timedelta(hours=5)]
@@ -71,13 +71,13 @@ def test_parts_that_fire_at_the_same_instant_fire_once_and_keep_their_notes() ->
     assert rule.count(day, day + timedelta(hours=5)).number == 1
 
 
-def test_a_long_stretch_of_several_parts_is_counted_as_at_least_so_many() -> None:
+def test_a_long_range_of_several_parts_is_counted_as_at_least() -> None:
     rule = built({"cron": "* * * * *"}, {"interval": 60})
     count = rule.count(START, START + timedelta(days=365 * 20))
     assert (count.number, count.exact) == (365 * 20 * 1440, False)
 
 
-def test_instants_are_kept_in_order_each_once_and_in_utc() -> None:
+def test_instants_are_stored_in_order_without_duplicates_and_in_utc() -> None:
     parts = checked([PARTS[-1]])
     assert parts == [{"at": ["2026-03-08T07:00:00Z", "2026-03-29T01:00:00Z"]}]
     rule = built(PARTS[-1])
@@ -108,7 +108,7 @@ def test_instants_are_kept_in_order_each_once_and_in_utc() -> None:
         ([{"at": ["2026-01-01T00:00:00Z"] * 20_000}], "can hold 10000"),
     ],
 )
-def test_what_is_no_schedule_is_refused(parts: Any, why: str) -> None:
+def test_an_invalid_schedule_is_refused(parts: Any, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why) as refusal:
         checked(parts)
     assert isinstance(refusal.value, DurableTasksError)
@@ -116,7 +116,7 @@ def test_what_is_no_schedule_is_refused(parts: Any, why: str) -> None:
     assert len(str(refusal.value)) < 400
 
 
-def test_a_schedule_that_never_fires_passes_only_for_a_row_that_is_paused() -> None:
+def test_a_schedule_that_never_fires_is_accepted_for_a_paused_row_only() -> None:
     parts = checked([{"cron": "0 0 31 2 *"}], allow_never=True)
     assert "can never fire" in never_fires(parts)
     assert never_fires([{"cron": "0 0 29 2 *"}]) == ""
@@ -141,6 +141,6 @@ def test_a_naive_instant_is_refused() -> None:
             question(naive)
 
 
-def test_the_anchor_may_stand_in_any_zone() -> None:
+def test_the_anchor_may_be_in_any_zone() -> None:
     anchor = datetime.fromisoformat("2026-01-01T02:00:00+02:00")
     assert fires(built({"interval": 3600}, anchor=anchor), 1, START - TICK)[0].nominal == START

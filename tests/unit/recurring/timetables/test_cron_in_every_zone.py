@@ -1,8 +1,8 @@
-"""Cron in every zone of the tz database equals the diary of its wall clock: next, previous and
-count, from anywhere.
+"""Cron in every zone of the tz database equals the independent table of its wall clock: next,
+previous and count, from any instant.
 
-The windows lie around each change of a clock. DURABLE_TASKS_LONG_SWEEP=1 takes all years from 1970
-to 2037.
+The windows are around each clock change. DURABLE_TASKS_LONG_SWEEP=1 tests all years from 1970 to
+2037.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import pytest
 from django_durable_tasks.rules.recurring.timetables.builder import timetable
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
 from django_durable_tasks.rules.recurring.timetables.zones import zone_names
-from tests.unit.recurring.timetables.diary import Diary, Expression, changing_days, clock_of, table
+from tests.unit.recurring.timetables.wall_clock_table import (
+    Diary,
+    Expression,
+    changing_days,
+    clock_of,
+    table,
+)
 
 DAY = timedelta(days=1)
 LONG = bool(os.environ.get("DURABLE_TASKS_LONG_SWEEP"))
@@ -36,7 +42,7 @@ TEXTS = (
     "*/15 2 * * *",
 )
 POLICIES = list(product(DstGap, DstOverlap))
-ODD = [  # zones whose clocks did what few do, and the years when they did
+ODD = [  # zones with unusual clock changes, and their years
     ("Australia/Lord_Howe", 1981, 1987),  # half an hour, and a whole one
     ("Antarctica/Troll", 2005, 2008),  # two hours
     ("Antarctica/Casey", 2009, 2023),  # three hours and more, there and back
@@ -61,7 +67,7 @@ ODD = [  # zones whose clocks did what few do, and the years when they did
 
 
 def _distinct_zones() -> list[str]:
-    """Return one name for each different table: links say the same twice."""
+    """Return one name for each different table, since links are duplicates."""
     return sorted({table(name): name for name in sorted(zone_names(), reverse=True)}.values())
 
 
@@ -84,8 +90,8 @@ def _backwards(parts: Timetable, start: datetime, end: datetime) -> list[datetim
 def _agree_from_anywhere(
     parts: Timetable, expected: Sequence[datetime], start: datetime, random: Random
 ) -> None:
-    """Compare from arbitrary instants, those inside the repeated and next to the skipped hour among
-    them.
+    """Compare from arbitrary instants, including those in the repeated hour and next to the skipped
+    one.
     """
     for _ in range(6):
         low, high = sorted(
@@ -124,7 +130,7 @@ def _agree_around(
 
 @pytest.mark.timeout(3600 if LONG else 120)
 @pytest.mark.parametrize("share", range(8))
-def test_every_change_of_every_clock_is_met_as_the_diary_says(share: int) -> None:
+def test_every_clock_change_equals_the_table(share: int) -> None:
     random, met = Random(share), 0
     for name in _distinct_zones()[share::8]:
         for day in changing_days(name, FIRST_YEAR, LAST_YEAR):
@@ -135,7 +141,7 @@ def test_every_change_of_every_clock_is_met_as_the_diary_says(share: int) -> Non
 
 
 @pytest.mark.parametrize(("name", "first", "last"), ODD)
-def test_clocks_that_did_what_few_do_are_met_under_every_policy(
+def test_unusual_clock_changes_are_right_under_every_policy(
     name: str, first: int, last: int
 ) -> None:
     days = list(changing_days(name, first, last))
@@ -144,7 +150,7 @@ def test_clocks_that_did_what_few_do_are_met_under_every_policy(
         _agree_around(name, day, Random(first), POLICIES)
 
 
-def test_zones_whose_clock_stands_still_fire_at_their_wall_time_all_year() -> None:
+def test_zones_without_clock_changes_fire_at_their_wall_time_all_year() -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     for name in _distinct_zones():
         if not list(changing_days(name, 2026, 2026)):
@@ -156,8 +162,10 @@ def test_zones_whose_clock_stands_still_fire_at_their_wall_time_all_year() -> No
             }
 
 
-def test_a_change_within_a_minute_is_met_to_the_second() -> None:
-    day = datetime(1972, 1, 6, 22, tzinfo=UTC)  # Monrovia went from 44:30 behind to none on the 7th
+def test_a_change_within_a_minute_is_exact_to_the_second() -> None:
+    day = datetime(
+        1972, 1, 6, 22, tzinfo=UTC
+    )  # Monrovia changed from 44:30 behind UTC to UTC on the 7th
     start, end = day, day + timedelta(hours=6)
     diary = Diary("Africa/Monrovia", start, end, timedelta(seconds=1))
     for text in ("30 0 * * *", "*/15 * * * *", "10,20 0-2 * * *"):

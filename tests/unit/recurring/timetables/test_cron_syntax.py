@@ -1,4 +1,4 @@
-"""What can stand in a cron expression, what it means, and what is refused by field and reason."""
+"""Cron expressions: their meaning, and invalid ones with field and reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires
-from tests.unit.recurring.timetables.diary import Diary, Expression
-from tests.unit.recurring.timetables.reading import built, fires, shown
+from tests.unit.recurring.timetables.queries import built, fires, shown
+from tests.unit.recurring.timetables.wall_clock_table import Diary, Expression
 
 MEANINGS = [
     ("@daily", ["2026-01-01 00:00", "2026-01-02 00:00"]),
@@ -100,20 +100,20 @@ def test_an_expression_means_what_its_manual_says(text: str, expected: list[str]
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSALS, ids=[text[:30] for text, _ in REFUSALS])
-def test_what_cannot_be_used_is_refused_with_its_reason(text: str, why: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_reason(text: str, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why) as refusal:
         checked([{"cron": text}])
     assert len(str(refusal.value)) < 400
 
 
 @pytest.mark.parametrize("text", [None, 5, b"0 0 * * *", ["0 0 * * *"]])
-def test_what_is_no_text_is_refused(text: Any) -> None:
+def test_a_value_that_is_not_a_string_is_refused(text: Any) -> None:
     with pytest.raises(InvalidSchedule, match="give five fields"):
         checked([{"cron": text}])
 
 
 @given(st.text(alphabet="0123456789*/,-#?()LWHRlwhr monjanfe@\t", max_size=40))
-def test_any_text_is_either_read_or_refused(text: str) -> None:
+def test_any_text_is_either_parsed_or_refused(text: str) -> None:
     try:
         parts = checked([{"cron": text}], seed="a", allow_never=True)
     except InvalidSchedule:
@@ -137,7 +137,7 @@ def test_one_of_two_restricted_day_fields_suffices_and_a_star_means_both() -> No
     assert shown(built({"cron": "0 0 13 * */5"}), 2) == ["2026-02-13 00:00", "2026-03-13 00:00"]
 
 
-def test_six_fields_are_read_where_seconds_are_announced_first_or_last() -> None:
+def test_six_fields_are_accepted_with_seconds_first_or_last() -> None:
     last = built({"cron": "30 2 * * * */20", "seconds": "LAST"})
     first = built({"cron": "*/20 30 2 * * *", "seconds": "FIRST"})
     assert shown(last, 4) == [
@@ -152,7 +152,7 @@ def test_six_fields_are_read_where_seconds_are_announced_first_or_last() -> None
             checked([{"cron": "* * * * * *", "seconds": seconds}])
 
 
-def test_h_is_drawn_from_the_seed_and_stays() -> None:
+def test_h_is_derived_from_the_seed_and_stable() -> None:
     part = {"cron": "H H(1-5) H * *"}
     mine = [shown(built(part, seed=seed), 12) for seed in ("nightly", "nightly", "other")]
     assert mine[0] == mine[1] != mine[2]
@@ -160,7 +160,7 @@ def test_h_is_drawn_from_the_seed_and_stays() -> None:
     assert all(1 <= int(moment[11:13]) <= 5 and int(moment[8:10]) <= 28 for moment in mine[0])
 
 
-def test_a_nickname_is_no_hash_where_there_is_a_seed() -> None:
+def test_a_nickname_is_not_hashed_if_there_is_a_seed() -> None:
     assert shown(built({"cron": "@daily"}, seed="nightly"), 1) == ["2026-01-01 00:00"]
 
 
@@ -186,7 +186,7 @@ _fields = st.tuples(_field(0, 59), _field(0, 23), _field(1, 28), _field(1, 12), 
 
 @settings(max_examples=50, deadline=None)
 @given(_fields)
-def test_any_expression_of_numbers_fires_as_the_diary_says(text: str) -> None:
+def test_any_expression_of_numbers_fires_as_the_table(text: str) -> None:
     expression = Expression(text)
     rule = built({"cron": text})
     first = fires(rule, 1)[0].nominal

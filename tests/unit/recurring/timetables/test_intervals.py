@@ -1,4 +1,6 @@
-"""Intervals hang on their anchor, to the microsecond, and are counted without being walked."""
+"""Intervals are relative to their anchor, exact to the microsecond, and counted without
+enumeration.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_the_fire_before_the_next_but_one_is_the_next(step: timedelta, after: da
 
 
 @given(steps, moments, st.integers(0, 30))
-def test_a_count_equals_the_walk(step: timedelta, after: datetime, number: int) -> None:
+def test_a_count_equals_the_enumeration(step: timedelta, after: datetime, number: int) -> None:
     rule = Interval(ANCHOR, step)
     last = after
     for _ in range(number):
@@ -59,7 +61,7 @@ def test_ten_thousand_years_of_milliseconds_are_counted_exactly() -> None:
     assert count.number == (end - start).days * 86_400_000
 
 
-def test_the_anchor_is_the_first_fire_and_nothing_comes_before_it() -> None:
+def test_the_anchor_is_the_first_fire() -> None:
     early = ANCHOR - timedelta(days=3)
     first = _hourly().next(early)
     assert first is not None
@@ -69,14 +71,14 @@ def test_the_anchor_is_the_first_fire_and_nothing_comes_before_it() -> None:
     assert _hourly().count(ANCHOR, early).number == 0
 
 
-def test_nothing_comes_after_the_year_9999() -> None:
+def test_the_last_fire_is_in_the_year_9999() -> None:
     assert _hourly().next(datetime(9999, 12, 31, 23, 30, tzinfo=UTC)) is None
 
 
 @pytest.mark.parametrize(
     "value", [0, -1, 0.0001, float("nan"), float("inf"), "soon", None, True, timedelta(0), 10**12]
 )
-def test_what_is_no_length_is_refused(value: Any) -> None:
+def test_an_invalid_length_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSchedule, match="interval="):
         checked([{"interval": value}])
 

@@ -1,5 +1,5 @@
-"""The schedules of a large project load, fire as the diary says, and those that never fire are
-refused by name.
+"""The schedules of a large project are parsed and fire as the table says; those that never fire are
+refused with their names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
-from tests.unit.recurring.timetables.diary import Diary, Expression
+from tests.unit.recurring.timetables.wall_clock_table import Diary, Expression
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NEVER = {"0 0 30 2 *", "0 0 31 2 *"}
@@ -37,7 +37,7 @@ CRONS = sorted({row["every"] for row in _rows() if row["kind"] == "cron"} - NEVE
 INTERVALS = sorted({row["every"] for row in _rows() if row["kind"] != "cron"})
 
 
-def test_all_667_are_there_and_all_but_the_switched_off_ones_load() -> None:
+def test_all_667_are_parsed_except_the_disabled_ones() -> None:
     rows = _rows()
     assert len(rows) == 667
     for row in rows:
@@ -45,7 +45,7 @@ def test_all_667_are_there_and_all_but_the_switched_off_ones_load() -> None:
 
 
 @pytest.mark.parametrize("text", sorted(NEVER))
-def test_a_job_that_was_switched_off_by_an_impossible_date_is_refused_by_name(text: str) -> None:
+def test_a_job_disabled_by_an_impossible_date_is_refused_with_its_name(text: str) -> None:
     assert [row["name"] for row in _rows() if row["every"] == text]
     with pytest.raises(
         InvalidSchedule, match=re.escape(text) + ".* can never fire.*pause it instead"
@@ -54,7 +54,7 @@ def test_a_job_that_was_switched_off_by_an_impossible_date_is_refused_by_name(te
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
-def test_the_first_fifty_fires_of_each_cron_are_those_of_the_diary(zone: str) -> None:
+def test_the_first_fifty_fires_of_each_cron_equal_the_table(zone: str) -> None:
     diary, long_diary = (Diary(zone, START, START + timedelta(days=days)) for days in (60, 370))
     for text in CRONS:
         parts, last, fires = (
@@ -74,7 +74,7 @@ def test_the_first_fifty_fires_of_each_cron_are_those_of_the_diary(zone: str) ->
         assert parts.count(START - timedelta(seconds=1), last).number == 50
 
 
-def test_each_interval_fires_every_so_often_from_its_start() -> None:
+def test_each_interval_fires_regularly_from_its_start() -> None:
     for text in INTERVALS:
         step = timedelta(seconds=_seconds(text))
         parts = timetable(checked([{"interval": _seconds(text)}]), zone="UTC", anchor=START)

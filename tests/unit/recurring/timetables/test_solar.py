@@ -1,4 +1,4 @@
-"""The sun's events come at the times that observatories publish, within a minute."""
+"""Solar events equal the times that observatories publish, within a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked
-from tests.unit.recurring.timetables.reading import TICK, built, fires
+from tests.unit.recurring.timetables.queries import TICK, built, fires
 
 # Atlanta: U.S. Naval Observatory, 6 September 2009, as quoted in PyEphem's documentation; in UTC.
 ATLANTA = [
@@ -94,7 +94,7 @@ def test_each_day_goes_from_dawn_to_dusk_in_order(
 @given(
     st.sampled_from(EVENTS), st.floats(-70, 70), st.floats(-180, 180), st.integers(-86_400, 86_400)
 )
-def test_walking_there_and_back_and_counting_agree(
+def test_both_directions_and_the_count_agree(
     event: str, latitude: float, longitude: float, offset: int
 ) -> None:
     rule = built(_part(event, latitude, longitude, offset))
@@ -108,7 +108,7 @@ def test_the_offset_moves_the_fire() -> None:
     assert fires(before, 1)[0].nominal + timedelta(minutes=10) == fires(plain, 1)[0].nominal
 
 
-def test_a_polar_night_has_no_sunrise_but_has_its_noon() -> None:
+def test_a_polar_night_has_no_sunrise_but_a_noon() -> None:
     start, end = datetime(2026, 12, 1, tzinfo=UTC), datetime(2027, 1, 10, tzinfo=UTC)
     assert built(_part("sunrise", **TROMSO)).count(start, end).number == 0
     assert built(_part("solar_noon", **TROMSO)).count(start, end).number == 40
@@ -121,7 +121,7 @@ def test_a_polar_night_has_no_sunrise_but_has_its_noon() -> None:
     assert (last.nominal.month, first.nominal.month) == (11, 1)
 
 
-def test_what_never_comes_at_a_place_is_refused() -> None:
+def test_an_event_that_never_occurs_at_a_location_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="sunrise' never comes at latitude 90"):
         checked([_part("sunrise", 90, 0)])
 
@@ -138,7 +138,7 @@ def test_what_never_comes_at_a_place_is_refused() -> None:
         ({"solar": "sunset", "latitude": "1", "longitude": 1}, "latitude='1'"),
     ],
 )
-def test_a_place_that_is_none_is_refused(part: dict[str, Any], why: str) -> None:
+def test_an_invalid_location_is_refused(part: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why):
         checked([part])
 

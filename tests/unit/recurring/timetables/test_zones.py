@@ -1,5 +1,5 @@
-"""Zones come by name from the tzdata package, and what is no zone is refused with the nearest right
-name.
+"""Zones are loaded by name from the tzdata package. An unknown name is refused with the nearest
+valid one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django_durable_tasks.rules.recurring.timetables.zones import (
     "name",
     ["right/UTC", "posix/Europe/Berlin", "localtime", "Factory", "Mars/Olympus", "", "x" * 5_000],
 )
-def test_what_is_no_zone_is_refused_everywhere(name: str) -> None:
+def test_an_invalid_zone_is_refused_everywhere(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="timezone="):
         zone(name)
     with pytest.raises(InvalidSchedule, match="timezone="):
@@ -49,7 +49,7 @@ def test_the_nearest_names_are_suggested(name: str, near: str) -> None:
 @pytest.mark.parametrize(
     "path", ["../../etc/passwd", "/etc/localtime", "Europe", "tzdata.zi", None, 5]
 )
-def test_a_path_or_a_thing_is_no_zone(path: object) -> None:
+def test_a_path_or_another_object_is_not_a_zone(path: object) -> None:
     with pytest.raises(InvalidSchedule, match="timezone="):
         zone_name(path)
 
@@ -64,12 +64,12 @@ def test_a_path_or_a_thing_is_no_zone(path: object) -> None:
         ("Africa/Cairo", "Africa/Cairo"),
     ],
 )
-def test_zones_of_other_libraries_are_taken_by_their_name(value: object, name: str) -> None:
+def test_zones_of_other_libraries_are_accepted_by_their_name(value: object, name: str) -> None:
     assert zone_name(value) == name
     assert zone(zone_name(value)).key == name
 
 
-def test_every_name_loads_from_the_package_and_once() -> None:
+def test_every_name_is_loaded_from_the_package_and_once() -> None:
     assert len(zone_names()) > 500
     for name in zone_names():
         assert zone(name) is zone(name)
@@ -90,5 +90,5 @@ def test_the_tables_of_the_system_are_not_read(tmp_path: Path) -> None:
         zoneinfo.reset_tzpath()
 
 
-def test_the_release_of_the_tables_is_told() -> None:
+def test_the_release_of_the_tables_is_reported() -> None:
     assert re.fullmatch(r"20\d\d[a-z]+", tzdata_version())

@@ -1,0 +1,169 @@
+"""A confirmed action changes exactly the objects that the confirmation page showed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from django_durable_tasks.admin import actions
+from django_durable_tasks.models import DeadLetter, RecurringTask, Task
+from django_durable_tasks.rules.states import Status
+from tests.database.admin.site import act, confirmed, list_of, messages_of, operator, page_of, text
+from tests.database.recurring.schedules import a_schedule
+from tests.factories import a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Return a client logged in as a superuser."""
+    return operator("ann")
+
+
+def _all(
+    client: Client, action: str, model: str = "task", query: str = "", **fields: str
+) -> tuple[str, Any]:
+    """Select the whole list and run an action on it. Returns the URL and the confirmation page."""
+    some = {"task": Task, "deadletter": DeadLetter, "recurringtask": RecurringTask}[model]
+    first: Any = some._default_manager.first()
+    address = list_of(model) + query
+    data = {"action": action, "select_across": "1", "_selected_action": [str(first.pk)], **fields}
+    return address, client.post(address, data)
+
+
+def _statuses() -> dict[str, int]:
+    found = list(Task.objects.values_list("status", flat=True))
+    return {status: found.count(status) for status in sorted(set(found))}
+
+
+def test_a_task_that_matches_only_after_the_confirmation_page_was_shown_is_left_unchanged(
+    ann: Client,
+) -> None:
+    many_tasks(3, queue="mail")
+    address, asked = _all(ann, "cancel", query="?queue=mail")
+    assert "This changes 3 rows" in text(asked)
+    late = a_task(queue="mail")
+    assert messages_of(confirmed(ann, address, asked)) == ["Cancelled 3 tasks."]
+    assert Task.objects.get(pk=late.pk).status == Status.PENDING
+
+
+def test_of_more_tasks_than_one_action_handles_those_shown_are_changed(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "AT_MOST", 2)
+    many_tasks(3)
+    address, asked = _all(ann, "cancel")
+    shown = set(asked.context["shown"].values_list("pk", flat=True))
+    many_tasks(2)
+    confirmed(ann, address, asked)
+    assert set(Task.objects.filter(status=Status.CANCELLED).values_list("pk", flat=True)) == shown
+
+
+def test_tasks_that_changed_their_status_meanwhile_are_reported(ann: Client) -> None:
+    rows = many_tasks(3)
+    asked = act(ann, "cancel", *rows, confirm=False)
+    Task.objects.unguarded().filter(pk=rows[0].pk).update(status=Status.SUCCESS, due_at=None)
+    done = confirmed(ann, list_of("task"), asked)
+    assert messages_of(done) == [
+        "Cancelled 2 tasks. 1 row has changed in the meantime and was left unchanged."
+    ]
+
+
+def test_a_thousand_tasks_fit_into_one_confirmation(ann: Client) -> None:
+    many_tasks(actions.AT_MOST)
+    address, asked = _all(ann, "cancel")
+    assert messages_of(confirmed(ann, address, asked)) == ["Cancelled 1000 tasks."]
+
+
+@pytest.mark.parametrize("rows", ["", "forged"])
+def test_a_confirmation_with_forged_ids_asks_again(ann: Client, rows: str) -> None:
+    task = a_task()
+    asked = act(ann, "cancel", task, confirm=False, durable_confirmed="1", durable_rows=rows)
+    assert "This changes 1 row" in text(asked)
+    assert Task.objects.get().status == Status.PENDING
+
+
+def test_the_confirmation_of_one_action_does_not_confirm_another(ann: Client) -> None:
+    task = a_task(Status.FAILED)
+    asked = act(ann, "replay", task, confirm=False)
+    again = confirmed(ann, list_of("task"), asked, action="force_complete", reason="x")
+    assert "This changes 1 row" in text(again)
+    assert confirmed(operator("bert"), list_of("task"), asked).status_code == 200
+    assert Task.objects.get().status == Status.FAILED
+
+
+# Confirmation of replays --------------------------------------------------------------------------
+
+
+def test_replaying_a_whole_list_asks_with_counts_and_leaves_cancelled_tasks_out(
+    ann: Client,
+) -> None:
+    many_tasks(2, Status.FAILED, name="shop.charge")
+    many_tasks(3, Status.CANCELLED)
+    address, asked = _all(ann, "replay")
+    assert (
+        "This changes 2 rows . Failed, cancelled, skipped and expired tasks run again now"
+        in text(asked)
+    )
+    assert "2 × FAILED shop.charge" in text(asked)
+    assert "3 CANCELLED tasks are left out: select them one by one to replay them." in text(asked)
+    assert _statuses() == {"CANCELLED": 3, "FAILED": 2}
+    done = confirmed(ann, address, asked)
+    assert messages_of(done) == [
+        ("Replayed 2 tasks. 3 CANCELLED tasks are left out: select them one by one to replay them.")
+    ]
+    assert _statuses() == {"CANCELLED": 3, "PENDING": 2}
+
+
+def test_cancelled_tasks_that_are_selected_individually_are_replayed(ann: Client) -> None:
+    rows = many_tasks(2, Status.CANCELLED)
+    asked = act(ann, "replay", *rows, confirm=False)
+    assert "2 × CANCELLED" in text(asked)
+    assert messages_of(confirmed(ann, list_of("task"), asked)) == ["Replayed 2 tasks."]
+
+
+@pytest.mark.parametrize("across", ["0", "1"])
+def test_a_task_that_is_cancelled_after_the_confirmation_page_was_shown_stays_cancelled(
+    ann: Client, across: str
+) -> None:
+    rows = many_tasks(2, Status.FAILED)
+    asked = act(ann, "replay", *rows, confirm=False, select_across=across)
+    Task.objects.unguarded().filter(pk=rows[0].pk).update(status=Status.CANCELLED)
+    done = confirmed(ann, list_of("task"), asked)
+    assert messages_of(done) == [
+        "Replayed 1 task. 1 row has changed in the meantime and was left unchanged."
+    ]
+    assert _statuses() == {"CANCELLED": 1, "PENDING": 1}
+
+
+def test_a_replay_of_dead_letters_asks_with_counts(ann: Client) -> None:
+    many_tasks(3, Status.FAILED, name="shop.charge")
+    address, asked = _all(ann, "replay", "deadletter")
+    assert "This changes 3 rows" in text(asked)
+    assert "3 × EXHAUSTED shop.charge" in text(asked)
+    assert _statuses() == {"FAILED": 3}
+    DeadLetter.objects.unguarded().filter(pk=DeadLetter.objects.first().pk).update(open_task=None)  # type: ignore[union-attr]
+    done = confirmed(ann, address, asked)
+    assert messages_of(done) == [
+        "Replayed 2 tasks. 1 row has changed in the meantime and was left unchanged."
+    ]
+
+
+def test_a_single_task_is_replayed_from_its_page_after_confirmation(ann: Client) -> None:
+    task = a_task(Status.FAILED)
+    asked = act(ann, "replay", task, confirm=False, durable_from_page="1")
+    assert "This changes 1 row" in text(asked)
+    assert confirmed(ann, list_of("task"), asked)["Location"] == page_of(task)
+
+
+def test_resuming_several_schedules_asks_for_confirmation(ann: Client) -> None:
+    rows = [a_schedule(f"s{number}") for number in range(2)]
+    for row in rows:
+        row.pause("x")
+    assert "This changes 2 rows . It fires again from now on." in text(
+        act(ann, "resume", *rows, confirm=False)
+    )
+    assert RecurringTask.objects.paused().count() == 2
