@@ -735,7 +735,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "heard_at",
+                    "recorded_at",
                     models.DateTimeField(
                         db_default=django_durable_tasks.models.clock.DatabaseNow(),
                         verbose_name="recorded at",
@@ -747,7 +747,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "fires of beat",
                 "db_table": "durable_tasks_shadow_fire",
                 "ordering": ["id"],
-                "indexes": [models.Index(fields=["heard_at"], name="durable_shadow_heard")],
+                "indexes": [models.Index(fields=["recorded_at"], name="durable_shadow_recorded")],
             },
         ),
         migrations.CreateModel(
@@ -1903,7 +1903,7 @@ class Migration(migrations.Migration):
             index=django_durable_tasks.models.indexes.PartialIndex(
                 elsewhere=("waiting_for_limit", "-priority", "id"),
                 fields=["waiting_for_limit", "-priority", "id"],
-                name="durable_task_parked",
+                name="durable_task_waiting",
                 where=models.Q(("waiting_for_limit__isnull", False)),
             ),
         ),

@@ -21,14 +21,14 @@ class ShadowFire(models.Model):
     name = models.CharField(_("name"), max_length=200)
     task = models.CharField(_("task"), max_length=200)
     celery_id = models.CharField(_("Celery id"), max_length=200, blank=True, default="")
-    heard_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow())
+    recorded_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow())
 
     class Meta:
         db_table = "durable_tasks_shadow_fire"
         verbose_name = _("fire of beat")
         verbose_name_plural = _("fires of beat")
         ordering: ClassVar = ["id"]
-        indexes: ClassVar = [models.Index(fields=["heard_at"], name="durable_shadow_heard")]
+        indexes: ClassVar = [models.Index(fields=["recorded_at"], name="durable_shadow_recorded")]
 
     def __str__(self) -> str:
         return self.name

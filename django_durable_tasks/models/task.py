@@ -234,7 +234,7 @@ class Task(GuardedModel):
                 fields=["waiting_for_limit", "-priority", "id"],
                 where=Q(waiting_for_limit__isnull=False),
                 elsewhere=("waiting_for_limit", "-priority", "id"),
-                name="durable_task_parked",
+                name="durable_task_waiting",
             ),
         ]
 

@@ -46,8 +46,8 @@ def test_fires_of_beat_are_recorded_and_differences_are_reported(
         len(fires["durable"]) + 1,
     )
 
-    first = fires["plain"][0].heard_at - timedelta(milliseconds=100)
-    last = fires["plain"][-1].heard_at + timedelta(milliseconds=100)
+    first = fires["plain"][0].recorded_at - timedelta(milliseconds=100)
+    last = fires["plain"][-1].recorded_at + timedelta(milliseconds=100)
     for name, task in (("plain", tasks.echo), ("absent", tasks.noop)):
         row = RecurringTask.objects.upsert(
             name=name, task=task, interval=1, start_time=first, source="beat"

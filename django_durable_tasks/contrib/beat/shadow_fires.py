@@ -57,8 +57,8 @@ def record_fire(name: str, task: str, celery_id: str) -> None:
 
 def recorded_since() -> datetime | None:
     """Return the time of the oldest stored fire."""
-    rows = ShadowFire.objects.using(tables.database()).order_by("heard_at")
-    found: datetime | None = rows.values_list("heard_at", flat=True).first()
+    rows = ShadowFire.objects.using(tables.database()).order_by("recorded_at")
+    found: datetime | None = rows.values_list("recorded_at", flat=True).first()
     return found
 
 
@@ -90,11 +90,11 @@ def compare(
 def _recorded(start: datetime, end: datetime) -> dict[str, list[datetime]]:
     rows = (
         ShadowFire.objects.using(tables.database())
-        .filter(heard_at__range=(start, end))
-        .order_by("heard_at")
+        .filter(recorded_at__range=(start, end))
+        .order_by("recorded_at")
     )
     found: dict[str, list[datetime]] = defaultdict(list)
-    for name, at in rows.values_list("name", "heard_at").iterator():
+    for name, at in rows.values_list("name", "recorded_at").iterator():
         found[name].append(at)
     return found
 

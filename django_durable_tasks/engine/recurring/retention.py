@@ -97,7 +97,9 @@ def prune_shadow_fires(now: datetime, limit: int) -> int:
     rows = ShadowFire.objects.using(tables.database())
     cutoff = now - timedelta(seconds=conf.settings().SHADOW_RETENTION)
     deleted = list(
-        rows.filter(heard_at__lt=cutoff).order_by("heard_at").values_list("pk", flat=True)[:limit]
+        rows.filter(recorded_at__lt=cutoff)
+        .order_by("recorded_at")
+        .values_list("pk", flat=True)[:limit]
     )
     if deleted:
         rows.filter(pk__in=deleted).delete()

@@ -206,19 +206,19 @@ def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
     kept = conf.settings().SHADOW_RETENTION + _HOUR
     if not context.led or not context.may_judge(_HOUR):
         return []
-    found = rows.filter(heard_at__lt=context.ago(kept))
+    found = rows.filter(recorded_at__lt=context.ago(kept))
     return [
         finding(
             "shadow-rows",
             "fire of beat",
             pk,
-            "heard_at",
+            "recorded_at",
             recorded_at,
             "pruned after SHADOW_RETENTION",
             severity=Severity.LATE,
             repair="prune",
         )
-        for pk, recorded_at in found.values_list("pk", "heard_at")
+        for pk, recorded_at in found.values_list("pk", "recorded_at")
     ]
 
 

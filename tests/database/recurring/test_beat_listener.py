@@ -45,7 +45,7 @@ def test_each_message_of_beat_is_recorded_under_the_name_of_its_entry(scheduler:
     result = scheduler.apply_async(_entry(scheduler, "plain", "shop.tasks.plain"))
     fire = ShadowFire.objects.get()
     assert (fire.name, fire.task, fire.celery_id) == ("plain", "shop.tasks.plain", result.id)
-    assert abs(fire.heard_at - database_now()) < timedelta(minutes=1)
+    assert abs(fire.recorded_at - database_now()) < timedelta(minutes=1)
 
 
 def test_other_messages_of_the_process_are_not_recorded(scheduler: Scheduler) -> None:

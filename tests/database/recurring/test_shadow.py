@@ -21,7 +21,7 @@ RANGE = ("--from", START.isoformat(), "--to", at(300).isoformat())
 
 
 def _heard(name: str, *seconds: float) -> None:
-    rows = [ShadowFire(name=name, task="shop.tasks.plain", heard_at=at(one)) for one in seconds]
+    rows = [ShadowFire(name=name, task="shop.tasks.plain", recorded_at=at(one)) for one in seconds]
     ShadowFire.objects.bulk_create(rows)
 
 

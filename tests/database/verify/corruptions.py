@@ -254,7 +254,7 @@ def _orphan_override() -> Any:
 
 
 def _old_fire_of_beat() -> Any:
-    return ShadowFire.objects.create(name="beat", task="t", heard_at=ago(700_000)).pk
+    return ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(700_000)).pk
 
 
 DAMAGES: Mapping[str, Callable[[], Any]] = {

@@ -99,7 +99,7 @@ def write_healthy_rows() -> None:
     a_dead_letter(discarded, open=False)
     a_node(seen=1)
     a_node(seen=400, stopped=300)
-    ShadowFire.objects.create(name="beat", task="t", heard_at=ago(60))
+    ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(60))
     _write_graphs()
     _write_schedules()
 
