@@ -24,7 +24,7 @@ from django_durable_tasks.celery.execution.worker_node import place
 from django_durable_tasks.celery.publishing.message_id import HEADER, Envelope, parse
 from django_durable_tasks.celery.stored_exceptions import described
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import claim, operator_actions, recovery
+from django_durable_tasks.engine.tasks import claim, dead_child_processes, operator_actions
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
@@ -184,7 +184,7 @@ def _record_in_parent(envelope: Envelope, outcome: Outcome) -> None:
 
     def write() -> bool:
         with dedicated_connection():
-            return recovery.end_run_of_dead_child(
+            return dead_child_processes.end_run_of_dead_child(
                 envelope.task_id,
                 envelope.epoch,
                 here.node,

@@ -22,8 +22,8 @@
    was only frozen cannot write a result any more.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
-(``engine/tasks/recovery.py``). A dead scheduler needs no recovery of its own: its claims are
-republished by ``reap_dead_nodes``, and its leadership expires (``scheduler/leader.py``).
+(``engine/tasks/dead_child_processes.py``). A dead scheduler needs no recovery of its own: its
+claims are republished by ``reap_dead_nodes``, and its leadership expires (``scheduler/leader.py``).
 """
 
 from __future__ import annotations

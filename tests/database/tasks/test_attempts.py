@@ -13,7 +13,7 @@ import pytest
 from django_durable_tasks import registry
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, operator_actions, recovery
+from django_durable_tasks.engine.tasks import attempts, dead_child_processes, operator_actions
 from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.engine.workflows import followups as followup_engine
 from django_durable_tasks.exceptions import InvalidArguments
@@ -352,8 +352,12 @@ def test_a_node_that_signed_off_counts_as_departed_after_some_seconds() -> None:
 def test_a_killed_child_process_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
     row = a_task(Status.RUNNING, node=PLACE.node)
     for epoch, node in ((row.epoch, PLACE.node), (row.epoch - 1, uuid.uuid4())):
-        assert not recovery.end_run_of_dead_child(row.pk, epoch, node, CRASH, WORKER, "id")
-    assert recovery.end_run_of_dead_child(row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id")
+        assert not dead_child_processes.end_run_of_dead_child(
+            row.pk, epoch, node, CRASH, WORKER, "id"
+        )
+    assert dead_child_processes.end_run_of_dead_child(
+        row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id"
+    )
     assert _now(row).status == Status.PENDING
 
 
