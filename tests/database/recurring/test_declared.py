@@ -82,7 +82,7 @@ def test_schedules_are_declared_in_settings_too(settings: Any) -> None:
     assert (_row("sums").source, _row("sums").args) == ("settings", [1, 2])
     _declare("sums", "tests.project.tasks.add", args=[1, 2])
     [step] = sync.apply()
-    assert (step.act, "take one of the two away" in step.reason) == ("REFUSE", True)
+    assert (step.act, "remove one of the two" in step.reason) == ("REFUSE", True)
 
 
 def test_code_overwrites_declared_fields_and_keeps_the_others() -> None:

@@ -3,8 +3,9 @@
 Dialect: crontab(5) of Debian (five fields, names, lists, ranges, steps, nicknames), and in addition
 ``L`` in day of month, ``5L`` or ``L5`` (last Friday), ``5#3`` (third Friday), ``15W`` (nearest
 weekday), ``?``, ``H`` (derived from the seed; in day of month from 1 to 28), and an optional sixth
-field for seconds. ``a/b`` is a to the end of the field in steps of b, a range may wrap (``22-2``).
-``R`` is refused, because it would give another time on every node. croniter parses the fields.
+field for seconds. ``a/b`` is a to the end of the field (of weekdays: Saturday) in steps of b, a
+range may wrap (``22-2``). ``R`` is refused, because it would give another time on every node.
+croniter parses the fields.
 """
 
 from __future__ import annotations

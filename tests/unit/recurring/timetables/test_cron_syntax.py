@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from croniter import croniter
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
@@ -185,6 +185,7 @@ _fields = st.tuples(_field(0, 59), _field(0, 23), _field(1, 28), _field(1, 12), 
 
 
 @settings(max_examples=50, deadline=None)
+@example("* * 3 * 1/6")
 @given(_fields)
 def test_any_expression_of_numbers_fires_as_the_table(text: str) -> None:
     expression = Expression(text)

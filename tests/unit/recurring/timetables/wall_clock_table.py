@@ -14,7 +14,8 @@ from importlib import resources
 from zoneinfo import ZoneInfo
 
 _NAMES = {"SUN": 0, "MON": 1, "TUE": 2, "WED": 3, "THU": 4, "FRI": 5, "SAT": 6}
-_BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+# A step without an end ("1/3") ends with the field, that of weekdays with Saturday.
+_BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 MINUTE = timedelta(minutes=1)
 _MARGIN = timedelta(hours=26)  # longer than any clock change in these years
 
