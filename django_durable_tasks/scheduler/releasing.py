@@ -12,7 +12,7 @@ from collections.abc import Callable
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import release
+from django_durable_tasks.engine.limits import release, waitlist
 from django_durable_tasks.scheduler.steps import Steps
 from django_durable_tasks.scheduler.threads import PeriodicThread
 
@@ -55,4 +55,6 @@ class Releasing(PeriodicThread):
 
     def _release(self) -> int:
         with dedicated_connection():
+            if not waitlist.scopes_after("", 1):  # the only statement while no task waits
+                return 0
             return release.release_waiting(database_now(), settings().BATCH_SIZE)

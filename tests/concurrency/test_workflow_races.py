@@ -104,7 +104,9 @@ def test_processes_that_resolve_the_same_dependents_do_not_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deadlocks, "_TRIES", 1)  # the retry would hide a deadlock
-    for _ in range(2 * ROUNDS):  # enough to find an unordered lock each time, also on a busy machine
+    for _ in range(
+        2 * ROUNDS
+    ):  # enough to find an unordered lock each time, also on a busy machine
         ups = [begin(a_task()) for _ in range(6)]
         keys = [run.task_id for run in ups]
         downs = [_after(*keys) for _ in range(20)]

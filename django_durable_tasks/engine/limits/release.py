@@ -3,7 +3,7 @@
 The number of statements does not depend on the number of tasks. This module only makes tasks
 eligible; the claim enforces the limit. An eligible task keeps the name of its scope until it is
 claimed, so that the capacity that a heavy task waited for stays reserved for it. Called by the
-dispatch loop and the claim.
+thread of ``scheduler/releasing.py`` and by the claim.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def release_waiting(now: datetime, limit: int) -> int:
     """Make waiting tasks eligible, round-robin over their scopes, as far as these have capacity;
     return how many.
 
-    Call it in every round of dispatch. If no task waits, it executes one index probe.
+    If no task waits, it executes one index probe.
     """
     scopes = _turns().scopes.next(limit)
     return len(_release(scopes, now, limit)) if scopes else 0
