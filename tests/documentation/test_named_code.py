@@ -88,7 +88,7 @@ def test_the_counts_of_files_in_each_flow_are_right() -> None:
         places = [located(match["name"]) for match in _DOTTED.finditer(text)]
         files = {place[0] for place in places if place is not None}
         assert mark.endswith(f" files:{len(files)}"), (mark, len(files))
-        assert f": {len(files)} files\n" in text
+        assert f": {len(files)} files, before" in text
 
 
 def test_a_missing_file_and_a_missing_function_are_found() -> None:
