@@ -268,7 +268,7 @@ class HeartbeatMonitor:
             self._nodes.record(beats_now)
             self._leases.record(leases or {})
 
-    def look_for_broker_outages(self, reported: Mapping[uuid.UUID, int], at: float) -> None:
+    def record_broker_outages(self, reported: Mapping[uuid.UUID, int], at: float) -> None:
         """Record how many outages of the broker each node has reported, read at the monotonic
         instant ``at``. The first read only records what was reported before.
         """

@@ -300,7 +300,7 @@ def release_databases(connection: BaseDatabaseWrapper, **_: Any) -> None:
     database is dropped.
 
     Django creates, copies and drops databases, such as those of a test run, through a connection
-    without a database. PostgreSQL refuses to drop a database to which somebody is connected.
+    without a database. PostgreSQL refuses to drop a database to which a connection is open.
     """
     if connection.alias == NO_DB_ALIAS:
         process_state.renew()

@@ -97,7 +97,7 @@ class PostponedItems:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.of: defaultdict[int, dict[Any, _Postponed]] = defaultdict(dict)
+        self.of: defaultdict[Isolation[Any], dict[Any, _Postponed]] = defaultdict(dict)
 
 
 class Isolation(Generic[K]):
@@ -109,7 +109,7 @@ class Isolation(Generic[K]):
 
     @property
     def _items(self) -> dict[K, _Postponed]:
-        return process_state.of(PostponedItems).of[id(self)]
+        return process_state.of(PostponedItems).of[self]
 
     @property
     def _lock(self) -> threading.Lock:

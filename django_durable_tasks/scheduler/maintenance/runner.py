@@ -85,7 +85,7 @@ class Maintenance(PeriodicThread):
             self.monitor.record(
                 nodes.beats(), time.monotonic(), 3 * settings().NODE_HEARTBEAT, leases()
             )
-            self.monitor.look_for_broker_outages(nodes.broker_outages(), time.monotonic())
+            self.monitor.record_broker_outages(nodes.broker_outages(), time.monotonic())
             living = nodes.schedulers()
         living[self._node] = self.kept_shards
         self._serve(shards_of(self._node, living))

@@ -185,7 +185,7 @@ def _servers_connections() -> int:
 @pytest.mark.postgresql
 def test_no_connection_is_open_when_django_drops_a_database(as_in_production: list[int]) -> None:
     """Django's test runner drops its database at the end of a run, which PostgreSQL refuses while
-    somebody is connected.
+    a connection to it is open.
     """
     assert _delay().status == Status.QUEUED
     until(_published_in_a_transaction, within=30, message="the background thread runs")

@@ -26,7 +26,7 @@ def test_queued_tasks_are_republished_once_if_nodes_report_an_outage(settings: A
     nodes.beat(one.pk, NodeReport(broker_outages=4))
 
     def act() -> int:
-        monitor.look_for_broker_outages(nodes.broker_outages(), time.monotonic())
+        monitor.record_broker_outages(nodes.broker_outages(), time.monotonic())
         return job(database_now(), monitor)
 
     assert [act(), act()] == [0, 0], "outages before the first read are over"
