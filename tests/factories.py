@@ -157,9 +157,7 @@ def _tenant_id(row: Any) -> int:
 def a_dead_letter(task: Task, *, open: bool = True, **fields: Any) -> DeadLetter:
     """Create a dead letter of this task, open or closed."""
     now = database_now()
-    closed = (
-        {} if open else {"resolved_at": now, "resolution": "DISCARDED", "resolved_by": "somebody"}
-    )
+    closed = {} if open else {"resolved_at": now, "resolution": "DISCARDED", "resolved_by": "anna"}
     values = {
         "task_id": task.pk,
         "open_task": task.pk if open else None,
@@ -225,7 +223,7 @@ def a_tenant(**fields: Any) -> Tenant:
 def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl:
     """Pause a queue."""
     return QueueControl.objects.create(
-        name=name, paused_at=database_now(), paused_by="somebody", reason=reason
+        name=name, paused_at=database_now(), paused_by="anna", reason=reason
     )
 
 

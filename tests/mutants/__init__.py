@@ -185,7 +185,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "run_id": _without_run_id,
     "republish": _without_republishing,
     "heartbeat": _without_leaving_the_heartbeat,
-    "telling": _without_recording_by_the_task_class,
+    "recording": _without_recording_by_the_task_class,
     "grace": _without_the_grace_after_an_outage,
     "fire": _without_the_unique_fire,
     "watermark": _with_the_watermark_after_the_commit,

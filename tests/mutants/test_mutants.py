@@ -23,7 +23,7 @@ WATCH: dict[str, tuple[str, ...]] = {
     "heartbeat": (
         "processes/test_outages.py::test_a_run_whose_ending_is_never_accepted_leaves_the_heartbeat_and_its_lease_ends_it",
     ),
-    "telling": ("processes/test_endings.py::test_ignore_cancels",),
+    "recording": ("processes/test_endings.py::test_ignore_cancels",),
     "grace": (f"{OUTAGES}::test_an_outage_of_the_database_longer_than_the_lease_loses_no_run",),
     "fire": (
         f"{RACES}::test_leaders_whose_watermarks_are_set_back_concurrently_duplicate_nothing",

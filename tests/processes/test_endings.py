@@ -175,7 +175,7 @@ def test_a_cancel_request_is_seen_by_the_body_and_its_progress_is_written(tmp_pa
     task = bodies.heed.using(key="heed").schedule(str(tmp_path))
     until(lambda: row(task).progress, within=30, message="the progress is written")
     assert row(task).progress == {"done": 1, "total": 3, "note": "waiting"}
-    assert Task.objects.cancel("heed", by="somebody") == 1
+    assert Task.objects.cancel("heed", by="anna") == 1
     found = ended(task)
     assert (found.status, logged(task)) == ("CANCELLED", ["CANCELLED"])
 

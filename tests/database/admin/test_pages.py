@@ -137,7 +137,7 @@ def test_a_paused_queue_without_nodes_is_the_reason_why_a_task_does_not_run(
 ) -> None:
     a_paused_queue("test", reason="the printer burns")
     content = text(ann.get(page_of(a_task(due=-60))))
-    assert "Queue test was paused by somebody (the printer burns)" in content
+    assert "Queue test was paused by anna (the printer burns)" in content
     assert "No live worker listens on queue test" in content
     assert "No scheduler is alive" in content
 

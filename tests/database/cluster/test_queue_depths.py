@@ -68,7 +68,7 @@ def test_a_queue_shows_its_workers_and_its_pause_even_if_it_is_empty() -> None:
     assert (mail.workers, mail.concurrency, mail.paused_at) == (2, 6, None)
     assert (reports.workers, reports.paused_by, reports.reason) == (
         1,
-        "somebody",
+        "anna",
         "the printer burns",
     )
     assert reports.paused_at is not None

@@ -88,7 +88,7 @@ def test_queues_are_listed_with_their_depth_and_their_pause() -> None:
     a_node(queues=["mail"], concurrency=3)
     rows = {row["queue"]: row for row in json_of("list", "queues")}
     assert (rows["mail"]["due"], rows["mail"]["concurrency"]) == (2, 3)
-    assert (rows["reports"]["paused_by"], rows["reports"]["reason"]) == ("somebody", "month's end")
+    assert (rows["reports"]["paused_by"], rows["reports"]["reason"]) == ("anna", "month's end")
     assert [row["queue"] for row in json_of("list", "queues", "--queue", "mail")] == ["mail"]
 
 

@@ -141,7 +141,7 @@ def test_a_paused_queue_is_the_reason() -> None:
     a_paused_queue(reason="a move")
     assert (
         _why(a_task())
-        == "Queue test was paused by somebody (a move): nothing of it starts until it is resumed."
+        == "Queue test was paused by anna (a move): nothing of it starts until it is resumed."
     )
 
 

@@ -90,7 +90,7 @@ def test_tasks_waiting_in_a_paused_queue_are_a_warning(leader: Node) -> None:
     a_task(due=-61)
     a_paused_queue(reason="a move")
     assert _problems() == []
-    assert "is paused since 0 s by somebody: a move" in _warnings()
+    assert "is paused since 0 s by anna: a move" in _warnings()
 
 
 def test_the_thresholds_are_settings(leader: Node, settings: Any) -> None:

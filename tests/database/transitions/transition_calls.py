@@ -98,7 +98,7 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "release": lambda row: transitions.release([(row.pk, row.epoch)]),
     "block": lambda row: transitions.block(question(row)),
     "fail": fail_for_want_of_an_upstream,
-    "force_run": lambda row: transitions.force_run(question(row), "by somebody"),
+    "force_run": lambda row: transitions.force_run(question(row), "by an operator"),
     "edit": lambda row: transitions.edit(question(row), run_at=_later()),
     "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: attempts.take(question(row), 10, PLACE),
@@ -113,9 +113,9 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "cancel": lambda row: operator_actions.cancel(question(row)).total,
     "skip": lambda row: transitions.skip(question(row), "a test"),
     "expire": lambda row: transitions.expire(question(row), 10),
-    "replay": lambda row: dead_letters.replay(question(row), by="somebody"),
+    "replay": lambda row: dead_letters.replay(question(row), by="anna"),
     "rerun": lambda row: transitions.replay(question(row), "rerun"),
-    "force_complete": lambda row: operator_actions.force_complete(question(row), by="somebody"),
+    "force_complete": lambda row: operator_actions.force_complete(question(row), by="anna"),
 }
 """One function per transition. Each returns a true value if the task changed."""
 

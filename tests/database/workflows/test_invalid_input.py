@@ -136,7 +136,7 @@ def test_an_invalid_workflow_is_refused_and_nothing_is_written(
 
 
 def _link(task: Task, *upstreams: Task | uuid.UUID, kind: str = "MUST_SUCCEED") -> int:
-    return edit.link(task.pk, edges_to(dict.fromkeys(upstreams, kind)), by="somebody")
+    return edit.link(task.pk, edges_to(dict.fromkeys(upstreams, kind)), by="anna")
 
 
 def test_an_edge_added_later_blocks_its_task() -> None:

@@ -122,7 +122,7 @@ def _finishing(state: State, case: Case, slot: int, worker: Worker) -> Iterator[
 
 
 def _recording(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:
-    yield Step("telling is given up", FAULT, seat(state, slot, _passed_on(worker, case)))
+    yield Step("recording is given up", FAULT, seat(state, slot, _passed_on(worker, case)))
     if not reachable(state):
         return
     if not may_end(state, slot, worker, case.rules):
