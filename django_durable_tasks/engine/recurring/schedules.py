@@ -111,7 +111,11 @@ def create(
     """
     now = database_now()
     row = RecurringTask(
-        tenant_id=tenant_id, name=name, **{"start_time": now, **_zone(values), **values}
+        tenant_id=tenant_id,
+        name=name,
+        created_at=now,
+        updated_at=now,
+        **{"start_time": now, **_zone(values), **values},
     )
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")

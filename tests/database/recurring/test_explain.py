@@ -214,6 +214,12 @@ def test_before_its_start_a_schedule_names_its_start() -> None:
     assert "is before the start of nightly" in row.explain(at(days=-1))
 
 
+def test_a_new_schedule_begins_when_it_is_created_and_was_not_edited_since() -> None:
+    RecurringTask.objects.upsert(name="new", task=tasks.noop, interval=60)
+    row = RecurringTask.objects.get(name="new")
+    assert row.start_time == row.created_at == row.updated_at
+
+
 def test_after_its_end_a_schedule_names_its_end() -> None:
     row = a_schedule(end_time=at(days=99_999))
     assert "is after the end of nightly" in row.explain(at(days=100_000))
