@@ -6,16 +6,24 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import code_of, retry_on_deadlock
+from django_durable_tasks.engine.limits import usage
+from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.models import Limit
+from django_durable_tasks.models.limit_bucket import LimitBucket
 from tests.concurrency.racing import WITHIN, no_errors, race
-from tests.factories import a_task
+from tests.factories import NOOP, QUEUE, a_task, many_tasks
+from tests.process_state import new_process_state
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
 
@@ -64,3 +72,56 @@ def _inside(rival: _Crossing) -> int:
 def test_inside_a_transaction_of_the_caller_the_deadlock_is_raised() -> None:
     answers = race([partial(_inside, rival) for rival in _rivals()])
     assert sum(isinstance(answer, OperationalError) for answer in answers) == 1
+
+
+class _ClaimObserver:
+    """Wraps the statements of a claim within limits: when it asks for the lock of the limits, it
+    has locked its tasks.
+    """
+
+    def __init__(self) -> None:
+        self.limits_locked, self.tasks_locked = threading.Event(), threading.Event()
+        self.aborted = list[Any]()
+
+    def __call__(
+        self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any
+    ) -> Any:
+        if LimitBucket._meta.db_table in sql:
+            self.tasks_locked.set()
+        try:
+            return execute(sql, params, many, context)
+        except OperationalError as error:
+            self.aborted.append(code_of(error))
+            raise
+
+
+def _lock_limits_then(task_id: uuid.UUID, observer: _ClaimObserver) -> None:
+    """Lock the row of the limits, and then a task that the claim has locked.
+
+    This transaction writes more rows than the claim, and on PostgreSQL it looks for deadlocks
+    later, so that the database aborts the claim.
+    """
+    with tables.atomic():
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL deadlock_timeout = '60s'")
+        usage.lock_limits()
+        many_tasks(50, queue="other")
+        observer.limits_locked.set()
+        assert observer.tasks_locked.wait(WITHIN)
+        transitions.lock_rows([task_id])
+
+
+def test_a_claim_within_limits_that_is_aborted_by_a_deadlock_is_repeated() -> None:
+    task, observer = many_tasks(1)[0], _ClaimObserver()
+    Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=5)
+    new_process_state()
+
+    def claim_one() -> int:
+        assert observer.limits_locked.wait(WITHIN)
+        with connection.execute_wrapper(observer):
+            return len(claim.claim(QUEUE, database_now(), 10, uuid.uuid4()))
+
+    rival = partial(_lock_limits_then, task.pk, observer)
+    assert no_errors(race([rival, claim_one])) == [None, 1]
+    assert observer.aborted == ["40P01" if connection.vendor == "postgresql" else 1213]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -19,6 +19,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.limits import admission, config, overlap, release
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
@@ -76,11 +77,18 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if book.empty:
         return transitions.messages_for(overlap.admitted(_ordered(act(), now)))
+    return transitions.messages_for(overlap.admitted(_these_within_limits(book, act, now)))
+
+
+@retry_on_deadlock
+def _these_within_limits(
+    book: config.LimitConfig, act: Callable[[], list[ClaimedTask]], now: datetime
+) -> list[ClaimedTask]:
     with tables.atomic():
         gate = admission.LimitAdmission(book)
         rows = gate.admit_claimed(_ordered(act(), now))
         gate.close()
-    return transitions.messages_for(overlap.admitted(rows))
+    return rows
 
 
 def claim(
@@ -141,6 +149,23 @@ def claim_of(
             transitions.messages_for(overlap.admitted(_ordered(due, now))),
             Counter(task.queue for task in due),
         )
+    found, taken = _claim_within_limits(book, demands, now, limit, node, shards)
+    return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
+
+
+@retry_on_deadlock
+def _claim_within_limits(
+    book: config.LimitConfig,
+    demands: Sequence[Demand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None,
+) -> tuple[list[ClaimedTask], Counter[str]]:
+    """Claim tasks that their limits admit, in one transaction. Also return how many tasks of each
+    queue were claimed before the limits were checked.
+    """
+    node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     turns, taken = _turns(book, demands, now), Counter[str]()
 
     def act(current: Sequence[Demand], number: int) -> list[ClaimedTask]:
@@ -166,7 +191,7 @@ def claim_of(
             left = _left(left, rows, fit)
             gate.clear_heads([one.queue for one in left], now, _AHEAD)
         gate.close()
-    return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
+    return found, taken
 
 
 def _turns(

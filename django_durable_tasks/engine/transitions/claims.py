@@ -6,14 +6,16 @@ import json
 import logging
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from django.db.models import Case, F, Q, Value, When
 
 from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
 from django_durable_tasks.engine.transitions.change_signals import announce
@@ -57,16 +59,27 @@ def claim(
     these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds.
     """
     sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
-    if sql is not None:
-        parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
-        for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
-            parameters[name] = [getattr(one, column) for one in demands]
-        return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
-    with atomic():
+    if sql is None:
         due = tasks().due(now).order_by("due_at")
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
-        return _claimed(_locked_due(due, demands, now, limit), node, wait)
+        return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
+    parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
+    for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
+        parameters[name] = [getattr(one, column) for one in demands]
+    return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
+
+
+@retry_on_deadlock
+def _claim_locked(
+    lock: Callable[[], Sequence[Pair]], node: uuid.UUID, wait: float
+) -> list[ClaimedTask]:
+    """Claim the tasks that ``lock`` locks, in one transaction.
+
+    InnoDB may wait for a row in spite of SKIP LOCKED, so two claims may deadlock.
+    """
+    with atomic():
+        return _claimed(lock(), node, wait)
 
 
 def _locked_due(
@@ -154,12 +167,8 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
     sql = statement("claim_these")
     if sql is not None:
         return _read(sql, {"ids": list(ids), "node": node, "wait": wait})
-    with atomic():
-        return _claimed(
-            locked(tasks().pending().filter(pk__in=list(ids), due_at__lte=NOW), len(ids)),
-            node,
-            wait,
-        )
+    due = tasks().pending().filter(pk__in=list(ids), due_at__lte=NOW)
+    return _claim_locked(partial(locked, due, len(ids)), node, wait)
 
 
 def locked_pending(queryset: TaskQuerySet, limit: int) -> list[uuid.UUID]:
