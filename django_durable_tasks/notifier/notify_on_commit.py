@@ -109,7 +109,7 @@ class OnCommitNotifier:
         found = [soon for task in waiting if (soon := _soon(task, latest)) is not None]
         if found and (batch := self._batch()) is not None:
             batch.created += found
-            self._unless_in_transaction(batch)
+            _act_unless_registered(batch)
 
     def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
         """Record that tasks have another due time. Without ``at`` (retries, tasks returned to
@@ -121,7 +121,7 @@ class OnCommitNotifier:
         batch.moved += ids
         if at is not None:
             batch.moved_to.append(at if isinstance(at, datetime) else timezone.now())
-        self._unless_in_transaction(batch)
+        _act_unless_registered(batch)
 
     def removed(self, ids: Sequence[uuid.UUID]) -> None:
         """Record that tasks are no longer PENDING. A task that is PENDING again at the commit keeps
@@ -137,7 +137,7 @@ class OnCommitNotifier:
             return
         if (batch := self._batch()) is not None:
             batch.leader_work.append(at)
-            self._unless_in_transaction(batch)
+            _act_unless_registered(batch)
 
     def announce(self, batch: _Batch) -> None:
         """Announce the changes of a committed batch; never raises if a server is unavailable."""
@@ -181,9 +181,10 @@ class OnCommitNotifier:
             return hook_of_transaction(_Batch, lambda: _Batch(self))
         return _Batch(self) if connections[conf.settings().DATABASE].get_autocommit() else None
 
-    def _unless_in_transaction(self, batch: _Batch) -> None:
-        if not in_atomic_block():
-            batch()
+
+def _act_unless_registered(batch: _Batch) -> None:
+    if batch.savepoints is None:
+        batch()
 
 
 def _horizon() -> timedelta:

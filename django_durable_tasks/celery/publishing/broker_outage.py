@@ -108,10 +108,24 @@ class QueueBackoff:
         """Return whether the broker rejected the last message of this queue, whatever the delay."""
         return queue in self._rejected
 
-    def waiting(self) -> list[str]:
-        """Return the queues whose delay is not over."""
+    def has_rejected(self) -> bool:
+        """Return whether the broker rejected the last message of any queue."""
+        return bool(self._rejected)
+
+    def delays(self) -> dict[str, float]:
+        """Return the queues whose delay is not over, with the seconds that remain."""
+        if not self._rejected:
+            return {}
         now = time.monotonic()
-        return sorted(queue for queue, found in self._rejected.copy().items() if found.until > now)
+        return {
+            queue: found.until - now
+            for queue, found in self._rejected.copy().items()
+            if found.until > now
+        }
+
+    def waiting(self) -> list[str]:
+        """Return the names of the queues whose delay is not over."""
+        return sorted(self.delays())
 
     def reasons(self) -> dict[str, str]:
         """Return every rejected queue with the broker's error."""

@@ -38,14 +38,10 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
 
     Raises BrokerUnavailable within the time limits if the broker does not respond.
     """
-    delays = {
-        queue: broker_outage.backoff.remaining(queue)
-        for queue in {message.queue for message in messages}
-    }
-    waiting = [
-        NotAccepted(message, delays[message.queue]) for message in messages if delays[message.queue]
-    ]
-    attempted = [message for message in messages if not delays[message.queue]]
+    delays, waiting, attempted = broker_outage.backoff.delays(), list[NotAccepted](), messages
+    if delays:
+        waiting = [NotAccepted(one, delays[one.queue]) for one in messages if one.queue in delays]
+        attempted = [one for one in messages if one.queue not in delays]
     if not attempted:
         return waiting
     if not broker_outage.breaker.allows():
@@ -86,6 +82,8 @@ def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
 
 def _judged(messages: Sequence[TaskMessage], rejections: Sequence[Rejection]) -> list[NotAccepted]:
     """Back off from the queues of these rejections, and end the back-off of the other queues."""
+    if not rejections and not broker_outage.backoff.has_rejected():
+        return []
     refused = {found.message.queue: found.error for found in rejections}
     for queue, error in refused.items():
         broker_outage.backoff.rejected(queue, error)

@@ -38,8 +38,16 @@ def _fixed(app: Any, name: str, queue: str | None) -> str:
     return _routed(app, name, (), _NO_ARGUMENTS) if queue is None else _known(app, name, queue)
 
 
+@functools.lru_cache(maxsize=8)
 def _is_static(app: Any) -> bool:
+    """Return whether the routes are a table without functions. Celery also reads them once."""
     return all(isinstance(route, MapRoute) for route in app.amqp.router.routes)
+
+
+def forget() -> None:
+    """Read the routes again; for tests."""
+    _fixed.cache_clear()
+    _is_static.cache_clear()
 
 
 def _known(app: Any, name: str, queue: str) -> str:

@@ -20,7 +20,8 @@ class CommitHook:
     """A hook of the current transaction; subclasses collect values and define ``act``."""
 
     def __init__(self) -> None:
-        self.savepoints = _savepoints()
+        self.savepoints: frozenset[str] | None = None
+        """The savepoints that were open at its registration; None if it was not registered."""
         self.called = False
 
     def __call__(self) -> None:
@@ -64,5 +65,6 @@ def hook_of_transaction(
         if not hook.called and (any_savepoint or hook.savepoints == savepoints):
             return hook
     hook = create()
+    hook.savepoints = savepoints
     transaction.on_commit(hook, using=database(), robust=True)
     return hook

@@ -41,11 +41,11 @@ def _queues() -> Iterator[None]:
     ]
     with celery_configured(task_queues=queues):
         app.amqp = AMQP(app)
-        routing._fixed.cache_clear()
+        routing.forget()
         yield
     app.amqp = before
     forget_routes()
-    routing._fixed.cache_clear()
+    routing.forget()
 
 
 def _called(**options: Any) -> str:

@@ -127,7 +127,7 @@ def _route_by(routes: Any) -> None:
     current_app.conf.task_routes = routes
     current_app.amqp.flush_routes()
     current_app.amqp.__dict__.pop("router", None)
-    routing._fixed.cache_clear()
+    routing.forget()
 
 
 @pytest.mark.usefixtures("broken_router")
