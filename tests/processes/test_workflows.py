@@ -31,7 +31,7 @@ from tests.processes.workflows import (
 from tests.project import nodes
 from tests.waiting import until
 
-SMALL, LARGE = 60, 200
+SMALL, LARGE = 60, 500
 """The time limits of a small and of a large graph, in seconds."""
 SIZES = {"postgresql": 2_000, "mariadb": 1_000, "sqlite": 300}
 
@@ -188,7 +188,7 @@ class _Deaths:
         ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_large_graph_completes_while_workers_and_leaders_are_killed(
     cluster: Cluster, vendor: str, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
