@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, labelled, title_of
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
 from django_durable_tasks.admin.replay_form import may_edit_arguments
 from django_durable_tasks.models import DeadLetter, TaskExecutionLog
 from django_durable_tasks.operations import dead_letters
@@ -41,7 +41,7 @@ def _replay_edited(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> Ht
 
 
 @admin.register(DeadLetter)
-class DeadLetterAdmin(ReadOnlyAdmin):
+class DeadLetterAdmin(NewestRowsAdmin):
     """Dead letters; open ones first."""
 
     named_by = ("task", "reason")
@@ -62,6 +62,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         filters.NameOfTaskFilter,
         filters.TenantFilter,
     )
+    without_index = frozenset({"reason", "queue", "name", "tenant"})
     lookups_allowed = frozenset({"fingerprint__exact", "task__id__exact"})
     sortable_by = ()
     search_fields = ("task__name",)
@@ -113,10 +114,16 @@ class DeadLetterAdmin(ReadOnlyAdmin):
             "task__target_config",
         )
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return queryset.filter(filters.search(search_term, "task__")), False
+    def filters_without_index(self, request: HttpRequest) -> bool:
+        """Return whether the request has a filter that no index serves: among all dead letters, or
+        for closed ones. The open ones have an index, and are few.
+        """
+        closed = request.GET.get("case", "all") != "all"
+        return self.searches_all(request) and (closed or super().filters_without_index(request))
+
+    def searches_all(self, request: HttpRequest) -> bool:
+        """Return whether closed dead letters are shown too."""
+        return bool(request.GET.get("case"))
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None

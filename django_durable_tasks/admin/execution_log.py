@@ -15,7 +15,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ReadOnlyInline
+from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
+from django_durable_tasks.admin.readonly import ReadOnlyInline
 from django_durable_tasks.models import TaskExecutionLog
 
 ON_A_PAGE = 50
@@ -91,7 +92,7 @@ class AttemptsInline(_Attempt, ReadOnlyInline):
 
 
 @admin.register(TaskExecutionLog)
-class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
+class TaskExecutionLogAdmin(_Attempt, NewestRowsAdmin):
     """Attempts of all tasks."""
 
     list_display = (
@@ -110,6 +111,7 @@ class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
         filters.NameOfTaskFilter,
         filters.TenantFilter,
     )
+    without_index = frozenset({"status__exact", "queue", "name", "tenant"})
     lookups_allowed = frozenset({"status__exact", "task__id__exact"})
     sortable_by = ()
     search_fields = ("task__name",)
@@ -133,11 +135,6 @@ class TaskExecutionLogAdmin(_Attempt, ReadOnlyAdmin):
             if field.name != "traceback"
         )
         return rows.only(*fields, "task__name", "tenant__name", "tenant__slug")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return queryset.filter(filters.search(search_term, "task__")), False
 
     @admin.display(description=_("task"))
     def task_name(self, row: TaskExecutionLog) -> SafeString | str:

@@ -1,5 +1,5 @@
-"""The filters of the lists: their choices cost at most one bounded statement, and their conditions
-use an index.
+"""The filters and searches of the lists. The choices of a filter cost at most one bounded
+statement. Lists whose filters have no index bound them by ``newest_rows``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,19 @@ REASONS = (
 )
 
 
-def search(term: str, prefix: str = "") -> Q:
-    """Return the condition of a search: an id or a Celery id, otherwise a whole key, otherwise a
-    part of a registered name.
+def search(term: str) -> Q:
+    """Return the condition of a search of tasks: an id or a Celery id, otherwise a whole key,
+    otherwise a part of a registered name.
+    """
+    condition = search_by_key(term)
+    return Q(name__in=names_like(term)) if condition is None else condition
 
-    Keys are looked up by their indexes, one kind after the other. A part of a name is compared with
-    the names in this process and those of the newest tasks, never with every row.
+
+def search_by_key(term: str, prefix: str = "") -> Q | None:
+    """Return the condition for an id, a Celery id or a whole key, which indexes serve; empty for an
+    empty search, None if no task has this key. ``prefix``: the path to the task, with its ``__``.
+
+    Keys are looked up by their indexes, one kind after the other.
     """
     term = term.strip()
     if not term or key_in(term) is not None:
@@ -56,16 +63,20 @@ def search(term: str, prefix: str = "") -> Q:
             lookups["tenant__in"] = Tenant.objects.using(tasks.db).values("pk")
         if tasks.filter(**lookups).exists():
             return Q(**{f"{prefix}{name}": value for name, value in lookups.items()})
-    return Q(**{f"{prefix}name__in": _names_like(term)})
+    return None
 
 
-def _names_like(term: str) -> list[str]:
+def names_like(term: str) -> list[str]:
+    """Return the names of durable tasks that contain the term: of those registered in this process
+    and those of the newest tasks, never of every row.
+    """
     newest = (
         Task.objects.using(conf.settings().DATABASE)
         .order_by("-pk")
         .values_list("name", flat=True)[:LOOKED_AT]
     )
-    return sorted(name for name in registry.names() | set(newest) if term.lower() in name.lower())
+    known, term = registry.names() | set(newest), term.strip().lower()
+    return sorted(name for name in known if term in name.lower())
 
 
 def by_id_or(term: str, *lookups: str, prefix: str = "") -> Q:
