@@ -159,9 +159,14 @@ def _times(seconds: Sequence[float]) -> str:
 
 
 def _chaos(found: Record) -> str:
-    lanes = found["lanes"]
-    count = {name: sum(lane[name] for lane in lanes) for name in ("tasks", "faults", *_WANTED)}
-    kinds = {window["name"] for lane in lanes for window in lane["windows"]} - {"before", "after"}
+    results = found["results"]
+    count = {
+        name: sum(result[name] for result in results) for name in ("tasks", "faults", *_WANTED)
+    }
+    kinds = {window["name"] for result in results for window in result["windows"]} - {
+        "before",
+        "after",
+    }
     return _prose(
         f"{found['seconds'] / 60:.0f} minutes of chaos on private servers, {count['tasks']:,} tasks"
         f" during {count['faults']} faults of {len(kinds)} kinds: {count['lost']} lost,"

@@ -29,7 +29,7 @@ SECONDS: dict[tuple[str, str | None, str | None], int] = {
     ("smoke", "sqlite", "filesystem"): 100,
     ("pgbouncer", "postgresql", "redis"): 95,
     ("mutants", "postgresql", "redis"): 400,
-    ("chaos", "postgresql", "rabbitmq"): 65,
+    ("chaos", "postgresql", "rabbitmq"): 110,
     ("newest", None, None): 250,
     ("newest", "sqlite", None): 330,
     ("newest", "postgresql", "redis"): 110,

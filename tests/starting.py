@@ -164,6 +164,7 @@ default_pool_size = {slots}
 max_client_conn = 500
 query_wait_timeout = 0
 ignore_startup_parameters = extra_float_digits
+stats_users = {name}
 """)
     _serve([server, home / "pgbouncer.ini"], home, user, stack, signal.SIGINT)
     address = f"postgresql://{name}@127.0.0.1:{port}/{parts.path.strip('/') or 'postgres'}"

@@ -1,5 +1,5 @@
-"""`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis and then
-RabbitMQ, and the result.
+"""`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis, with RabbitMQ
+and, if PgBouncer is installed, through PgBouncer with Redis; and the result.
 
 Everything runs on private servers, which are started and stopped. The exit code is 1 if an
 invariant was violated, or if no ending was fenced and no message dropped, because then the fences
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ import django
 from tests.chaos.plan import Plan
 from tests.chaos.report import NONE_WANTED, SOME_WANTED, facts, rendered, write
 from tests.runs import ROOT
+from tests.starting import find_pgbouncer
 
-SHARES = {"redis": 0.6, "rabbitmq": 0.4}
+POOLED = "redis+pgbouncer"
+SHARES = {"redis": 0.5, "rabbitmq": 0.3, POOLED: 0.2}
 AGAIN = {
     "worker-killed",
     "worker-frozen",
@@ -43,6 +46,19 @@ AGAIN = {
     "everything",
 }
 """Faults that are repeated on the second broker: those that concern brokers."""
+THROUGH_POOLER = {
+    "worker-killed",
+    "worker-frozen",
+    "leader-frozen",
+    "sessions-ended",
+    "commits-cut",
+    "database-unheard",
+    "database-restarted",
+    "serializable",
+    "everything-doubled",
+    "everything",
+}
+"""Faults that are repeated through PgBouncer: those that concern connections to the database."""
 MARGIN = 900
 OWN = (
     "TEST_RUN",
@@ -63,29 +79,15 @@ def main(arguments: list[str]) -> int:
             _print(f"{one.number:3} {name:22} {', '.join(one.brokers):16} {one.what}")
         return 0
     wanted = _chosen(options.faults, [name for name, _ in catalogue])
-    brokers = options.broker.split(",")
+    brokers = [broker for broker in options.broker.split(",") if _can_run(broker)]
     began = time.monotonic()
-    played = []
     sys.stderr.write(f"seed {options.seed}\n")
-    for broker in brokers:
-        sought = wanted if options.faults or broker == brokers[0] else wanted & AGAIN
-        names = tuple(name for name, one in catalogue if name in sought and broker in one.brokers)
-        share = SHARES[broker] / sum(SHARES[one] for one in brokers)
-        plan = Plan(
-            broker=broker,
-            seed=options.seed,
-            faults=names,
-            rate=options.rate,
-            calm=options.calm,
-            pace=options.pace,
-            seconds=options.seconds * share,
-        )
-        played.append(run_in_process(plan))
+    played = [run_in_process(plan) for plan in _plans(options, wanted, brokers)]
     answer = {
         "seed": options.seed,
         "seconds": time.monotonic() - began,
         "facts": facts(),
-        "lanes": played,
+        "results": played,
     }
     _print(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
     wrong = failures(played, tried=not options.faults)
@@ -94,6 +96,38 @@ def main(arguments: list[str]) -> int:
     if options.report and not wrong:
         write(options.report, answer)
     return 1 if wrong else 0
+
+
+def _plans(options: argparse.Namespace, wanted: set[str], brokers: list[str]) -> Iterator[Plan]:
+    """Yield the plan of each broker. Without chosen faults the first run has all of its broker, the
+    others those that are repeated.
+    """
+    for broker in brokers:
+        server, _, pooler = broker.partition("+")
+        again = THROUGH_POOLER if pooler else AGAIN
+        sought = wanted if options.faults or broker == brokers[0] else wanted & again
+        yield Plan(
+            broker=server,
+            pooled=bool(pooler),
+            seed=options.seed,
+            faults=tuple(
+                name for name, one in _catalogue() if name in sought and server in one.brokers
+            ),
+            rate=options.rate,
+            calm=options.calm,
+            pace=options.pace,
+            seconds=options.seconds * SHARES[broker] / sum(SHARES[one] for one in brokers),
+        )
+
+
+def _can_run(broker: str) -> bool:
+    """Return whether the servers of this run are installed."""
+    if broker not in SHARES:
+        raise SystemExit(f"There is no {broker!r}; --broker takes {', '.join(SHARES)}.")
+    if broker == POOLED and find_pgbouncer() is None:
+        sys.stderr.write("SKIPPED: PgBouncer is not installed.\n")
+        return False
+    return True
 
 
 def failures(results: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
@@ -127,7 +161,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="only these faults, by comma; --list names them",
     )
     parser.add_argument(
-        "--broker", default="redis,rabbitmq", help="the brokers, separated by commas"
+        "--broker",
+        default=",".join(SHARES),
+        help="the brokers, separated by commas; +pgbouncer: through PgBouncer (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.apps import AppConfig
 
-VARIABLE = "CHAOS_RINGS"
+VARIABLE = "CHAOS_ORDERS"
 
 
 class ChaosConfig(AppConfig):

@@ -15,7 +15,9 @@ from tests.chaos.invariants.runs import no_ghost_runs, overlapping, starts
 from tests.chaos.records import ACCEPTED, History
 
 KILLS, REPLIES_LOST, COMMITS_CUT = "kills", "replies lost", "replies to COMMIT lost"
-_COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, "baseline")
+GARBAGE, REMOVED = "unreadable values in Redis", "unreadable entries removed"
+QUEUES, POOLED = "queues", "transactions through PgBouncer"
+_COLUMNS = (KILLS, REPLIES_LOST, COMMITS_CUT, GARBAGE, REMOVED, QUEUES, POOLED, "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,11 @@ class Window:
 def figures(
     history: History,
     windows: Sequence[Window],
-    stories: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, Any]],
     notes: Mapping[str, int],
     dropped: int,
 ) -> dict[str, Any]:
-    """Return all figures as plain values. ``stories`` are the records of the load, ``dropped``
+    """Return all figures as plain values. ``entries`` are the records of the load, ``dropped``
     counts refused messages.
     """
     return {
@@ -47,6 +49,10 @@ def figures(
         "kills": notes.get(KILLS, 0),
         "replies_lost": notes.get(REPLIES_LOST, 0),
         "commits_cut": notes.get(COMMITS_CUT, 0),
+        "garbage": notes.get(GARBAGE, 0),
+        "garbage_removed": notes.get(REMOVED, 0),
+        "queues": notes.get(QUEUES, 0),
+        "pooled_transactions": notes.get(POOLED, 0),
         "lost": _lost(history),
         "accepted_twice": _accepted_twice(history),
         "ghost_runs": sum(1 for _ in no_ghost_runs(history)),
@@ -54,14 +60,14 @@ def figures(
         "executed_more_than_once": len(_executed_again(history)),
         "overlapping_runs": sum(1 for _ in overlapping(history)),
         "fenced_endings": sum(1 for log in history.logs if log.status == "FENCED"),
-        "dropped_rings": dropped,
+        "ignored_messages": dropped,
         "attempts_lost": sum(1 for log in history.logs if log.status == "LOST"),
         "retried": sum(1 for log in history.logs if log.status == "RETRY"),
         "dead_letters": len(history.open_letters),
         "terms": len({term.term for term in history.terms}),
-        "refused_calls": sum(1 for line in stories if "refused" in line),
+        "refused_calls": sum(1 for line in entries if "refused" in line),
         "enqueue_ms": _resolve(
-            [line["took"] for line in stories if "task" in line and "took" in line], 1000.0
+            [line["took"] for line in entries if "task" in line and "took" in line], 1000.0
         ),
         **_of_fires(history),
         "longest_gap": longest_gap(history, windows),

@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import django
+from django.conf import settings
 from django.db import Error, connections, transaction
 from django.utils import timezone
+
+from tests.chaos.plan import AT_ONCE, further_queues
 
 FANS = 40
 MOST_AT_ONCE = 60
@@ -37,11 +40,13 @@ class Load:
         self.bodies, self.rate, self.stop = bodies, rate, stop
         self.random = random.Random(seed)
         self.book = os.open(book, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        self.made, self.keys = 0, list[str]()
+        self.queues = further_queues(settings.CELERY_TASK_DEFAULT_QUEUE, settings.BROKER)
+        self.made, self.keys, self.turn = 0, list[str](), self.random.randrange(len(self.queues))
         self.kinds: list[tuple[int, str, Callable[[], Iterable[Any]]]] = [
             (44, "plain", self.plain),
             (10, "in a transaction", self.in_a_transaction),
             (8, "many", self.many),
+            (6, "in many queues", self.in_many_queues),
             (8, "later", self.later),
             (8, "stumbling", self.stumbling),
             (3, "hopeless", self.hopeless),
@@ -66,6 +71,13 @@ class Load:
         """Create a batch in one statement."""
         found: Iterable[Any] = self.bodies.work.schedule_many([(0.0,)] * self.random.randint(5, 30))
         return found
+
+    def in_many_queues(self) -> Iterable[Any]:
+        """Create one task in each of the next ten queues; they commit together."""
+        number, self.turn = len(self.queues), self.turn + AT_ONCE
+        chosen = [self.queues[(self.turn + place) % number] for place in range(AT_ONCE)]
+        with transaction.atomic():
+            return [self.bodies.work.using(queue=name).schedule().pk for name in chosen]
 
     def later(self) -> Iterable[Any]:
         """Create a task that is due in a moment."""

@@ -21,6 +21,17 @@ SETTINGS: dict[str, float] = {
 }
 """Leases and timeouts are shortened, so that minutes contain many of their cycles."""
 SCHEDULES, EVERY = 10, 2.0
+AT_ONCE = 10
+"""In how many further queues one call creates a task."""
+QUEUES = {"redis": 200, "rabbitmq": 40}
+"""How many queues the load uses in addition to the default one. On RabbitMQ a worker declares each
+queue at each connection, one request after the other.
+"""
+
+
+def further_queues(default: str, broker: str) -> list[str]:
+    """Return the names of the queues that the load uses in addition to the default one."""
+    return [f"{default}-{number:03}" for number in range(QUEUES[broker])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +40,8 @@ class Plan:
 
     ``rate`` is tasks per second. ``calm`` is how long (seconds) nothing is disturbed before the
     first fault and after the last one. ``pace`` multiplies the duration of every fault. When each
-    has occurred and ``seconds`` have not passed, others follow. Without ``private`` servers those
+    has occurred and ``seconds`` have not passed, others follow. With ``pooled`` the processes reach
+    PostgreSQL through PgBouncer in transaction mode. Without ``private`` servers those
     of the tests are used, and faults of a whole server are left out.
     """
 
@@ -41,6 +53,7 @@ class Plan:
     pace: float = 1.0
     seconds: float = 0.0
     private: bool = True
+    pooled: bool = False
 
     def as_text(self) -> str:
         """Return it as JSON."""

@@ -23,12 +23,12 @@ from django_durable_tasks.models import RecurringTask, Task
 from tests.chaos import bodies, watching
 from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.faults.registry import Fault
-from tests.chaos.figures import Window, figures
-from tests.chaos.plan import EVERY, SCHEDULES
+from tests.chaos.figures import POOLED, QUEUES, Window, figures
+from tests.chaos.plan import EVERY, SCHEDULES, further_queues
 from tests.chaos.records import Calm, History, Timetable
-from tests.chaos.servers import RabbitMQ
+from tests.chaos.servers import RabbitMQ, pooled_transactions
 from tests.chaos.stage import Stage, query, set_origin
-from tests.chaos.verdict import stories_of, violations
+from tests.chaos.verdict import histories_of, violations
 from tests.processes.rows import waiting_messages
 from tests.waiting import until
 
@@ -53,13 +53,21 @@ def play(stage: Stage) -> dict[str, Any]:
             name: {"number": len(messages), "first": messages[:MOST_TOLD]}
             for name, messages in broken.items()
         }
-        stories = stories_of(history, [text for messages in broken.values() for text in messages])
-        place = {"broker": stage.plan.broker, "seed": stage.plan.seed, "servers": _servers(stage)}
-        return {**place, **found, "violations": shown, "stories": stories}
+        of_tasks = histories_of(
+            history, [text for messages in broken.values() for text in messages]
+        )
+        plan = stage.plan
+        place = {
+            "broker": plan.broker,
+            "pooled": plan.pooled,
+            "seed": plan.seed,
+            "servers": _servers(stage),
+        }
+        return {**place, **found, "violations": shown, "histories": of_tasks}
     finally:
         stage.cluster.end()
         if not stage.plan.private:
-            _delete_queues()
+            _delete_queues(stage.plan.broker)
         close_all()
         connections.close_all()
 
@@ -203,6 +211,9 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
         Timetable(str(row.pk), row.start_time.timestamp(), EVERY, row.watermark_at.timestamp())
         for row in schedules
     )
+    done = Task.objects.filter(status="SUCCESS").order_by()
+    stage.notes[QUEUES] = done.values("queue").distinct().count()
+    stage.notes[POOLED] = pooled_transactions(stage.pooler) if stage.pooler else 0
     ledger = stage.folder / "ledger.jsonl"
     return watching.read(ledger, stage.book, tables, _calm(stage), bodies.take_effect.name)
 
@@ -242,9 +253,11 @@ def _sessions(condition: str) -> int:
     return int(found)
 
 
-def _delete_queues() -> None:
+def _delete_queues(broker: str) -> None:
+    default = settings.CELERY_TASK_DEFAULT_QUEUE
     with current_app.connection_for_write() as opened:
-        current_app.amqp.queues[settings.CELERY_TASK_DEFAULT_QUEUE](opened.default_channel).delete()
+        for name in (default, *further_queues(default, broker)):
+            current_app.amqp.queues[name](opened.default_channel).delete()
 
 
 def _servers(stage: Stage) -> list[str]:
@@ -256,7 +269,8 @@ def _servers(stage: Stage) -> list[str]:
         else:
             broker = f"RabbitMQ {opened.connection.server_properties['version']}"
     database = ".".join(map(str, connection.get_database_version()))
-    return [f"{connection.display_name} {database}", broker]
+    found = [f"{connection.display_name} {database}", broker]
+    return [*found, "PgBouncer in transaction mode"] if stage.pooler else found
 
 
 def _messages(stage: Stage) -> int:

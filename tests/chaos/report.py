@@ -30,14 +30,18 @@ NONE_WANTED = {
     "fires_missing": "fires missing",
     "fires_doubled": "fires doubled",
 }
-SOME_WANTED = {"fenced_endings": "endings fenced", "dropped_rings": "messages ignored"}
+SOME_WANTED = {"fenced_endings": "endings fenced", "ignored_messages": "messages ignored"}
 OTHERS = {
     "tasks": "tasks",
+    "queues": "queues in which tasks succeeded",
     "runs": "runs",
     "faults": "faults",
     "kills": "processes killed",
     "replies_lost": "replies of the database lost",
     "commits_cut": "of these, replies to COMMIT",
+    "pooled_transactions": "transactions through PgBouncer",
+    "garbage": "unreadable values written into the due index in Redis",
+    "garbage_removed": "unreadable entries that schedulers removed",
     "attempts_lost": "attempts lost and retried by another process",
     "executed_more_than_once": "tasks whose function started again after a lost attempt",
     "overlapping_runs": "of these, while the first run continued",
@@ -71,7 +75,7 @@ def _memory() -> str:
 
 def rendered(answer: Mapping[str, Any]) -> str:
     """Return the figures of a run in Markdown."""
-    results: Sequence[Mapping[str, Any]] = answer["lanes"]
+    results: Sequence[Mapping[str, Any]] = answer["results"]
     where = answer["facts"]
     servers = dict.fromkeys(version for result in results for version in result["servers"])
     how = (
@@ -129,8 +133,9 @@ def _counts(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _head(heads)
     for names, wanted in ((OTHERS, ""), (NONE_WANTED, "0"), (SOME_WANTED, "> 0")):
         lines += [
-            _row([text, *(f"{result[name]:,}" for result in results), wanted])
+            _row([text, *(_number(result, name) for result in results), wanted])
             for name, text in names.items()
+            if any(name in result for result in results)
         ]
     return lines
 
@@ -194,12 +199,18 @@ def _faults(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def _number(result: Mapping[str, Any], name: str) -> str:
+    """Return a figure; nothing for one that was not counted when the run was recorded."""
+    return f"{result[name]:,}" if name in result else ""
+
+
 def _longest(result: Mapping[str, Any]) -> float:
     return max((window["recovery"] for window in result["windows"]), default=0.0)
 
 
 def _name(result: Mapping[str, Any]) -> str:
-    return {"redis": "Redis", "rabbitmq": "RabbitMQ"}[result["broker"]]
+    name = {"redis": "Redis", "rabbitmq": "RabbitMQ"}[result["broker"]]
+    return f"{name}, PgBouncer" if result.get("pooled") else name
 
 
 def _head(cells: Sequence[str]) -> list[str]:

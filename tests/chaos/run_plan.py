@@ -18,13 +18,18 @@ from pathlib import Path
 import django
 import psycopg
 
+from tests.addresses import problem_at
 from tests.backends import address
 from tests.chaos.plan import SETTINGS, Plan
 from tests.chaos.servers import RabbitMQ, Server, postgresql, redis_server
 from tests.processes.proxy import Proxy, proxy_to
 from tests.servers import variable_of
+from tests.starting import start_pgbouncer
 
 ROLES = ("scheduler", "worker", "web")
+INDEX = "CHAOS_INDEX"
+POOL = 20
+"""The server connections of PgBouncer, fewer than the connections of the processes."""
 
 
 def main(text: str, answer: str) -> int:
@@ -40,18 +45,31 @@ def main(text: str, answer: str) -> int:
         _settle(plan, folder, postgres.url if postgres else address("postgresql"), stack)
         if broker is not None:
             os.environ[variable_of(plan.broker)] = broker.url
-        proxies = _proxies(address("postgresql"), address(plan.broker), stack)
+        if index := _index(plan, folder, stack):
+            os.environ[INDEX] = index
+        database = address("postgresql")
+        pooler = start_pgbouncer(folder, stack, database, POOL) if plan.pooled else None
+        proxies = _proxies(pooler or database, address(plan.broker), stack)
         django.setup()
         from tests.chaos.play import play
         from tests.chaos.stage import Stage
 
-        found = play(Stage(plan, folder, postgres, broker, proxies))
+        found = play(Stage(plan, folder, postgres, broker, proxies, pooler))
     Path(answer).write_text(json.dumps(found))
     return 0
 
 
 def _broker(plan: Plan, folder: Path, stack: ExitStack) -> Server | RabbitMQ:
     return redis_server(folder, stack) if plan.broker == "redis" else RabbitMQ(folder, stack)
+
+
+def _index(plan: Plan, folder: Path, stack: ExitStack) -> str | None:
+    """Return the address of the Redis for the due index: the broker, else a private Redis, else the
+    Redis of the tests. None if there is none.
+    """
+    if plan.broker != "redis" and plan.private:
+        os.environ[variable_of("redis")] = redis_server(folder, stack).url
+    return address("redis") if problem_at("redis", address("redis")) is None else None
 
 
 def _settle(plan: Plan, folder: Path, postgres: str, stack: ExitStack) -> None:

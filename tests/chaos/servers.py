@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import redis
+from psycopg.rows import dict_row
 
 from tests.addresses import problem_at
 from tests.starting import _program, start_postgresql, start_rabbitmq, start_redis
@@ -101,6 +103,13 @@ def redis_server(folder: Path, stack: ExitStack) -> Server:
     ]
     argv = [info["executable"], "--port", str(info["tcp_port"]), *kept]
     return Server("redis", url, int(info["process_id"]), stack, argv)
+
+
+def pooled_transactions(url: str) -> int:
+    """Return how many transactions PgBouncer at this address has executed, from its statistics."""
+    place = urlsplit(url)._replace(path="/pgbouncer").geturl()
+    with psycopg.connect(place, autocommit=True, row_factory=dict_row) as session:
+        return sum(int(row["total_xact_count"]) for row in session.execute("SHOW STATS"))
 
 
 class RabbitMQ:

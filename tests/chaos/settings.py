@@ -5,8 +5,17 @@ failpoints of this suite.
 import os
 from urllib.parse import urlsplit
 
+from tests.backends import broker_settings
 from tests.settings import *  # noqa: F403
-from tests.settings import CELERY_BROKER_URL, DATABASES, INSTALLED_APPS, RUN, VENDOR
+from tests.settings import (
+    CELERY_BROKER_URL,
+    DATABASES,
+    DURABLE_TASKS,
+    FOLDER,
+    INSTALLED_APPS,
+    RUN,
+    VENDOR,
+)
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]
 CELERY_IMPORTS = ["tests.chaos.bodies"]
@@ -15,6 +24,10 @@ if second := os.environ.get("CHAOS_SECOND_BROKER"):
     # The same server under a second address, so that one of the two can be cut.
     there = urlsplit(CELERY_BROKER_URL)._replace(netloc=urlsplit(second).netloc)
     CELERY_BROKER_URL = f"{CELERY_BROKER_URL};{there.geturl()}"
+
+if index := os.environ.get("CHAOS_INDEX"):
+    place = urlsplit(broker_settings("redis", FOLDER)[0])._replace(netloc=urlsplit(index).netloc)
+    DURABLE_TASKS = {**DURABLE_TASKS, "REDIS_URL": place.geturl()}
 
 if VENDOR == "postgresql":
     # A process behind a proxy that discards everything must detect it by itself, as in production.

@@ -14,12 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.db import Error, connections
 
-from tests.backends import address
+from tests.backends import POOLED_ADDRESS, address
 from tests.chaos import bodies
 from tests.chaos.apps import VARIABLE
-from tests.chaos.plan import SETTINGS, Plan
+from tests.chaos.plan import SETTINGS, Plan, further_queues
 from tests.chaos.servers import RabbitMQ, Server
 from tests.processes.cluster import Cluster, Program
 from tests.processes.proxy import Proxy
@@ -29,8 +30,10 @@ from tests.waiting import until
 
 T = TypeVar("T")
 ROLES = ("scheduler", "worker", "web")
-SECOND_BROKER = "CHAOS_SECOND_BROKER"
-"""The environment variable with the second address of the broker list."""
+SECOND_BROKER, INDEX = "CHAOS_SECOND_BROKER", "CHAOS_INDEX"
+"""The environment variables with the second address of the broker list, and with the address of the
+Redis that contains the due index.
+"""
 
 
 class Stage:
@@ -43,13 +46,15 @@ class Stage:
         postgres: Server | None,
         broker: Server | RabbitMQ | None,
         proxies: dict[str, Proxy],
+        pooler: str | None = None,
     ) -> None:
-        self.plan, self.folder, self.postgres, self.broker, self.proxies = (
+        self.plan, self.folder, self.postgres, self.broker, self.proxies, self.pooler = (
             plan,
             folder,
             postgres,
             broker,
             proxies,
+            pooler,
         )
         self.random = random.Random(f"{plan.seed}/{plan.broker}")
         self.orders, self.book, self.stop = (
@@ -81,9 +86,13 @@ class Stage:
         return program
 
     def worker(self, pool: str = "prefork", slots: int = 2, **environment: str) -> Program:
-        """Start another worker."""
-        wired = self.wired("worker")
-        self.workers.append(self.cluster.worker(pool=pool, slots=slots, **wired, **environment))
+        """Start another worker. One with threads also serves the further queues of the load."""
+        wired, default = self.wired("worker"), settings.CELERY_TASK_DEFAULT_QUEUE
+        further = further_queues(default, self.plan.broker) if pool == "threads" else []
+        queues = [default, *further]
+        self.workers.append(
+            self.cluster.worker(pool=pool, slots=slots, queues=queues, **wired, **environment)
+        )
         return self.workers[-1]
 
     def load(self) -> Program:
@@ -105,16 +114,16 @@ class Stage:
 
     def wired(self, role: str) -> dict[str, str]:
         """Return the environment variables with the server addresses for a process of this role."""
-        kinds = {
-            "postgresql": self.proxies[f"{role} postgresql"],
-            self.plan.broker: self.proxies[f"{role} broker"],
-        }
-        addresses = {variable_of(kind): proxy.url for kind, proxy in kinds.items()}
-        return {
+        database = POOLED_ADDRESS if self.plan.pooled else variable_of("postgresql")
+        found = {
             "CHAOS_ROLE": role,
+            database: self.proxies[f"{role} postgresql"].url,
+            variable_of(self.plan.broker): self.proxies[f"{role} broker"].url,
             SECOND_BROKER: self.proxies[f"{role} second broker"].url,
-            **addresses,
         }
+        if self.plan.broker == "redis":  # faults of the broker also concern the due index
+            found[INDEX] = self.proxies[f"{role} broker"].url
+        return found
 
     def shifted(self, seconds: float) -> dict[str, str]:
         """Return the environment variables that shift the wall clock of a process."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.__main__ import failures, run_in_process
 from tests.chaos.plan import Plan
+from tests.starting import find_pgbouncer
 
 FAULTS = (
     "child-killed",
@@ -18,9 +19,11 @@ FAULTS = (
     "broker-flushed",
     "first-broker-cut",
     "queue-rejected",
+    "index-unreadable",
     "everything-doubled",
     "garbage",
 )
+THROUGH_PGBOUNCER = ("child-killed", "sessions-ended", "commits-cut")
 
 
 @pytest.mark.postgresql
@@ -39,5 +42,29 @@ def test_nothing_is_lost_duplicated_or_left_over_under_faults() -> None:
     found = run_in_process(plan)
     assert failures([found]) == []
     assert found["faults"] == len(FAULTS)
+    assert "faults broken off" not in found["notes"]
+    assert found["queues"] > 20
+    assert found["garbage_removed"] > 0
     assert found["commits_cut"] > 0
     assert found["fires"] > 0
+
+
+@pytest.mark.postgresql
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_pgbouncer() is None, reason="PgBouncer is not installed")
+def test_nothing_is_lost_or_duplicated_through_pgbouncer() -> None:
+    plan = Plan(
+        broker=os.environ["TEST_BROKER"],
+        seed="pooled",
+        faults=THROUGH_PGBOUNCER,
+        rate=25,
+        calm=1,
+        pace=0.3,
+        private=False,
+        pooled=True,
+    )
+    found = run_in_process(plan)
+    assert failures([found], tried=False) == []
+    assert found["faults"] == len(THROUGH_PGBOUNCER)
+    assert found["commits_cut"] > 0
+    assert found["pooled_transactions"] > found["tasks"]

@@ -49,7 +49,7 @@ def meaning(name: str) -> str:
     ]
 
 
-def stories_of(history: History, violations: list[str], most: int = 5) -> dict[str, list[str]]:
+def histories_of(history: History, violations: list[str], most: int = 5) -> dict[str, list[str]]:
     """Return all records of the first tasks that violations name, to find the cause."""
     tasks = list(
         dict.fromkeys(word for text in violations for word in text.split() if word in history.rows)

@@ -15,6 +15,7 @@ from django_durable_tasks.models import Task
 from tests.broker import rejecting
 from tests.chaos import bodies
 from tests.chaos.faults.registry import fault
+from tests.chaos.plan import further_queues
 from tests.chaos.servers import RabbitMQ, Server
 from tests.chaos.stage import Stage
 from tests.processes.rows import purge
@@ -23,16 +24,18 @@ from tests.waiting import until
 
 @fault(16, "broker-flushed")
 def flush(stage: Stage) -> None:
-    """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the queue on RabbitMQ;
-    once a second.
+    """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the default queue and of ten
+    others on RabbitMQ; once a second.
     """
+    default = settings.CELERY_TASK_DEFAULT_QUEUE
 
     def empty() -> None:
         if stage.plan.broker == "redis":
             with redis.Redis.from_url(_url(stage)) as client:
                 client.flushall()
         else:
-            purge(settings.CELERY_TASK_DEFAULT_QUEUE)
+            for name in (default, *stage.random.sample(further_queues(default, "rabbitmq"), 10)):
+                purge(name)
 
     stage.repeatedly(5, 1.0, empty)
 

@@ -59,7 +59,7 @@ def test_a_good_history_has_nothing_lost_and_nothing_run_twice() -> None:
     )
     assert (
         result["fenced_endings"],
-        result["dropped_rings"],
+        result["ignored_messages"],
         result["attempts_lost"],
         result["terms"],
     ) == (1, 4, 1, 2)
@@ -110,8 +110,8 @@ def test_throughput_is_reported_before_during_and_after() -> None:
 def test_a_run_without_a_fenced_ending_or_a_dropped_message_fails() -> None:
     assert failures([_result()]) == []
     assert failures([_result(fenced_endings=0)])
-    assert failures([_result(dropped_rings=0)])
-    assert failures([_result(dropped_rings=0)], tried=False) == []
+    assert failures([_result(ignored_messages=0)])
+    assert failures([_result(ignored_messages=0)], tried=False) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_report_is_written_between_its_markers_and_as_json(tmp_path: Any) ->
     answer = {
         "seed": "s",
         "seconds": 600.0,
-        "lanes": [_result()],
+        "results": [_result()],
         "facts": {"taken": "then", "machine": "here", "versions": "these"},
     }
     write(page, answer)
@@ -152,7 +152,7 @@ def test_a_page_without_markers_is_refused(tmp_path: Any) -> None:
             {
                 "seed": "s",
                 "seconds": 1.0,
-                "lanes": [],
+                "results": [],
                 "facts": dict.fromkeys(("taken", "machine", "versions"), ""),
             },
         )
@@ -164,4 +164,4 @@ def test_the_published_report_equals_its_json_and_has_no_violations() -> None:
         "python -m tests.chaos.report"
     )
     if answer is not None:
-        assert failures(answer["lanes"]) == []
+        assert failures(answer["results"]) == []

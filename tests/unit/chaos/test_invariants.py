@@ -17,7 +17,7 @@ from tests.chaos.records import (
     Term,
     Timetable,
 )
-from tests.chaos.verdict import INVARIANTS, meaning, stories_of, violations
+from tests.chaos.verdict import INVARIANTS, histories_of, meaning, violations
 from tests.unit.chaos.histories import GOOD, but, with_row, without_mark
 
 
@@ -197,6 +197,6 @@ def test_a_lost_run_whose_process_was_paused_before_its_body_may_start_after_the
 
 def test_the_events_of_a_violated_task_are_reported() -> None:
     broken = with_row(Row("child", "RUNNING", 1))
-    stories = stories_of(broken, violations(broken)["H1"])
-    assert set(stories) == {"child"}
-    assert len(stories["child"]) == 1 + 4 + 1 + 2
+    entries = histories_of(broken, violations(broken)["H1"])
+    assert set(entries) == {"child"}
+    assert len(entries["child"]) == 1 + 4 + 1 + 2

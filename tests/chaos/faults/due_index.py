@@ -1,0 +1,81 @@
+"""Faults of the due index in Redis."""
+
+from __future__ import annotations
+
+import re
+from itertools import count, cycle
+from typing import Any
+
+import redis
+from django.conf import settings
+
+from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index.redis import keys, scope
+from django_durable_tasks.models import Node
+from django_durable_tasks.notifier.message import wake_channel
+from tests.chaos.faults.registry import fault
+from tests.chaos.figures import GARBAGE, REMOVED
+from tests.chaos.stage import Stage, query
+from tests.waiting import until
+
+_NUMBERS = count()
+
+
+@fault(31, "index-unreadable")
+def write_garbage(stage: Stage) -> None:
+    """Unreadable entries, marks, notifications and keys of other types are written into the due index
+    in Redis.
+    """
+    assert settings.DURABLE_TASKS.get("REDIS_URL"), "there is no Redis for the due index"
+    connection = redis_client.connection()
+    assert connection is not None
+    client, before = connection.client, _removed()
+    ways = cycle((_entry, _mark, _entry, _other_type))
+
+    def write() -> None:
+        try:
+            next(ways)(client)
+        except redis.ResponseError:  # a key that has another type at this moment
+            return
+        client.publish(wake_channel(scope()), "not a notification")
+        stage.notes[GARBAGE] += 1
+
+    stage.repeatedly(6, 0.2, write)
+    _wait_until_removed(client, before)
+    stage.notes[REMOVED] += _removed() - before
+
+
+def _wait_until_removed(client: Any, before: int) -> None:
+    """Wait until no entry is left that cannot be read, and a scheduler reports that it removed some."""
+
+    def removed() -> bool:
+        try:
+            left = [entry for entry in client.zrange(keys()[0], 0, -1) if entry.startswith("not ")]
+        except redis.ResponseError:
+            return False
+        return not left and (query(_removed) or 0) > before
+
+    until(removed, within=30, message="schedulers removed the entries that they cannot read")
+
+
+def _removed() -> int:
+    """Return how many entries the schedulers report as removed."""
+    states = Node.objects.values_list("index_state", flat=True)
+    found = (re.search(r"(\d+) unreadable entries were removed", state) for state in states)
+    return sum(int(match[1]) for match in found if match)
+
+
+def _entry(client: Any) -> None:
+    """Write an entry that is due and cannot be read."""
+    client.zadd(keys()[0], {f"not an entry {next(_NUMBERS)}": 0})
+
+
+def _mark(client: Any) -> None:
+    client.set(keys()[2], f"not a mark {next(_NUMBERS)}")
+
+
+def _other_type(client: Any) -> None:
+    """Replace one of the keys by a list."""
+    name = keys()[next(_NUMBERS) % 3]
+    client.delete(name)
+    client.rpush(name, "not of this type")
