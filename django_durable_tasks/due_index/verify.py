@@ -101,7 +101,7 @@ class EntryCheck(UnlockedCheck):
             past += len(scores)
             yield Page(Entries(scores), len(scores), min(1.0, past / number))  # type: ignore[arg-type]
 
-    def held(self, keys: Sequence[Any]) -> Rows:
+    def lock_rows(self, keys: Sequence[Any]) -> Rows:
         """Return those of these entries that are in the set now."""
         return Entries(_entries().scores(keys))  # type: ignore[return-value]
 
@@ -224,7 +224,7 @@ CHECKS = (
         group="due-index",
         question="Does each entry of the due index belong to a waiting task?",
         ground=Entries,
-        judge=stale,
+        find=stale,
         repair=_remove,
         idle=_idle,
     ),
@@ -233,7 +233,7 @@ CHECKS = (
         group="due-index",
         question="Does the due index contain every task it should contain?",
         ground=Task,
-        judge=missing,
+        find=missing,
         repair=_add,
         idle=_idle,
     ),

@@ -1,1 +1,1 @@
-"""The engine acts: the stories of a task's life, each one transaction. It knows no Celery."""
+"""Performs the operations on tasks, each in one transaction. Imports no Celery."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from django.db import Error
+
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
@@ -54,7 +56,24 @@ class Releasing(PeriodicThread):
         return min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
 
     def _release(self) -> int:
+        try:
+            return self._release_batch()
+        except Error:
+            if _database_answers():
+                raise
+            return 0  # the dispatch thread logs the outage
+
+    def _release_batch(self) -> int:
         with dedicated_connection():
             if not waitlist.scopes_after("", 1):  # the only statement while no task waits
                 return 0
             return release.release_waiting(database_now(), settings().BATCH_SIZE)
+
+
+def _database_answers() -> bool:
+    try:
+        with dedicated_connection():
+            database_now()
+    except Error:
+        return False
+    return True

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from supervision.demonstration import Demonstration
 from supervision.fires import Fires
 from supervision.graphs import Graphs
 from supervision.report import Report
-from supervision.story import Story
 
 SHORTENED = {
     "NODE_TIMEOUT": 5,
@@ -22,7 +22,7 @@ DEFAULTS = (
 )
 
 
-def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
+def figures(report: Report, demonstration: Demonstration) -> Iterator[tuple[str, str]]:
     """Yield each figure with its name."""
     status = report.statuses
     yield "tasks created", f"{report.created}"
@@ -37,7 +37,7 @@ def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
     yield "doubled", f"{len(report.doubled)}"
     yield (
         "rolled back",
-        f"{len(story.workload.rolled_back)}, of which {report.rolled_back} are there",
+        f"{len(demonstration.workload.rolled_back)}, of which {report.rolled_back} are there",
     )
     yield (
         "runs lost with the killed worker",
@@ -52,7 +52,7 @@ def figures(report: Report, story: Story) -> Iterator[tuple[str, str]]:
     )
     yield (
         "take-over by the other scheduler",
-        "not seen" if story.takeover is None else f"{story.takeover:.1f} s",
+        "not seen" if demonstration.takeover is None else f"{demonstration.takeover:.1f} s",
     )
     yield "cards charged", f"{report.charges}"
     yield (
@@ -88,7 +88,9 @@ def graph_figures(graphs: Graphs) -> Iterator[tuple[str, str]]:
     yield "released early", f"{len(graphs.early)}"
 
 
-def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list[str]:
+def problems(
+    report: Report, fires: Fires, graphs: Graphs, demonstration: Demonstration
+) -> list[str]:
     """Return all problems; the demo fails unless the list is empty."""
     found = [
         *(f"lost: {one}" for one in report.lost),
@@ -99,14 +101,14 @@ def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list
         *(f"doubled: {one}" for one in fires.doubled),
     ]
     found += [*(f"released early: {one}" for one in graphs.early), *graphs.wrong]
-    found += story.platform.problems
+    found += demonstration.platform.problems
     if report.rolled_back:
         found.append(f"{report.rolled_back} tasks exist whose transaction was rolled back")
     if report.lags and report.lags[0] < 0:
         found.append(f"a task started {-report.lags[0]:.3f} s before its time")
-    if len(story.killed) < 2 or story.takeover is None:
+    if len(demonstration.killed) < 2 or demonstration.takeover is None:
         found.append("the kills did not happen as planned")
-    if not story.site_served:
+    if not demonstration.site_served:
         found.append("the site did not answer")
     if not graphs.started or graphs.succeeded < graphs.started:
         found.append(f"{graphs.started} workflows were started, and {graphs.succeeded} succeeded")
@@ -117,14 +119,20 @@ def problems(report: Report, fires: Fires, graphs: Graphs, story: Story) -> list
     return found
 
 
-def lines(report: Report, fires: Fires, graphs: Graphs, story: Story) -> Iterator[str]:
+def lines(
+    report: Report, fires: Fires, graphs: Graphs, demonstration: Demonstration
+) -> Iterator[str]:
     """Yield the report line by line."""
     yield "Read back from the database"
     yield ""
-    for name, figure in (*figures(report, story), *fire_figures(fires), *graph_figures(graphs)):
+    for name, figure in (
+        *figures(report, demonstration),
+        *fire_figures(fires),
+        *graph_figures(graphs),
+    ):
         yield f"  {name:<34}{figure}"
     yield ""
-    yield from (f"  killed with SIGKILL: {one}" for one in story.killed)
+    yield from (f"  killed with SIGKILL: {one}" for one in demonstration.killed)
     yield ""
     yield (
         "  The start lag is from run_at to the first start, also of tasks whose message died with"

@@ -1,4 +1,4 @@
-"""Usage of Celery as a table: each case is executed with a plain task and with its durable
+"""UsageCase of Celery as a table: each case is executed with a plain task and with its durable
 equivalent, and compared.
 
 A case whose durable task deliberately behaves differently states the difference. The page on moving
@@ -16,7 +16,7 @@ from uuid import uuid4
 from celery import chord, current_app, group, signature
 from celery.result import AsyncResult, ResultSet
 
-from tests.project import habits
+from tests.project import celery_usages
 from tests.waiting import until
 
 WITHIN = 30.0
@@ -39,7 +39,7 @@ class Side:
 
     def __getattr__(self, name: str) -> Any:
         """Return the task of this name of this kind."""
-        return getattr(getattr(habits, name), self.kind)
+        return getattr(getattr(celery_usages, name), self.kind)
 
     def noted(self) -> list[str]:
         """Return what the bodies wrote."""
@@ -73,7 +73,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
+class UsageCase:
     """One case: an action with a task of either kind, and the result of a durable one if it differs
     from Celery's.
     """
@@ -165,7 +165,7 @@ def _queried(side: Side) -> Any:
 def _caught(result: Any) -> Any:
     try:
         result.get(timeout=WITHIN)
-    except (KeyError, habits.Refused) as error:
+    except (KeyError, celery_usages.Refused) as error:
         return type(error).__name__, error.args
     return "nothing"
 
@@ -217,164 +217,182 @@ def _refused_inside(side: Side) -> Any:
     return side.ended(result), "Never call result.get() within a task!" in str(result.traceback)
 
 
-HABITS: dict[str, Habit] = {
-    "a result": Habit(lambda side: side.add.delay(1, 2).get(timeout=WITHIN)),
+USAGES: dict[str, UsageCase] = {
+    "a result": UsageCase(lambda side: side.add.delay(1, 2).get(timeout=WITHIN)),
     # Calls
-    "apply_async": Habit(
+    "apply_async": UsageCase(
         lambda side: side.add.apply_async((1,), {"right": 2}, countdown=0.1).get(timeout=WITHIN)
     ),
-    "a signature": Habit(lambda side: side.add.s(2).delay(1).get(timeout=WITHIN)),
-    "a signature by name": Habit(
+    "a signature": UsageCase(lambda side: side.add.s(2).delay(1).get(timeout=WITHIN)),
+    "a signature by name": UsageCase(
         lambda side: signature(side.add.name, (1, 2)).delay().get(timeout=WITHIN)
     ),
-    "send_task": Habit(
+    "send_task": UsageCase(
         lambda side: current_app.send_task(side.add.name, (1, 2)).get(timeout=WITHIN)
     ),
-    "delay_on_commit": Habit(lambda side: side.ended_notes(side.write.delay_on_commit(side.notes))),
-    "apply_async_on_commit": Habit(
+    "delay_on_commit": UsageCase(
+        lambda side: side.ended_notes(side.write.delay_on_commit(side.notes))
+    ),
+    "apply_async_on_commit": UsageCase(
         lambda side: side.ended_notes(side.write.apply_async_on_commit((side.notes,)))
     ),
-    "the last step of a chain": Habit(
-        lambda s: (habits.add.plain.s(1, 2) | s.add.s(3)).delay().get(timeout=WITHIN)
+    "the last step of a chain": UsageCase(
+        lambda s: (celery_usages.add.plain.s(1, 2) | s.add.s(3)).delay().get(timeout=WITHIN)
     ),
-    "a chain whose first step fails": Habit(
+    "a chain whose first step fails": UsageCase(
         lambda side: side.raised(
-            lambda: (habits.fail.plain.s(side.notes) | side.add.s(1)).delay().get(timeout=WITHIN)
+            lambda: (
+                (celery_usages.fail.plain.s(side.notes) | side.add.s(1)).delay().get(timeout=WITHIN)
+            )
         )
     ),
-    "a callback": Habit(
-        lambda s: s.ended_notes(habits.notes_of.plain.apply_async((s.notes,), link=s.write.s()))
+    "a callback": UsageCase(
+        lambda s: s.ended_notes(
+            celery_usages.notes_of.plain.apply_async((s.notes,), link=s.write.s())
+        )
     ),
-    "an errback": Habit(
+    "an errback": UsageCase(
         lambda side: side.raised(
-            lambda: habits.add.plain.apply_async((1, 2), link_error=side.add.s(1))
+            lambda: celery_usages.add.plain.apply_async((1, 2), link_error=side.add.s(1))
         ),
         instead="InvalidOption",
     ),
-    "map": Habit(
+    "map": UsageCase(
         lambda side: side.raised(lambda: side.add.map([1]).delay()), instead="InvalidOption"
     ),
-    "starmap": Habit(
+    "starmap": UsageCase(
         lambda side: side.raised(lambda: side.add.starmap([[1, 2]]).delay()),
         instead="InvalidOption",
     ),
-    "chunks": Habit(
+    "chunks": UsageCase(
         lambda side: side.raised(lambda: side.add.chunks([[1, 2]], 1).delay()),
         instead="InvalidOption",
     ),
-    "a group": Habit(
+    "a group": UsageCase(
         lambda side: side.raised(lambda: group(side.add.s(1, 2), side.add.s(3, 4)).delay()),
         instead="InvalidOption",
     ),
-    "the body of a chord": Habit(
-        lambda side: side.raised(lambda: chord([habits.add.plain.s(1, 2)] * 2)(side.add.s(3))),
+    "the body of a chord": UsageCase(
+        lambda side: side.raised(
+            lambda: chord([celery_usages.add.plain.s(1, 2)] * 2)(side.add.s(3))
+        ),
         instead="InvalidOption",
     ),
     # The id that .delay() returned
-    "AsyncResult(id).get()": Habit(lambda side: _by_id(side, AsyncResult)),
-    "app.AsyncResult(id).get()": Habit(lambda side: _by_id(side, current_app.AsyncResult)),
-    "task.AsyncResult(id).get()": Habit(lambda side: _by_id(side, side.add.AsyncResult)),
-    "AsyncResult(id) of an id of the caller's": Habit(
+    "AsyncResult(id).get()": UsageCase(lambda side: _by_id(side, AsyncResult)),
+    "app.AsyncResult(id).get()": UsageCase(lambda side: _by_id(side, current_app.AsyncResult)),
+    "task.AsyncResult(id).get()": UsageCase(lambda side: _by_id(side, side.add.AsyncResult)),
+    "AsyncResult(id) of an id of the caller's": UsageCase(
         lambda side: _by_id(side, AsyncResult, task_id=str(uuid4()))
     ),
-    "ResultSet of results by id": Habit(lambda side: _set(side).get(timeout=WITHIN)),
-    "AsyncResult(id) of a task that nothing created": Habit(
+    "ResultSet of results by id": UsageCase(lambda side: _set(side).get(timeout=WITHIN)),
+    "AsyncResult(id) of a task that nothing created": UsageCase(
         lambda side: AsyncResult(str(uuid4())).state
     ),
-    "what AsyncResult(id) returns of a result": Habit(_told),
-    "app.control.revoke(id) before the start": Habit(
+    "what AsyncResult(id) returns of a result": UsageCase(_told),
+    "app.control.revoke(id) before the start": UsageCase(
         lambda side: _revoked_before(side, _by_control)
     ),
-    "AsyncResult(id).revoke() before the start": Habit(
+    "AsyncResult(id).revoke() before the start": UsageCase(
         lambda side: _revoked_before(side, _by_result)
     ),
-    "celery control revoke id before the start": Habit(
+    "celery control revoke id before the start": UsageCase(
         lambda side: _revoked_before(side, _by_command)
     ),
-    "app.control.revoke(id) of a running task": Habit(
+    "app.control.revoke(id) of a running task": UsageCase(
         lambda side: _revoked_while_running(side, _by_control)
     ),
-    "app.control.revoke(id, terminate=True)": Habit(lambda side: _terminated(side, _by_control)),
-    "app.control.terminate(id)": Habit(
+    "app.control.revoke(id, terminate=True)": UsageCase(
+        lambda side: _terminated(side, _by_control)
+    ),
+    "app.control.terminate(id)": UsageCase(
         lambda side: _terminated(side, lambda i, **_: current_app.control.terminate(i))
     ),
-    "celery control revoke id, terminate": Habit(lambda side: _terminated(side, _by_command)),
-    "celery inspect query_task id": Habit(_queried),
-    "get() inside of a task": Habit(_refused_inside),
-    "the exception of get()": Habit(
+    "celery control revoke id, terminate": UsageCase(lambda side: _terminated(side, _by_command)),
+    "celery inspect query_task id": UsageCase(_queried),
+    "get() inside of a task": UsageCase(_refused_inside),
+    "the exception of get()": UsageCase(
         lambda side: _caught(side.fail_by_autoretry.delay(side.notes, "KeyError"))
     ),
-    "the exception of AsyncResult(id).get()": Habit(
+    "the exception of AsyncResult(id).get()": UsageCase(
         lambda side: _caught(AsyncResult(side.fail_by_autoretry.delay(side.notes, "KeyError").id))
     ),
-    "an exception of the project's": Habit(
+    "an exception of the project's": UsageCase(
         lambda side: _caught(side.fail_by_own_error.delay(402, "card"))
     ),
-    "get(callback=...)": Habit(_called_back),
-    "get(propagate=False)": Habit(
+    "get(callback=...)": UsageCase(_called_back),
+    "get(propagate=False)": UsageCase(
         lambda s: repr(
             s.fail_by_autoretry.delay(s.notes, "KeyError").get(timeout=WITHIN, propagate=False)
         )
     ),
     # The call and its request
-    "self.request": Habit(lambda side: _request(side, 0)),
-    "self.request after two retries": Habit(lambda side: _request(side, 2)),
-    "self.update_state()": Habit(_state),
-    "expires": Habit(
+    "self.request": UsageCase(lambda side: _request(side, 0)),
+    "self.request after two retries": UsageCase(lambda side: _request(side, 2)),
+    "self.update_state()": UsageCase(_state),
+    "expires": UsageCase(
         lambda side: side.ended(side.write.apply_async((side.notes,), countdown=1.5, expires=60))
     ),
-    "expires before countdown": Habit(
+    "expires before countdown": UsageCase(
         lambda side: side.raised(
             lambda: side.write.apply_async((side.notes,), countdown=3, expires=1)
         ),
         instead="InvalidOption",
     ),
-    "a misspelt option": Habit(
+    "a misspelt option": UsageCase(
         lambda side: side.raised(lambda: side.write.apply_async((side.notes,), countdwn=3)),
         instead="InvalidOption",
     ),
-    "self.replace()": Habit(
+    "self.replace()": UsageCase(
         lambda side: side.ended(side.replace.delay(side.notes)), instead=("FAILURE", ["run"])
     ),
     # Hooks
-    "hooks of a success": Habit(lambda side: _hooks(side, runs=3, fail=False)),
-    "hooks of a failure after a retry": Habit(lambda side: _hooks(side, runs=5, fail=True)),
+    "hooks of a success": UsageCase(lambda side: _hooks(side, runs=3, fail=False)),
+    "hooks of a failure after a retry": UsageCase(lambda side: _hooks(side, runs=5, fail=True)),
     # Retries
-    "an error without any option": Habit(
+    "an error without any option": UsageCase(
         lambda s: s.ended(s.fail.delay(s.notes)), instead=("FAILURE", ["run"] * 5)
     ),
-    "no retry by max_retries=0": Habit(lambda side: _retried(side, max_retries=0, countdown=0)),
-    "one retry by max_retries=1": Habit(lambda side: _retried(side, max_retries=1, countdown=0)),
-    "six retries by max_retries=6": Habit(lambda side: _retried(side, max_retries=6, countdown=0)),
-    "three retries by default": Habit(lambda side: _retried(side, countdown=0)),
-    "MaxRetriesExceededError": Habit(
+    "no retry by max_retries=0": UsageCase(lambda side: _retried(side, max_retries=0, countdown=0)),
+    "one retry by max_retries=1": UsageCase(
+        lambda side: _retried(side, max_retries=1, countdown=0)
+    ),
+    "six retries by max_retries=6": UsageCase(
+        lambda side: _retried(side, max_retries=6, countdown=0)
+    ),
+    "three retries by default": UsageCase(lambda side: _retried(side, countdown=0)),
+    "MaxRetriesExceededError": UsageCase(
         lambda s: s.ended(s.fail_in_an_exhausted_retry.delay(s.notes))
     ),
-    "max_retries of the decorator": Habit(lambda s: s.ended(s.fail_by_retry_once.delay(s.notes))),
-    "default_retry_delay": Habit(lambda s: s.ended(s.fail_by_retry_without_limit.delay(s.notes))),
-    "autoretry_for: an error it names": Habit(
+    "max_retries of the decorator": UsageCase(
+        lambda s: s.ended(s.fail_by_retry_once.delay(s.notes))
+    ),
+    "default_retry_delay": UsageCase(
+        lambda s: s.ended(s.fail_by_retry_without_limit.delay(s.notes))
+    ),
+    "autoretry_for: an error it names": UsageCase(
         lambda s: s.ended(s.fail_by_autoretry.delay(s.notes, "ValueError"))
     ),
-    "autoretry_for: another error": Habit(
+    "autoretry_for: another error": UsageCase(
         lambda s: s.ended(s.fail_by_autoretry.delay(s.notes, "KeyError"))
     ),
-    "autoretry_for: a subclass": Habit(
+    "autoretry_for: a subclass": UsageCase(
         lambda s: s.ended(s.fail_by_autoretry_of_most.delay(s.notes, "ValueError"))
     ),
-    "dont_autoretry_for": Habit(
+    "dont_autoretry_for": UsageCase(
         lambda s: s.ended(s.fail_by_autoretry_of_most.delay(s.notes, "KeyError"))
     ),
-    "max_retries and another error": Habit(
+    "max_retries and another error": UsageCase(
         lambda s: s.ended(s.fail_beside_max_retries.delay(s.notes))
     ),
-    "default_retry_delay and an error": Habit(
+    "default_retry_delay and an error": UsageCase(
         lambda s: s.ended(s.fail_beside_default_retry_delay.delay(s.notes))
     ),
-    "options of a class: an error it names": Habit(
+    "options of a class: an error it names": UsageCase(
         lambda s: s.ended(s.fail_by_the_options_of_a_class.delay(s.notes, "ValueError"))
     ),
-    "options of a class: another error": Habit(
+    "options of a class: another error": UsageCase(
         lambda s: s.ended(s.fail_by_the_options_of_a_class.delay(s.notes, "KeyError"))
     ),
-    "throw=False": Habit(lambda s: s.ended(s.retry_and_go_on.delay(s.notes), runs=3)),
+    "throw=False": UsageCase(lambda s: s.ended(s.retry_and_go_on.delay(s.notes), runs=3)),
 }

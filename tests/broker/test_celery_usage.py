@@ -1,4 +1,4 @@
-"""A durable task behaves as a plain Celery task in each case of the table in ``habits``, with a
+"""A durable task behaves as a plain Celery task in each case of the table in ``celery_usages``, with a
 real worker.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from celery import current_app
 
-from tests.broker.celery_usage import HABITS, SAME, Side
+from tests.broker.celery_usage import SAME, USAGES, Side
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 
 pytestmark = pytest.mark.usefixtures("db", "backend")
@@ -32,7 +32,7 @@ def cluster(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> 
     """One worker and one scheduler for all cases."""
     settings = {**SHORT, "TASK_DEFAULTS": {"backoff": "FIXED", "backoff_base": 0.05}}
     with cluster_in(
-        tmp_path_factory.mktemp("habits"), settings, TEST_RESULT_BACKEND=BACKEND
+        tmp_path_factory.mktemp("celery_usages"), settings, TEST_RESULT_BACKEND=BACKEND
     ) as cluster:
         # One child: with several, Celery may write the RETRY of a run after the FAILURE of the next
         # one.
@@ -41,15 +41,15 @@ def cluster(shared_database: None, tmp_path_factory: pytest.TempPathFactory) -> 
         yield cluster.ready()
 
 
-@pytest.mark.parametrize("name", HABITS)
+@pytest.mark.parametrize("name", USAGES)
 def test_a_durable_task_behaves_as_in_celery(name: str, cluster: Cluster, tmp_path: Path) -> None:
-    habit = HABITS[name]
-    by_celery = habit.do(Side("plain", tmp_path / "plain"))
-    by_us = habit.do(Side("durable", tmp_path / "durable"))
-    if habit.instead is SAME:
+    usage = USAGES[name]
+    by_celery = usage.do(Side("plain", tmp_path / "plain"))
+    by_us = usage.do(Side("durable", tmp_path / "durable"))
+    if usage.instead is SAME:
         assert by_us == by_celery
     else:
-        assert by_us == habit.instead
-        assert by_celery != habit.instead, (
+        assert by_us == usage.instead
+        assert by_celery != usage.instead, (
             "this difference is gone: take it out of the table and of the page"
         )

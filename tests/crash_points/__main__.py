@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash_points", description=__doc__)
     parser.add_argument(
-        "--story", action="append", choices=NAMES, help="which story; all of them by default"
+        "--scenario", action="append", choices=NAMES, help="which scenario; all of them by default"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument(
@@ -60,7 +60,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="every fault at every point, not only those that can differ",
     )
     parser.add_argument(
-        "--listen", action="store_true", help="answer each story named on standard input by a line"
+        "--listen",
+        action="store_true",
+        help="answer each scenario named on standard input by a line",
     )
     return parser.parse_args(arguments)
 
@@ -148,7 +150,7 @@ def _up_to_the_first_violation(verdicts: Iterable[Verdict]) -> Iterator[Verdict]
 def _explore(options: argparse.Namespace) -> int:
     from tests.crash_points.table import table
 
-    found = list(_verdicts(options, options.story or NAMES))
+    found = list(_verdicts(options, options.scenario or NAMES))
     if options.format == "json":
         _print(json.dumps([asdict(verdict) for verdict in found], indent=1))
     else:

@@ -22,7 +22,7 @@ from django_durable_tasks.models import (
 )
 from tests.crash_points import promises
 from tests.crash_points.forks import Fate, in_child
-from tests.crash_points.stories import STORIES, Story
+from tests.crash_points.scenarios import SCENARIOS, Scenario
 from tests.crash_points.successors import begin_anew, go_on
 from tests.crash_points.tape import Fault, Point, listen
 from tests.factories import QUEUE
@@ -34,7 +34,7 @@ class Verdict:
     violated.
     """
 
-    story: str
+    scenario: str
     variant: str
     number: int
     point: Point
@@ -47,19 +47,19 @@ def explore(name: str, *, full: bool = False) -> Iterator[Verdict]:
     """Disturb all scenarios of this name at each of their points. Raises AssertionError if one
     fails undisturbed.
     """
-    for story in STORIES[name]:
-        yield from _explore(name, story, full)
+    for scenario in SCENARIOS[name]:
+        yield from _explore(name, scenario, full)
 
 
-def _explore(name: str, story: Story, full: bool) -> Iterator[Verdict]:
-    points, right = _undisturbed(story)
+def _explore(name: str, scenario: Scenario, full: bool) -> Iterator[Verdict]:
+    points, right = _undisturbed(scenario)
     for fault in _faults(points, full):
-        fate, left, broken = _disturbed(story, fault, right)
+        fate, left, broken = _disturbed(scenario, fault, right)
         point = points[fault.number]
         broken = [*_unlike(fate, fault, points), *_too_early(point), *broken]
         yield Verdict(
-            story=name,
-            variant=story.name,
+            scenario=name,
+            variant=scenario.name,
             number=fault.number,
             point=point,
             fault=fault,
@@ -68,22 +68,22 @@ def _explore(name: str, story: Story, full: bool) -> Iterator[Verdict]:
         )
 
 
-def _undisturbed(story: Story) -> tuple[list[Point], list[Any]]:
+def _undisturbed(scenario: Scenario) -> tuple[list[Point], list[Any]]:
     """Return the points of an undisturbed run, and its possible final states."""
     begin_anew()
-    scene = story.scene()
-    fate = in_child(lambda line: _do(story, scene, None, line))
-    assert fate.done, f"{story.name} failed undisturbed: {fate}"
+    scene = scenario.scene()
+    fate = in_child(lambda line: _do(scenario, scene, None, line))
+    assert fate.done, f"{scenario.name} failed undisturbed: {fate}"
     points = [Point(**json.loads(line)) for line in fate.said]
-    wrong = [*_ended(story, scene), *promises.broken()]
-    assert points, f"{story.name} made no calls"
-    assert not wrong, f"{story.name} is wrong undisturbed: {wrong}"
-    right = [story.stand()]
-    if story.or_nothing:
+    wrong = [*_ended(scenario, scene), *promises.broken()]
+    assert points, f"{scenario.name} made no calls"
+    assert not wrong, f"{scenario.name} is wrong undisturbed: {wrong}"
+    right = [scenario.stand()]
+    if scenario.or_nothing:
         begin_anew()
-        scene = story.scene()
-        assert not _ended(story, scene)
-        right.append(story.stand())
+        scene = scenario.scene()
+        assert not _ended(scenario, scene)
+        right.append(scenario.stand())
     return points, right
 
 
@@ -117,30 +117,30 @@ def _drops(point: Point, full: bool) -> tuple[str, ...]:
     return ("before", "after") if full or connection.vendor == "postgresql" else ("after",)
 
 
-def _disturbed(story: Story, fault: Fault, right: list[Any]) -> tuple[Fate, bool, list[str]]:
+def _disturbed(scenario: Scenario, fault: Fault, right: list[Any]) -> tuple[Fate, bool, list[str]]:
     begin_anew()
-    scene = story.scene()
+    scene = scenario.scene()
     before = _trace()
-    fate = in_child(partial(_do, story, scene, fault))
+    fate = in_child(partial(_do, scenario, scene, fault))
     left = _trace() != before
-    broken = [*_ended(story, scene), *promises.broken()]
-    stand = story.stand()
+    broken = [*_ended(scenario, scene), *promises.broken()]
+    stand = scenario.stand()
     if stand not in right:
         broken.append(f"it stands otherwise than undisturbed: {stand} instead of {right[0]}")
     return fate, left, broken
 
 
-def _do(story: Story, scene: Any, fault: Fault | None, line: int) -> None:
+def _do(scenario: Scenario, scene: Any, fault: Fault | None, line: int) -> None:
     # If the state of the queue is known beforehand, the fast path is open or not whenever the
     # background thread reads it.
     backpressure.FastPath().is_open("", QUEUE, DEFAULT_TENANT_ID)
     close_all()  # connections opened from here on are recorded
     listen(fault, line)
-    story.operation(scene)
+    scenario.operation(scene)
 
 
-def _ended(story: Story, scene: Any) -> list[str]:
-    fate = in_child(lambda _: go_on(lambda: story.again(scene)))
+def _ended(scenario: Scenario, scene: Any) -> list[str]:
+    fate = in_child(lambda _: go_on(lambda: scenario.again(scene)))
     return (
         []
         if fate.done

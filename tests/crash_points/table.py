@@ -8,7 +8,7 @@ from itertools import groupby
 from tests.crash_points.explorer import Verdict
 
 ACTIONS = (("kill", "before"), ("kill", "after"), ("drop", "before"), ("drop", "after"))
-HEAD = ("story", "point", "called by", "what", *(" ".join(action) for action in ACTIONS))
+HEAD = ("scenario", "point", "called by", "what", *(" ".join(action) for action in ACTIONS))
 _WIDEST = 48
 
 
@@ -40,11 +40,11 @@ def table(found: Sequence[Verdict]) -> str:
 
 
 def _point(verdict: Verdict) -> tuple[str, str, int]:
-    return verdict.story, verdict.variant, verdict.number
+    return verdict.scenario, verdict.variant, verdict.number
 
 
 def _name(verdict: Verdict) -> str:
-    return f"{verdict.story}, {verdict.variant}, point {verdict.number} ({verdict.point.place})"
+    return f"{verdict.scenario}, {verdict.variant}, point {verdict.number} ({verdict.point.place})"
 
 
 def _line(group: Sequence[Verdict]) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def _line(group: Sequence[Verdict]) -> tuple[str, ...]:
         else f"{first.point.words[: _WIDEST - 1]}…"
     )
     cells = (_cell(by_action[action]) if action in by_action else "" for action in ACTIONS)
-    return f"{first.story}: {first.variant}", str(first.number), first.point.place, words, *cells
+    return f"{first.scenario}: {first.variant}", str(first.number), first.point.place, words, *cells
 
 
 def _cell(verdict: Verdict) -> str:

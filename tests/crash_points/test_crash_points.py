@@ -1,7 +1,7 @@
 """A process that dies or loses a connection at any point of the engine's operations leaves rows
 with which others keep the guarantees.
 
-``python -m tests.crash_points --story ending`` prints the same as a table, with ``--full`` for
+``python -m tests.crash_points --scenario ending`` prints the same as a table, with ``--full`` for
 every fault.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from django.db import connection
 
 from tests.crash_points.__main__ import NAMES
-from tests.crash_points.stories import STORIES
+from tests.crash_points.scenarios import SCENARIOS
 from tests.runs import ROOT
 
 Verdicts = list[dict[str, Any]]
@@ -46,8 +46,8 @@ def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
         assert program.stdout is not None
         ask, answers = program.stdin, program.stdout
 
-        def explore(story: str) -> Verdicts:
-            ask.write(f"{story}\n")
+        def explore(scenario: str) -> Verdicts:
+            ask.write(f"{scenario}\n")
             ask.flush()
             answer = answers.readline()
             assert answer, f"the explorer ended with {program.wait(20)}"
@@ -59,17 +59,17 @@ def explored(shared_database: None) -> Iterator[Callable[[str], Verdicts]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("story", NAMES)
+@pytest.mark.parametrize("scenario", NAMES)
 def test_no_fault_at_any_point_violates_a_guarantee(
-    db: None, story: str, explored: Callable[[str], Verdicts]
+    db: None, scenario: str, explored: Callable[[str], Verdicts]
 ) -> None:
-    verdicts = explored(story)
+    verdicts = explored(scenario)
     broken = [
         (one["variant"], one["number"], one["point"]["place"], one["fault"], one["broken"])
         for one in verdicts
     ]
     assert not [line for line in broken if line[-1]]
-    assert {one["variant"] for one in verdicts} == {variant.name for variant in STORIES[story]}
+    assert {one["variant"] for one in verdicts} == {variant.name for variant in SCENARIOS[scenario]}
     _the_faults_occurred(verdicts)
 
 
@@ -92,4 +92,4 @@ def _the_faults_occurred(verdicts: Verdicts) -> None:
 
 
 def test_every_scenario_can_be_selected() -> None:
-    assert tuple(STORIES) == NAMES
+    assert tuple(SCENARIOS) == NAMES

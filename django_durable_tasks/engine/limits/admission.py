@@ -61,9 +61,9 @@ class _Bound:
 class LimitAdmission:
     """The admission of one claim, inside its transaction; used only if limits can apply."""
 
-    def __init__(self, book: LimitConfig, queues: Iterable[str] = ()) -> None:
-        self._book = book
-        self._wide = {scope for queue in queues for scope in book.wide(queue)}
+    def __init__(self, limit_config: LimitConfig, queues: Iterable[str] = ()) -> None:
+        self._limit_config = limit_config
+        self._wide = {scope for queue in queues for scope in limit_config.wide(queue)}
         self._capacity, self._buckets = Capacity(), dict[str, Bucket]()
         self._usage: Usage | None = None
         self._now: datetime | None = None
@@ -72,7 +72,7 @@ class LimitAdmission:
         self._paused: frozenset[str] | None = None
         if self._wide:
             self._count_usage(())
-            self._open({scope: book.of(scope) for scope in sorted(self._wide)})
+            self._open({scope: limit_config.of(scope) for scope in sorted(self._wide)})
             self._reserve_for_heavy(self._wide)
 
     def free(self, demands: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
@@ -91,7 +91,7 @@ class LimitAdmission:
 
     def admit_claimed(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
         """Return the claimed tasks that are admitted, in their order, and make the others wait."""
-        if not self._book.may_bind({(task.name, task.queue) for task in claimed}):
+        if not self._limit_config.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
         before = {task.id: task.waiting_for_limit for task in claimed}
         bound = self._bound(list(before), before)
@@ -162,8 +162,8 @@ class LimitAdmission:
         """
         if (
             row.share is not None
-            and scope in self._book.wide(row.queue)
-            and self._book.takes_turns(row.queue)
+            and scope in self._limit_config.wide(row.queue)
+            and self._limit_config.takes_turns(row.queue)
         ):
             return row.share
         return scope
@@ -172,7 +172,7 @@ class LimitAdmission:
         """Return whether the queue serves tenants round-robin, other tasks wait, and this one is
         not selected yet.
         """
-        if row.is_selected or not self._book.takes_turns(row.queue):
+        if row.is_selected or not self._limit_config.takes_turns(row.queue):
             return False
         if row.queue not in self._shares_waiting:
             self._shares_waiting[row.queue] = bool(waiting_shares(row.queue, 10))
@@ -185,10 +185,14 @@ class LimitAdmission:
 
         ``marks`` contains the scopes for which they waited before the claim.
         """
-        rows, book, found = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS), self._book, {}
+        rows, limit_config, found = (
+            tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS),
+            self._limit_config,
+            {},
+        )
         for task_id, name, queue, tenant_id, key, weight, priority, waiting_for_limit in rows:
-            scopes = [*book.wide(queue), *book.narrow(name, tenant_id, key)]
-            share = rules.of_share(queue, tenant_id) if book.tenants else None
+            scopes = [*limit_config.wide(queue), *limit_config.narrow(name, tenant_id, key)]
+            share = rules.of_share(queue, tenant_id) if limit_config.tenants else None
             selected = share is not None and share == (
                 waiting_for_limit if marks is None else marks.get(task_id)
             )
@@ -204,7 +208,7 @@ class LimitAdmission:
         for row in tasks:
             for scope in row.scopes:
                 names.setdefault(scope, set()).add(row.name)
-        return {scope: self._book.among(scope, names[scope]) for scope in sorted(names)}
+        return {scope: self._limit_config.among(scope, names[scope]) for scope in sorted(names)}
 
     def _count_usage(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
         """Count the usage once, without the tasks ``own``.
@@ -238,7 +242,9 @@ class LimitAdmission:
             share = rules.shared(scope)
             if share is not None:
                 tenants = found.tenants(share[0]) | owners.get(share[0], set())
-                self._capacity.places[scope] = free_of_share(share, self._book, found, tenants)
+                self._capacity.places[scope] = free_of_share(
+                    share, self._limit_config, found, tenants
+                )
 
     def _reserve_for_heavy(self, scopes: Collection[str]) -> None:
         """Reserve capacity in each scope for its most urgent waiting task, if that is heavier than
@@ -264,10 +270,10 @@ class LimitAdmission:
             if row.weight == 1:
                 continue
             others = [
-                *self._book.wide(row.queue),
-                *self._book.narrow(row.name, row.tenant_id, row.limit_key),
+                *self._limit_config.wide(row.queue),
+                *self._limit_config.narrow(row.name, row.tenant_id, row.limit_key),
             ]
-            self._open({scope: self._book.among(scope, [row.name]) for scope in others})
+            self._open({scope: self._limit_config.among(scope, [row.name]) for scope in others})
             request = waitlist.admission_request(row.pk, others, row.weight, row.priority)
             if not any(
                 self._capacity.refuses(scope, request)

@@ -157,7 +157,7 @@ class _State:
 
     read_at: float
     snapshot: QueueSnapshot | None = None
-    book: config.LimitConfig = field(default_factory=config.LimitConfig)
+    limit_config: config.LimitConfig = field(default_factory=config.LimitConfig)
     queues: frozenset[str] = frozenset()
     behind: frozenset[str] = frozenset()
     published: Counter[str] = field(default_factory=Counter)
@@ -168,7 +168,7 @@ class _State:
         if (
             self.snapshot is None
             or queue not in self.queues
-            or self.book.binds(name, queue, tenant_id)
+            or self.limit_config.binds(name, queue, tenant_id)
         ):
             return False
         # Tasks that are due must not starve: new tasks leave half of the window to them.
@@ -176,7 +176,7 @@ class _State:
         if self.snapshot.capacity(queue) - left <= self.published[queue]:
             return False
         if (
-            self.book.tenants
+            self.limit_config.tenants
             and self.snapshot.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
         ):
             return False
@@ -245,9 +245,9 @@ class RecentQueueState:
             self._asked.pop(queue, None)
         try:
             with dedicated_connection():
-                book, found = config.read(), snapshot(queues)
+                limit_config, found = config.read(), snapshot(queues)
                 behind = late(queues, database_now() - timedelta(seconds=_BEHIND))
-            return _State(time.monotonic(), found, book, queues, behind)
+            return _State(time.monotonic(), found, limit_config, queues, behind)
         except Error:
             return _State(time.monotonic())
 
@@ -266,4 +266,4 @@ class FastPath:
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a limit can apply to a task of this name, by the last state."""
-        return process_state.of(RecentQueueState).state.book.binds(name, queue, tenant_id)
+        return process_state.of(RecentQueueState).state.limit_config.binds(name, queue, tenant_id)

@@ -162,6 +162,6 @@ class RecentLimits:
         self._read_at = float("-inf")
 
 
-def book() -> LimitConfig:
+def limits_in_force() -> LimitConfig:
     """Return the limits in force, at most one second old."""
     return process_state.of(RecentLimits).get()

@@ -92,7 +92,7 @@ class LimitUsage:
 
 def limit_usages() -> list[LimitUsage]:
     """Return every configured limit and every scope with waiting tasks, ordered by scope."""
-    book, found, now = config.read(), usage.count(), database_now()
+    limit_config, found, now = config.read(), usage.count(), database_now()
     counts = (
         tasks()
         .waiting_for_limit()
@@ -101,8 +101,8 @@ def limit_usages() -> list[LimitUsage]:
         .annotate(number=Count("pk"), most=Max("weight"))
     )
     waiting = {scope: (number, most) for scope, number, most in counts if scope is not None}
-    scopes = sorted({*book.scopes, *waiting})
-    allowed = {scope: release.allowed(scope, book) for scope in scopes}
+    scopes = sorted({*limit_config.scopes, *waiting})
+    allowed = {scope: release.allowed(scope, limit_config) for scope in scopes}
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
     buckets = usage.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
@@ -112,7 +112,7 @@ def limit_usages() -> list[LimitUsage]:
         result.append(
             LimitUsage(
                 scope=scope,
-                source=_source(scope, book, operators),
+                source=_source(scope, limit_config, operators),
                 max_concurrency=one.places,
                 taken=found.under_way[scope],
                 rate=str(one.rate or ""),
@@ -141,41 +141,41 @@ def limits_with_waiting_tasks() -> list[LimitUsage]:
     )
 
 
-def _source(scope: str, book: config.LimitConfig, operators: set[str]) -> str:
+def _source(scope: str, limit_config: config.LimitConfig, operators: set[str]) -> str:
     if scope in operators:
         return "OPERATOR"
-    if scope in book.scopes:
+    if scope in limit_config.scopes:
         return "CODE"
     if rules.shared(scope) is not None:
         return "TENANT_SHARE"
-    return "KEY" if scope.startswith("key:") and book.per_key else "REMOVED"
+    return "KEY" if scope.startswith("key:") and limit_config.per_key else "REMOVED"
 
 
 def why(task: Task) -> str:
     """Return a sentence with what a PENDING task waits for; empty if no limit delays it."""
     if task.status != Status.PENDING:
         return ""
-    book = config.read()
+    limit_config = config.read()
     if task.waiting_for_limit is not None and task.is_waiting:
         share = rules.shared(task.waiting_for_limit)
         if share is not None:
             return f"It waits for its turn: its tenant has its fair share of queue {share[0]}."
-        return _sentence(task.waiting_for_limit, task, book)
-    if task.is_waiting or not book.wide(task.queue):
+        return _sentence(task.waiting_for_limit, task, limit_config)
+    if task.is_waiting or not limit_config.wide(task.queue):
         return ""
     found = usage.count()
     full = (
         scope
-        for scope in book.wide(task.queue)
-        if (places := book.of(scope).places) is not None
+        for scope in limit_config.wide(task.queue)
+        if (places := limit_config.of(scope).places) is not None
         and found.under_way[scope] + task.weight > places
     )
     scope = next(full, None)
-    return "" if scope is None else _sentence(scope, task, book)
+    return "" if scope is None else _sentence(scope, task, limit_config)
 
 
-def _sentence(scope: str, task: Task, book: config.LimitConfig) -> str:
-    found, one, parts = usage.count(), release.allowed(scope, book), []
+def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
+    found, one, parts = usage.count(), release.allowed(scope, limit_config), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (
             f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"

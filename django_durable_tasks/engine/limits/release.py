@@ -19,7 +19,7 @@ from django_durable_tasks import process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
-from django_durable_tasks.engine.limits.config import LimitConfig, book
+from django_durable_tasks.engine.limits.config import LimitConfig, limits_in_force
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.limits.waitlist import Waiting
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -140,7 +140,7 @@ def plan_release(
     ``given`` is the number of tasks per queue that were selected but not claimed yet. If a queue is
     missing in it, its due tasks are counted instead.
     """
-    current, found = book(), usage.count()
+    current, found = limits_in_force(), usage.count()
     free = _FreeCapacity(current, found, now, backpressure.paused_queues(), given or {})
     free.open(scopes)
     waitlists = {
@@ -194,7 +194,7 @@ class _FreeCapacity:
         paused: Collection[str],
         given: Mapping[str, int],
     ) -> None:
-        self._book, self._found, self._now, self._paused, self._given = (
+        self._limit_config, self._found, self._now, self._paused, self._given = (
             current,
             found,
             now,
@@ -209,14 +209,14 @@ class _FreeCapacity:
         sharing: dict[str, set[int]] = {}
         for queue, tenant in filter(None, map(rules.shared, scopes)):
             sharing.setdefault(queue, set()).add(tenant)
-        wide = {scope for queue in sharing for scope in self._book.wide(queue)}
+        wide = {scope for queue in sharing for scope in self._limit_config.wide(queue)}
         allowed = {
-            scope: self._book.common_limits(scope)
+            scope: self._limit_config.common_limits(scope)
             for scope in {*scopes, *wide}
             if rules.shared(scope) is None
         }
         self._allow({scope: one for scope, one in allowed.items() if one is not None})
-        if sharing and self._book.tenants:
+        if sharing and self._limit_config.tenants:
             self._divide(sharing)
 
     def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
@@ -237,8 +237,8 @@ class _FreeCapacity:
         for queue, tenants in sharing.items():
             number, wide, turns = (
                 due_counts[queue],
-                self._book.wide(queue),
-                self._book.takes_turns(queue),
+                self._limit_config.wide(queue),
+                self._limit_config.takes_turns(queue),
             )
             window = self._window(queue)
             self.capacity.places[rules.of_window(queue)] = (
@@ -251,7 +251,7 @@ class _FreeCapacity:
             for tenant in tenants:
                 scope = rules.of_share(queue, tenant)
                 fair = admission.free_of_share(
-                    (queue, tenant), self._book, self._found, all_tenants
+                    (queue, tenant), self._limit_config, self._found, all_tenants
                 )
                 each = (
                     _WIDE_SHARE
@@ -266,10 +266,10 @@ class _FreeCapacity:
         """
         left = [
             capacity
-            for scope in self._book.wide(queue)
+            for scope in self._limit_config.wide(queue)
             if (capacity := self.capacity.left(scope)) is not None
         ]
-        return max(1, min([_AHEAD, *left])) if self._book.takes_turns(queue) else 1
+        return max(1, min([_AHEAD, *left])) if self._limit_config.takes_turns(queue) else 1
 
     def _take(self, scope: str, number: int) -> None:
         if scope in self.capacity.places:
@@ -321,7 +321,7 @@ class _FreeCapacity:
             row.priority < waitlist.URGENT and not self._window(row.queue)
         ):
             return False
-        heaviest = self._book.among(row.waiting_for_limit, [row.name]).heaviest
+        heaviest = self._limit_config.among(row.waiting_for_limit, [row.name]).heaviest
         return heaviest is None or row.weight <= heaviest
 
     def bind(self, rows: Iterable[Waiting]) -> None:
@@ -337,13 +337,17 @@ class _FreeCapacity:
                 marked = self._marked(scope, row.name)
                 if marked not in self.capacity.known and rules.shared(scope) is None:
                     mark = marked.removeprefix(scope)
-                    new.setdefault(mark, {})[scope] = self._book.among(scope, [row.name])
+                    new.setdefault(mark, {})[scope] = self._limit_config.among(scope, [row.name])
         for mark, allowed in new.items():
             self._allow(allowed, mark)
 
     def request(self, row: Waiting) -> AdmissionRequest:
         """Return the task with all scopes whose capacity it uses when it is released."""
-        wide = self._book.wide(row.queue) if rules.shared(row.waiting_for_limit) is not None else []
+        wide = (
+            self._limit_config.wide(row.queue)
+            if rules.shared(row.waiting_for_limit) is not None
+            else []
+        )
         others = [
             self._marked(scope, row.name)
             for scope in self._narrow(row)
@@ -359,15 +363,15 @@ class _FreeCapacity:
         )
 
     def _narrow(self, row: Waiting) -> list[str]:
-        return self._book.narrow(row.name, row.tenant_id, row.limit_key)
+        return self._limit_config.narrow(row.name, row.tenant_id, row.limit_key)
 
     def _marked(self, scope: str, name: str) -> str:
         """Return the scope; with a marker for the allowance if tasks declare different limits for
         its key.
         """
-        if self._book.common_limits(scope) is not None:
+        if self._limit_config.common_limits(scope) is not None:
             return scope
-        allowed = self._book.among(scope, [name])
+        allowed = self._limit_config.among(scope, [name])
         if allowed not in self._differing:
             self._differing.append(allowed)
         return f"{scope}{_SEPARATOR}{self._differing.index(allowed)}"

@@ -25,8 +25,8 @@ from django_durable_tasks.rules.recurring.explain import (
     Facts,
     FireEntry,
     FireTime,
+    OccurrenceTask,
     StartedWorkflow,
-    Story,
     account,
 )
 from django_durable_tasks.rules.recurring.jitter import effective
@@ -153,24 +153,24 @@ def _ledger_line(entry: OccurrenceRecord) -> FireEntry:
         reason=entry.reason,
         effective=entry.effective_at,
         blocked_by=entry.blocked_by,
-        story=_story(entry),
+        task=_task_of(entry),
     )
 
 
-def _story(entry: OccurrenceRecord) -> Story | None:
+def _task_of(entry: OccurrenceRecord) -> OccurrenceTask | None:
     if entry.task_id is None:
         return None
     task = tables.tasks().filter(pk=entry.task_id).first()
     if task is None:
-        return Story(task_id=entry.task_id)
+        return OccurrenceTask(task_id=entry.task_id)
     since = task.completed_at or task.started_at
     first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1] if task.is_waiting else []
     behind = next((named(first, one.task_id) for one in first if one.task_id != task.pk), "")
-    return Story(
+    return OccurrenceTask(
         task_id=task.pk,
         status=task.status,
         reason=task.reason,
-        held=task.is_waiting,
+        waiting_for_overlap=task.is_waiting,
         behind=behind,
         since=since,
         run=_run_of(task),

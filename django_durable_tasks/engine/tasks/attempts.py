@@ -109,12 +109,12 @@ def take(queryset: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
 
     Tasks that a limit refuses wait from the same transaction, as by a claim.
     """
-    book = config.book()
-    if book.empty:
+    limit_config = config.limits_in_force()
+    if limit_config.empty:
         started = transitions.take(queryset, limit, place.node, place.lease)
         return [run_of(one, place.node, "") for one in started]
     with tables.atomic():
-        gate = admission.LimitAdmission(book)
+        gate = admission.LimitAdmission(limit_config)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
         ids = gate.admit(transitions.locked_pending(queryset, limit), database_now())
         gate.close()

@@ -73,19 +73,19 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     The messages have the order in which they are to be published. Tasks that a limit refuses are
     made to wait in the same transaction.
     """
-    book = config.book()
+    limit_config = config.limits_in_force()
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
-    if book.empty:
+    if limit_config.empty:
         return transitions.messages_for(overlap.admitted(_ordered(act(), now)))
-    return transitions.messages_for(overlap.admitted(_these_within_limits(book, act, now)))
+    return transitions.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
 
 
 @retry_on_deadlock
 def _these_within_limits(
-    book: config.LimitConfig, act: Callable[[], list[ClaimedTask]], now: datetime
+    limit_config: config.LimitConfig, act: Callable[[], list[ClaimedTask]], now: datetime
 ) -> list[ClaimedTask]:
     with tables.atomic():
-        gate = admission.LimitAdmission(book)
+        gate = admission.LimitAdmission(limit_config)
         rows = gate.admit_claimed(_ordered(act(), now))
         gate.close()
     return rows
@@ -119,13 +119,13 @@ def parted(demands: Sequence[Demand]) -> list[list[Demand]]:
     the lock of limits. Queues with such a limit form another group. A queue whose capacity is
     shared between tenants is claimed separately.
     """
-    book = config.book()
+    limit_config = config.limits_in_force()
     free, bound, alone = list[Demand](), list[Demand](), list[list[Demand]]()
     for one in demands:
-        if not one.least and book.takes_turns(one.queue):
+        if not one.least and limit_config.takes_turns(one.queue):
             alone.append([one])
         else:
-            (bound if book.wide(one.queue) else free).append(one)
+            (bound if limit_config.wide(one.queue) else free).append(one)
     return [part for part in (free, bound, *alone) if part]
 
 
@@ -142,20 +142,20 @@ def claim_of(
     made to wait in the same transaction, and the tasks behind them are claimed instead.
     """
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
-    book = config.book()
-    if book.empty:
+    limit_config = config.limits_in_force()
+    if limit_config.empty:
         due = transitions.claim(demands, now, limit, *node_and_wait, shards)
         return Claimed(
             transitions.messages_for(overlap.admitted(_ordered(due, now))),
             Counter(task.queue for task in due),
         )
-    found, taken = _claim_within_limits(book, demands, now, limit, node, shards)
+    found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
     return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
 
 
 @retry_on_deadlock
 def _claim_within_limits(
-    book: config.LimitConfig,
+    limit_config: config.LimitConfig,
     demands: Sequence[Demand],
     now: datetime,
     limit: int,
@@ -166,7 +166,7 @@ def _claim_within_limits(
     queue were claimed before the limits were checked.
     """
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
-    turns, taken = _turns(book, demands, now), Counter[str]()
+    turns, taken = _turns(limit_config, demands, now), Counter[str]()
 
     def act(current: Sequence[Demand], number: int) -> list[ClaimedTask]:
         rows: Sequence[ClaimedTask]
@@ -180,7 +180,7 @@ def _claim_within_limits(
 
     found, left = list[ClaimedTask](), list(demands)
     with tables.atomic():
-        gate = admission.LimitAdmission(book, [one.queue for one in demands])
+        gate = admission.LimitAdmission(limit_config, [one.queue for one in demands])
         for _ in range(_PASSES):
             current, number = gate.free(left, limit - len(found))
             rows = act(current, number) if current and number else []
@@ -195,13 +195,13 @@ def _claim_within_limits(
 
 
 def _turns(
-    book: config.LimitConfig, demands: Sequence[Demand], now: datetime
+    limit_config: config.LimitConfig, demands: Sequence[Demand], now: datetime
 ) -> list[uuid.UUID] | None:
     """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
     one = demands[0]
-    if one.least or not book.takes_turns(one.queue):
+    if one.least or not limit_config.takes_turns(one.queue):
         return None
-    return release.select_round_robin(book, one.queue, now, _TOGETHER)
+    return release.select_round_robin(limit_config, one.queue, now, _TOGETHER)
 
 
 def _left(

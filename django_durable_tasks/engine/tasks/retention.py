@@ -314,8 +314,8 @@ def prune_buckets(now: datetime, limit: int) -> int:
     A missing bucket counts as full. A bucket is full when it has enough tokens for the heaviest
     task.
     """
-    book, cursor = config.book(), process_state.of(BucketCursor)
-    rates = [allowed.rate for allowed in book.per_key.values() if allowed.rate is not None]
+    limit_config, cursor = config.limits_in_force(), process_state.of(BucketCursor)
+    rates = [allowed.rate for allowed in limit_config.per_key.values() if allowed.rate is not None]
     by_key = timedelta(seconds=max(map(rules.refill, rates))) if rates else _BUCKET_KEPT
     buckets = LimitBucket.objects.using(tables.database())
     page = list(
@@ -323,7 +323,9 @@ def prune_buckets(now: datetime, limit: int) -> int:
     )
     cursor.past = page[-1] if len(page) == limit else ""
     left_out = {LOCK, *_buckets.postponed()}
-    mine = [scope for scope in page if scope not in left_out and book.of(scope).rate is None]
+    mine = [
+        scope for scope in page if scope not in left_out and limit_config.of(scope).rate is None
+    ]
     keyed = Q(
         pk__in=[scope for scope in mine if scope.startswith("key:")], refilled_at__lt=now - by_key
     )

@@ -1,7 +1,7 @@
 """The framework of ``durable verify``: reads tables in pages by primary key and confirms findings
 under lock.
 
-Tasks change while a page is read. A finding of the first, unlocked read is therefore judged again
+Tasks change while a page is read. A finding of the first, unlocked read is therefore checked again
 with the rows that decide about it locked. A statement after a lock reads everything that was
 committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
 skipped, because they are changing. Used by the modules of this package and by
@@ -39,7 +39,7 @@ PAGE = 5_000
 NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
 """Rows per page of the models whose rows need more work each."""
 AT_ONCE = 100
-"""Rows that are locked together, to be judged again or repaired."""
+"""Rows that are locked together, to be checked again or repaired."""
 PATIENCE = 60.0
 """Seconds after which something is reported as late, beyond the delay that the engine itself
 allows.
@@ -55,7 +55,7 @@ class VerifyContext:
     """The time of a read: the database clock, whether there is a leader, and how long that has not
     changed.
 
-    Lateness is only judged after a steady period, because after an outage of the database
+    Lateness is reported only after a steady period, because after an outage of the database
     everything is late.
     """
 
@@ -63,9 +63,9 @@ class VerifyContext:
     led: bool
     steady: timedelta
 
-    def may_judge(self, seconds: float) -> bool:
+    def is_steady_for(self, seconds: float) -> bool:
         """Return whether the leadership has been steady for ``seconds``, so that lateness can be
-        judged.
+        reported.
         """
         return self.steady >= timedelta(seconds=seconds)
 
@@ -84,7 +84,7 @@ def read_context() -> VerifyContext:
     return VerifyContext(now=now, led=True, steady=now - (lease.acquired_at or now))
 
 
-Judge = Callable[[VerifyContext, Rows], list[Finding]]
+Find = Callable[[VerifyContext, Rows], list[Finding]]
 Lock = Callable[[Sequence[Any]], list[Any]]
 Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
 
@@ -93,19 +93,19 @@ Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
 class Check:
     """One question about the rows of a table.
 
-    ``judge`` returns the findings of some rows, with a number of statements that does not depend on
-    the number of rows. ``hold`` locks the rows that decide about the given keys, and returns the
+    ``find`` returns the findings of some rows, with a number of statements that does not depend on
+    the number of rows. ``lock`` locks the rows that decide about the given keys, and returns the
     keys it could lock. ``repair`` corrects findings whose rows are locked, and returns its action
     by key; findings that it leaves out need an operator. ``idle`` returns why there is nothing to
-    check, or an empty string. A judge may raise Error and Unreadable.
+    check, or an empty string. It may raise Error and Unreadable.
     """
 
     name: str
     group: str
     question: str
     ground: type[Any]
-    judge: Judge
-    hold: Lock | None = None
+    find: Find
+    lock: Lock | None = None
     repair: Repair | None = None
     idle: Callable[[], str] | None = None
 
@@ -127,11 +127,11 @@ class Check:
         """Return a queryset of all rows of the table."""
         return ground_rows(self.ground)
 
-    def held(self, keys: Sequence[Any]) -> Rows:
+    def lock_rows(self, keys: Sequence[Any]) -> Rows:
         """Lock the rows that decide about these keys, inside ``guarded()``; return the rows that
         could be locked.
         """
-        got = self.hold(keys) if self.hold else held(self.ground, keys)
+        got = self.lock(keys) if self.lock else lock_rows(self.ground, keys)
         return self.rows().filter(pk__in=got)
 
     def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
@@ -152,7 +152,7 @@ class Check:
             if len(found) >= most:
                 break
             with self.guarded():
-                found += self.judge(read_context(), self.held(some))
+                found += self.find(read_context(), self.lock_rows(some))
         return found
 
 
@@ -161,7 +161,7 @@ class UnlockedCheck(Check):
     """A check that also reads another server, which cannot be locked; it runs without a
     transaction.
 
-    Its judge reads the other server first and the rows second, so that a row that changed in
+    ``find`` reads the other server first and the rows second, so that a row that changed in
     between is no finding.
     """
 
@@ -169,7 +169,7 @@ class UnlockedCheck(Check):
         """Return a context without a transaction."""
         return nullcontext()
 
-    def held(self, keys: Sequence[Any]) -> Rows:
+    def lock_rows(self, keys: Sequence[Any]) -> Rows:
         """Return these rows without a lock."""
         return self.rows().filter(pk__in=list(keys))
 
@@ -235,7 +235,7 @@ def _part(first: Any, here: Any, last: Any) -> float:
 # Locks --------------------------------------------------------------------------------------------
 
 
-def held(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
+def lock_rows(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
     """Lock rows in primary-key order, inside ``atomic()``, and skip rows locked by other
     transactions.
 
@@ -256,7 +256,7 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
     Ids of deleted tasks are returned too.
     """
     wanted = {task_id for task_id in ids if task_id is not None}
-    locked = set(held(Task, sorted(wanted)))
+    locked = set(lock_rows(Task, sorted(wanted)))
     locked_by_others = (
         set(tables.tasks().filter(pk__in=wanted - locked).values_list("pk", flat=True))
         if wanted - locked

@@ -62,9 +62,9 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
         if workflows
         else set()
     )
-    judged = [row for row in found if row[3] not in unsealed]
-    counted = edges.tallies([row[0] for row in judged]) if judged else {}
-    return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in judged)
+    checked = [row for row in found if row[3] not in unsealed]
+    counted = edges.tallies([row[0] for row in checked]) if checked else {}
+    return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in checked)
 
 
 def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
@@ -270,7 +270,7 @@ def unprocessed(context: VerifyContext, rows: Rows) -> list[Finding]:
 
     The age is taken from the last change of the task, so an event may be older than that.
     """
-    if not context.may_judge(_PROCESSED_WITHIN):
+    if not context.is_steady_for(_PROCESSED_WITHIN):
         return []
     task_of = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(
@@ -321,16 +321,16 @@ def _process(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
 
 
 def _check(
-    name: str, question: str, ground: Any, judge: Any, repair: Any, hold: Any = None
+    name: str, question: str, ground: Any, find: Any, repair: Any, lock: Any = None
 ) -> Check:
     return Check(
         name=name,
         group="graphs",
         question=question,
         ground=ground,
-        judge=judge,
+        find=find,
         repair=repair,
-        hold=hold,
+        lock=lock,
     )
 
 

@@ -57,7 +57,7 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
-    if not context.may_judge(PATIENCE):
+    if not context.is_steady_for(PATIENCE):
         return []
     waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
     waiting = waiting.filter(updated_at__lt=context.ago(PATIENCE))
@@ -107,8 +107,8 @@ def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
 
 
 CHECKS = tuple(
-    Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
-    for name, question, judge, repair in (
+    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
+    for name, question, find, repair in (
         (
             "limit-columns",
             "Does each task with a waiting_for_limit wait for that limit?",

@@ -126,7 +126,7 @@ def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
 def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
-    if not context.led or not context.may_judge(patience):
+    if not context.led or not context.is_steady_for(patience):
         return []
     found = rows.filter(
         stopped_at__isnull=True,
@@ -160,7 +160,7 @@ def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mappin
 def _orphans(
     check: str, table: str, column: str, owner: type[Model]
 ) -> Callable[[VerifyContext, Rows], list[Finding]]:
-    def judge(context: VerifyContext, rows: Rows) -> list[Finding]:
+    def find(context: VerifyContext, rows: Rows) -> list[Finding]:
         found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
         return [
             finding(
@@ -175,7 +175,7 @@ def _orphans(
             for pk, key in found.values_list("pk", f"{column}_id")
         ]
 
-    return judge
+    return find
 
 
 def _delete(ground: type[Model]) -> Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]:
@@ -197,14 +197,14 @@ def _orphan_check(
         question=question,
         ground=ground,
         repair=_delete(ground),
-        judge=_orphans(name, table, column, owner),
+        find=_orphans(name, table, column, owner),
     )
 
 
 def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Recorded fire times of Celery beat whose retention is over."""
     kept = conf.settings().SHADOW_RETENTION + _HOUR
-    if not context.led or not context.may_judge(_HOUR):
+    if not context.led or not context.is_steady_for(_HOUR):
         return []
     found = rows.filter(recorded_at__lt=context.ago(kept))
     return [
@@ -233,8 +233,8 @@ CHECKS = (
         group="nodes",
         question="Do the rows written by the migrations exist?",
         ground=SchedulerLease,
-        judge=missing,
-        hold=list,
+        find=missing,
+        lock=list,
         repair=_write,
     ),
     Check(
@@ -242,7 +242,7 @@ CHECKS = (
         group="nodes",
         question="Can a scheduler become leader?",
         ground=SchedulerLease,
-        judge=leases,
+        find=leases,
         repair=_end,
     ),
     Check(
@@ -250,7 +250,7 @@ CHECKS = (
         group="nodes",
         question="Is each node that missed its heartbeats declared dead?",
         ground=Node,
-        judge=without_heartbeat,
+        find=without_heartbeat,
         repair=_declare_dead,
     ),
     _orphan_check(
@@ -282,7 +282,7 @@ CHECKS = (
         group="orphans",
         question="Are recorded fires of Celery beat pruned?",
         ground=ShadowFire,
-        judge=unpruned,
+        find=unpruned,
         repair=_prune,
     ),
 )

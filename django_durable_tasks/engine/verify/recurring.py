@@ -123,7 +123,7 @@ def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
 
 def late(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Schedules that have been due for more than PATIENCE seconds under a leader."""
-    if not context.led or not context.may_judge(PATIENCE):
+    if not context.led or not context.is_steady_for(PATIENCE):
         return []
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
         next_run_at__lt=context.ago(PATIENCE)
@@ -300,10 +300,10 @@ def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping
 
 
 def _check(
-    name: str, question: str, judge: Any, repair: Any = None, ground: Any = RecurringTask
+    name: str, question: str, find: Any, repair: Any = None, ground: Any = RecurringTask
 ) -> Check:
     return Check(
-        name=name, group="recurring", question=question, ground=ground, judge=judge, repair=repair
+        name=name, group="recurring", question=question, ground=ground, find=find, repair=repair
     )
 
 

@@ -150,7 +150,7 @@ def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None
 
 def _look(answer: Answer, page: Page, limit: int) -> None:
     try:
-        candidates = answer.check.judge(read_context(), page.rows)
+        candidates = answer.check.find(read_context(), page.rows)
         # Request one more than the limit, to detect that findings were cut off.
         confirmed = answer.check.confirmed(candidates, limit + 1 - len(answer.findings))
     except (Error, Unreadable) as broken:
@@ -172,7 +172,7 @@ def _text_of(error: Exception) -> str:
 
 
 def repair(answers: Sequence[Answer]) -> list[RepairResult]:
-    """Repair what can be repaired, in batches; each transaction locks and judges its rows again.
+    """Repair what can be repaired, in batches; each transaction locks and checks its rows again.
 
     Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
     repairs, are returned with the reason. A second call changes nothing more.
@@ -219,8 +219,8 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResul
 
 def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
     moment = read_context()
-    rows = check.held(distinct(findings))
-    still = [one for one in check.judge(moment, rows) if one.repair]
+    rows = check.lock_rows(distinct(findings))
+    still = [one for one in check.find(moment, rows) if one.repair]
     done = check.repair(moment, still) if still and check.repair is not None else {}
     remaining, locked = (
         {(one.key, one.field) for one in still},

@@ -175,7 +175,7 @@ CHECKS = (
         group="shards",
         question="Is each open task in the shard computed from its id?",
         ground=Task,
-        judge=wrong_keys,
+        find=wrong_keys,
         repair=_write,
     ),
     Check(
@@ -183,13 +183,13 @@ CHECKS = (
         group="shards",
         question="Does a scheduler serve each shard?",
         ground=SchedulerLease,
-        judge=unserved,
+        find=unserved,
     ),
     Check(
         name="shard-maps",
         group="shards",
         question="Does each scheduler serve the shards assigned to it?",
         ground=Node,
-        judge=contradicted,
+        find=contradicted,
     ),
 )

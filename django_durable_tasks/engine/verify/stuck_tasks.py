@@ -1,8 +1,8 @@
 """Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
 overlap key.
 
-Lateness is only judged after a steady period with or without a leader
-(``VerifyContext.may_judge``), because after an outage of the database everything is late.
+Lateness is reported only after a steady period with or without a leader
+(``VerifyContext.is_steady_for``), because after an outage of the database everything is late.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOST = Outcome(
 def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
-    if not context.may_judge(patience):
+    if not context.is_steady_for(patience):
         return []
     gone = Exists(
         ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience))
@@ -86,7 +86,7 @@ def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[A
 def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
     """QUEUED tasks that should have been republished long ago."""
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
-    if not context.may_judge(patience):
+    if not context.is_steady_for(patience):
         return []
     found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
     return [
@@ -116,7 +116,7 @@ def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
 def unpublished(context: VerifyContext, rows: Rows) -> list[Finding]:
     """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
-    if not context.led or not context.may_judge(max(PATIENCE, patience)):
+    if not context.led or not context.is_steady_for(max(PATIENCE, patience)):
         return []
     overdue = list(
         rows.filter(status=Status.PENDING, due_at__lt=context.ago(patience)).values_list(
@@ -161,7 +161,7 @@ def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
 
 def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
-    if not context.may_judge(PATIENCE):
+    if not context.is_steady_for(PATIENCE):
         return []
     waiting = list(
         rows.filter(
@@ -236,8 +236,8 @@ def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[An
 
 
 CHECKS = tuple(
-    Check(name=name, group="tasks", question=question, ground=Task, judge=judge, repair=repair)
-    for name, question, judge, repair in (
+    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
+    for name, question, find, repair in (
         (
             "expired-leases",
             "Is each run whose lease expired marked LOST in time?",

@@ -161,7 +161,7 @@ def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
     )
-    judged = (
+    checked = (
         (pk, wrong_completion(status, completed_at))
         for pk, status, completed_at in rows.filter(odd).values_list("pk", "status", "completed_at")
     )
@@ -175,7 +175,7 @@ def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
             wrong.right,
             repair="write the time of its last change, or NULL if it is open",
         )
-        for pk, wrong in judged
+        for pk, wrong in checked
         if wrong is not None
     ]
 
@@ -255,16 +255,16 @@ def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
 
 
 def _check(
-    name: str, question: str, judge: Any, repair: Any, ground: Any = Task, hold: Any = None
+    name: str, question: str, find: Any, repair: Any, ground: Any = Task, lock: Any = None
 ) -> Check:
     return Check(
         name=name,
         group="tasks",
         question=question,
         ground=ground,
-        judge=judge,
+        find=find,
         repair=repair,
-        hold=hold,
+        lock=lock,
     )
 
 

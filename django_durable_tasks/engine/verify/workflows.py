@@ -131,9 +131,9 @@ def _count_again(keys: Sequence[uuid.UUID]) -> None:
         pass
 
 
-def misjudged(context: VerifyContext, rows: Rows) -> list[Finding]:
+def wrong_statuses(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Open runs whose tasks have all ended, and ended runs with open tasks."""
-    judged = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
+    checked = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
         finding(
             "workflow-status",
@@ -144,12 +144,12 @@ def misjudged(context: VerifyContext, rows: Rows) -> list[Finding]:
             wrong.right,
             repair="set the status from its counts",
         )
-        for pk, _, wrong in judged
+        for pk, _, wrong in checked
         if wrong is not None
     ]
 
 
-def _judge(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+def _correct_statuses(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     _count_again(keys)
     return dict.fromkeys(keys, "status set from its counts")
@@ -157,7 +157,7 @@ def _judge(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
 
 def abandoned(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Starts without progress that the leader has not removed."""
-    if not context.may_judge(ABANDONED_AFTER):
+    if not context.is_steady_for(ABANDONED_AFTER):
         return []
     found = rows.filter(
         status=WorkflowStatus.STARTING,
@@ -192,9 +192,9 @@ def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any,
 
 CHECKS = tuple(
     Check(
-        name=name, group="graphs", question=question, ground=WorkflowRun, judge=judge, repair=repair
+        name=name, group="graphs", question=question, ground=WorkflowRun, find=find, repair=repair
     )
-    for name, question, judge, repair in (
+    for name, question, find, repair in (
         (
             "workflow-counts",
             "Do the counts of each workflow run equal the statuses of its tasks?",
@@ -204,8 +204,8 @@ CHECKS = tuple(
         (
             "workflow-status",
             "Does the status of each workflow run match its counts?",
-            misjudged,
-            _judge,
+            wrong_statuses,
+            _correct_statuses,
         ),
         ("workflow-starts", "Is each start of a workflow finished or removed?", abandoned, _remove),
     )

@@ -34,7 +34,7 @@ class StartedWorkflow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class OccurrenceTask:
     """The task of a fire: its status, and the tasks for which it waits. An empty ``status`` means
     that it was pruned.
     """
@@ -42,7 +42,7 @@ class Story:
     task_id: uuid.UUID
     status: str = ""
     reason: str = ""
-    held: bool = False
+    waiting_for_overlap: bool = False
     behind: str = ""
     since: datetime | None = None
     run: StartedWorkflow | None = None
@@ -60,7 +60,7 @@ class FireEntry:
     reason: str = ""
     effective: datetime | None = None
     blocked_by: uuid.UUID | None = None
-    story: Story | None = None
+    task: OccurrenceTask | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def _own(it: Facts, entry: FireEntry) -> str:
     sentence = sentences.get(
         FireOutcome(entry.outcome), f"{at} did not run: {entry.outcome}{_because(entry.reason)}"
     )
-    return f"{sentence}.{_story(entry)}"
+    return f"{sentence}.{_task_of(entry)}"
 
 
 def _blocker(entry: FireEntry) -> str:
@@ -151,19 +151,18 @@ def _blocker(entry: FireEntry) -> str:
     return f"task {entry.blocked_by} of an earlier run"
 
 
-def _story(entry: FireEntry) -> str:
-    story = entry.story
-    if story is None:
+def _task_of(entry: FireEntry) -> str:
+    task = entry.task
+    if task is None:
         return ""
-    if not story.status:
-        return f" It was task {story.task_id}, which is no longer kept."
-    if story.held:
-        behind = f" behind {story.behind}" if story.behind else ""
-        return f" Its task {story.task_id} is held{behind} until its overlap key is free."
-    since = f" since {when(story.since)}" if story.since else ""
+    if not task.status:
+        return f" It was task {task.task_id}, which is no longer kept."
+    if task.waiting_for_overlap:
+        behind = f" behind {task.behind}" if task.behind else ""
+        return f" Its task {task.task_id} is held{behind} until its overlap key is free."
+    since = f" since {when(task.since)}" if task.since else ""
     return (
-        f" Its task {story.task_id} is"
-        f" {story.status}{since}{_because(story.reason)}.{_run(story.run)}"
+        f" Its task {task.task_id} is {task.status}{since}{_because(task.reason)}.{_run(task.run)}"
     )
 
 

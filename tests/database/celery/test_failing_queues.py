@@ -27,7 +27,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim, retention
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
@@ -266,7 +266,6 @@ def exiting_receiver() -> Iterator[None]:
     pre_delete.connect(leave, sender=Task)
     yield
     pre_delete.disconnect(leave, sender=Task)
-    retention._tasks._items.clear()
 
 
 def test_a_receiver_that_calls_sys_exit_keeps_only_its_own_task(

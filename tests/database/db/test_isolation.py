@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from django_durable_tasks import durable_task
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.recurring import retention as recurring_retention
-from django_durable_tasks.engine.tasks import attempts, retention
+from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limit_bucket import LOCK
 from django_durable_tasks.rules.recurring.policies import FireOutcome
@@ -31,14 +31,6 @@ from tests.database.transitions.transition_calls import end, question
 from tests.factories import a_dead_letter, a_task, unavailable_database
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def nothing_postponed() -> Iterator[None]:
-    yield
-    isolations: list[Any] = [attempts._isolation, retention._tasks, retention._workflows]
-    for one in [*isolations, recurring_retention._entries, retention._buckets]:
-        one._items.clear()
 
 
 def _failing_query(failures: int) -> float:

@@ -149,7 +149,7 @@ def _cost(act: Callable[[], Any]) -> list[str]:
 def test_an_operation_needs_as_many_statements_for_fifty_tasks_as_for_one(operation: str) -> None:
     status, act = OPERATIONS[operation]
     costs = []
-    config.book()
+    config.limits_in_force()
     for number in (1, 50):
         rows = many_tasks(number, status)
         costs.append(_cost(partial(act, rows)))
@@ -159,7 +159,7 @@ def test_an_operation_needs_as_many_statements_for_fifty_tasks_as_for_one(operat
 
 @pytest.mark.django_db
 def test_a_claim_needs_no_additional_statement_without_limits(vendor: str) -> None:
-    config.book()
+    config.limits_in_force()
     rows = many_tasks(3)
     statements = [
         sql for sql in _cost(partial(_claim, rows)) if "clock_timestamp()" not in sql[:40]
@@ -174,7 +174,7 @@ def test_a_claim_needs_no_additional_statement_without_limits(vendor: str) -> No
 def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
     new_process_state()
-    config.book()
+    config.limits_in_force()
     costs = []
     for number in (1, 50):
         rows = many_tasks(number)
@@ -187,7 +187,7 @@ def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -
 @pytest.mark.django_db
 def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(vendor: str) -> None:
     new_process_state()
-    config.book()
+    config.limits_in_force()
     costs = []
     for number in (1, 50):
         for line in range(number):

@@ -99,7 +99,7 @@ def _miscounted_run() -> Any:
     return _alter(WorkflowRun.objects.all(), a_workflow().pk, succeeded=1)
 
 
-def _misjudged_run() -> Any:
+def _wrong_statuses_run() -> Any:
     return _alter(
         WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None
     )
@@ -267,7 +267,7 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "ending-events-waiting": _wrong_ending_event,
     "orphan-ending-events": _orphan_ending_event,
     "workflow-counts": _miscounted_run,
-    "workflow-status": _misjudged_run,
+    "workflow-status": _wrong_statuses_run,
     "workflow-starts": _abandoned_start,
     "dead-letters-missing": _missing_dead_letter,
     "dead-letters-stale": _stale_dead_letter,

@@ -20,7 +20,7 @@ from django_durable_tasks.celery.publishing import routing
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.workflows import deadlines, runs, start
+from django_durable_tasks.engine.workflows import deadlines, runs
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, statuses, succeed
@@ -31,13 +31,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.django_db
 READY = ("PENDING", "QUEUED")
 IMPATIENT = TimeLimits(lock=0.2 if connection.vendor == "postgresql" else 1.0)
-
-
-@pytest.fixture(autouse=True)
-def nothing_postponed() -> Iterator[None]:
-    yield
-    for module in (resolve, runs, deadlines, start):
-        module._isolation._items.clear()
 
 
 def _query(run: str) -> str:

@@ -14,8 +14,8 @@ from django_durable_tasks.rules.recurring.explain import (
     Facts,
     FireEntry,
     FireTime,
+    OccurrenceTask,
     StartedWorkflow,
-    Story,
     account,
 )
 
@@ -51,25 +51,27 @@ def entry(outcome: str, **given: Any) -> FireEntry:
 
 SINGLE = [
     (
-        entry("DISPATCHED", story=Story(task_id=TASK, status="SUCCESS", since=NOW)),
+        entry("DISPATCHED", task=OccurrenceTask(task_id=TASK, status="SUCCESS", since=NOW)),
         f"was dispatched. Its task {TASK} is SUCCESS since 2026-03-02T09:00:00Z.",
     ),
     (
         entry(
             "DISPATCHED",
             reason="caught up",
-            story=Story(task_id=TASK, status="FAILED", reason="EXHAUSTED"),
+            task=OccurrenceTask(task_id=TASK, status="FAILED", reason="EXHAUSTED"),
         ),
         f"was dispatched (caught up). Its task {TASK} is FAILED (EXHAUSTED).",
     ),
     (
-        entry("DISPATCHED", story=Story(task_id=TASK)),
+        entry("DISPATCHED", task=OccurrenceTask(task_id=TASK)),
         f"was dispatched. It was task {TASK}, which is no longer kept.",
     ),
     (
         entry(
             "DISPATCHED",
-            story=Story(task_id=TASK, status="PENDING", held=True, behind=f"task {OTHER}"),
+            task=OccurrenceTask(
+                task_id=TASK, status="PENDING", waiting_for_overlap=True, behind=f"task {OTHER}"
+            ),
         ),
         f"Its task {TASK} is held behind task {OTHER} until its overlap key is free.",
     ),
@@ -86,7 +88,7 @@ SINGLE = [
     (
         entry(
             "DISPATCHED",
-            story=Story(
+            task=OccurrenceTask(
                 task_id=TASK, status="SUCCESS", run=StartedWorkflow(OTHER, "RUNNING", 3, 10)
             ),
         ),

@@ -13,11 +13,11 @@ from typing import Any
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from supervision import fires, graphs, printing, report
+from supervision.demonstration import Demonstration
 from supervision.entrance import enter
 from supervision.platform import NotStarted, Platform
 from supervision.processes import Interrupted, Patience
 from supervision.screen import Screen
-from supervision.story import Story
 
 from billing.management.commands.seed import seed
 
@@ -55,7 +55,7 @@ class Command(BaseCommand):
             shutil.rmtree(folder, ignore_errors=True)
         sys.exit(code)
 
-    def _play(self, screen: Screen, customers: int) -> Story:
+    def _play(self, screen: Screen, customers: int) -> Demonstration:
         patience = Patience()
         screen.write_line(f"Migrating a fresh database and making {customers} customers.")
         call_command("migrate", verbosity=0)
@@ -66,23 +66,25 @@ class Command(BaseCommand):
         with Platform(patience, screen.write_line) as platform:
             platform.start()
             screen.write_line(f"Business begins. The site: {platform.address}")
-            story = Story(platform, screen)
+            demonstration = Demonstration(platform, screen)
             try:
-                story.play()
+                demonstration.play()
             finally:
                 screen.close()
             screen.write_line("Stopping all processes.")
-        return story
+        return demonstration
 
-    def _report(self, story: Story) -> bool:
+    def _report(self, demonstration: Demonstration) -> bool:
         found = report.read(
-            story.workload.committed, story.workload.rolled_back, story.killed_nodes
+            demonstration.workload.committed,
+            demonstration.workload.rolled_back,
+            demonstration.killed_nodes,
         )
-        fired = fires.read(story.leaderless)
+        fired = fires.read(demonstration.leaderless)
         drawn = graphs.read()
-        wrong = printing.problems(found, fired, drawn, story)
+        wrong = printing.problems(found, fired, drawn, demonstration)
         self.stdout.write("")
-        for line in printing.lines(found, fired, drawn, story):
+        for line in printing.lines(found, fired, drawn, demonstration):
             self.stdout.write(line)
         for problem in wrong:
             self.stderr.write(f"  {problem}")

@@ -13,7 +13,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask, Task
 from tests.crash_points import bodies
-from tests.crash_points.stories.story import Story
+from tests.crash_points.scenarios.scenario import Scenario
 from tests.database.recurring.schedules import begin, ledger_of
 from tests.factories import QUEUE
 
@@ -80,4 +80,4 @@ def _stand_of(row: RecurringTask) -> Any:
     )
 
 
-STORIES = (Story(name="fire", scene=_due, operation=_fire, stand=_stand),)
+SCENARIOS = (Scenario(name="fire", scene=_due, operation=_fire, stand=_stand),)

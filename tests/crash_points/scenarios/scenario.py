@@ -43,7 +43,7 @@ def stand() -> Stand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Scenario:
     """One operation of a process of the engine.
 
     ``scene`` creates the initial rows and returns the argument of the operation. ``operation`` is the

@@ -12,7 +12,7 @@ from django.db import transaction
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task
 from tests.crash_points.bodies import single, well
-from tests.crash_points.stories.story import Story, nothing
+from tests.crash_points.scenarios.scenario import Scenario, nothing
 from tests.factories import a_task
 
 WELL = "tests.crash_points.bodies.well"
@@ -67,19 +67,21 @@ def _flow(_: Any) -> None:
     a_workflow().start(key="the one")
 
 
-STORIES = (
-    Story(name="alone", scene=nothing, operation=_alone, again=_alone),
-    Story(
+SCENARIOS = (
+    Scenario(name="alone", scene=nothing, operation=_alone, again=_alone),
+    Scenario(
         name="in a transaction", scene=nothing, operation=_with_an_order, again=_with_an_order_again
     ),
-    Story(name="behind another", scene=lambda: a_task(name=WELL), operation=_behind, again=_behind),
-    Story(
+    Scenario(
+        name="behind another", scene=lambda: a_task(name=WELL), operation=_behind, again=_behind
+    ),
+    Scenario(
         name="under the key of another",
         scene=lambda: a_task(name=WELL, key="editable", args=[1], due=3600),
         operation=_editing,
         again=_editing,
     ),
-    Story(name="unique", scene=nothing, operation=_single, again=_single),
-    Story(name="many", scene=nothing, operation=_many, or_nothing=True),
-    Story(name="a workflow", scene=nothing, operation=_flow, again=_flow),
+    Scenario(name="unique", scene=nothing, operation=_single, again=_single),
+    Scenario(name="many", scene=nothing, operation=_many, or_nothing=True),
+    Scenario(name="a workflow", scene=nothing, operation=_flow, again=_flow),
 )

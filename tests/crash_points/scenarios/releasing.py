@@ -16,9 +16,9 @@ from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.scheduler.maintenance import count_endings as count_job
 from django_durable_tasks.scheduler.maintenance import resolve_dependents as resolve_job
 from tests.crash_points import bodies
-from tests.crash_points.stories.creating import a_workflow
-from tests.crash_points.stories.ending import first_of
-from tests.crash_points.stories.story import Story
+from tests.crash_points.scenarios.creating import a_workflow
+from tests.crash_points.scenarios.ending import first_of
+from tests.crash_points.scenarios.scenario import Scenario
 from tests.database.dependencies.worker_and_leader import begin, of, question, resolve_all, succeed
 
 HOPELESS = Outcome(
@@ -78,9 +78,9 @@ def _replay(row: Task) -> None:
         dead_letters.replay(question(row), by="bob")
 
 
-STORIES = (
-    Story(name="resolve a success", scene=_ended(succeed), operation=_tell),
-    Story(name="resolve a failure", scene=_ended(_fail), operation=_tell),
-    Story(name="count into a workflow", scene=_counted, operation=_count),
-    Story(name="replay", scene=_given_up, operation=_replay, again=_replay),
+SCENARIOS = (
+    Scenario(name="resolve a success", scene=_ended(succeed), operation=_tell),
+    Scenario(name="resolve a failure", scene=_ended(_fail), operation=_tell),
+    Scenario(name="count into a workflow", scene=_counted, operation=_count),
+    Scenario(name="replay", scene=_given_up, operation=_replay, again=_replay),
 )

@@ -34,8 +34,8 @@ def pair(hooks: type | None = None, **options: Any) -> Callable[[Callable[..., A
             plain["base"] = type("Plain", (hooks, Task), {"abstract": True})
             durable["base"] = type("Durable", (hooks, DurableTask), {"abstract": True})
         return Pair(
-            shared_task(name=f"habits.plain.{body.__name__}", **plain)(body),
-            durable_task(name=f"habits.durable.{body.__name__}", **durable)(body),
+            shared_task(name=f"celery_usages.plain.{body.__name__}", **plain)(body),
+            durable_task(name=f"celery_usages.durable.{body.__name__}", **durable)(body),
         )
 
     return decorate

@@ -31,7 +31,7 @@ DRAINING = 90.0
 OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 
 
-class Story:
+class Demonstration:
     """Runs the demo on a started platform, and records what cannot be read from the database."""
 
     def __init__(self, platform: Platform, screen: Screen) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import QueueControl, Task
-from tests.crash_points.stories.creating import WELL
-from tests.crash_points.stories.story import Story
+from tests.crash_points.scenarios.creating import WELL
+from tests.crash_points.scenarios.scenario import Scenario
 from tests.crash_points.successors import deliver
 from tests.factories import a_paused_queue, a_task
 
@@ -38,9 +38,9 @@ def _seldom() -> Task:
     return a_task("QUEUED", name=SELDOM, args=["a"], unique_key="a")
 
 
-STORIES = (
-    Story(name="start", scene=lambda: a_task("QUEUED", name=WELL), operation=messages),
-    Story(name="of a paused queue", scene=_of_a_paused_queue, operation=messages, again=_resume),
-    Story(name="too late", scene=_too_late, operation=messages),
-    Story(name="a duplicate", scene=_seldom, operation=messages),
+SCENARIOS = (
+    Scenario(name="start", scene=lambda: a_task("QUEUED", name=WELL), operation=messages),
+    Scenario(name="of a paused queue", scene=_of_a_paused_queue, operation=messages, again=_resume),
+    Scenario(name="too late", scene=_too_late, operation=messages),
+    Scenario(name="a duplicate", scene=_seldom, operation=messages),
 )

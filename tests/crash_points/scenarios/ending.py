@@ -12,8 +12,8 @@ from django.contrib.auth.models import Group
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task
 from tests.crash_points import bodies
-from tests.crash_points.stories.starting import messages
-from tests.crash_points.stories.story import Stand, Story
+from tests.crash_points.scenarios.scenario import Scenario, Stand
+from tests.crash_points.scenarios.starting import messages
 from tests.database.dependencies.worker_and_leader import of
 from tests.factories import a_task
 
@@ -47,16 +47,16 @@ def _with_its_body() -> Stand:
     return names, list(Task.objects.values_list("status", flat=True))
 
 
-STORIES = (
-    Story(name="success", scene=first_of(bodies.well), operation=messages),
-    Story(name="success with follow-ups", scene=_message(bodies.onward, 1), operation=messages),
-    Story(
+SCENARIOS = (
+    Scenario(name="success", scene=first_of(bodies.well), operation=messages),
+    Scenario(name="success with follow-ups", scene=_message(bodies.onward, 1), operation=messages),
+    Scenario(
         name="success with its body",
         scene=_message(bodies.atomically, "once"),
         operation=messages,
         stand=_with_its_body,
     ),
-    Story(name="success with growth", scene=first_of(bodies.growing), operation=messages),
-    Story(name="failure with another try", scene=_message(bodies.ill), operation=messages),
-    Story(name="failure for good", scene=first_of(bodies.hopeless), operation=messages),
+    Scenario(name="success with growth", scene=first_of(bodies.growing), operation=messages),
+    Scenario(name="failure with another try", scene=_message(bodies.ill), operation=messages),
+    Scenario(name="failure for good", scene=first_of(bodies.hopeless), operation=messages),
 )

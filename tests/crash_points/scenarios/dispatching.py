@@ -14,8 +14,8 @@ from django_durable_tasks.celery.publishing import dispatcher
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.scheduler.maintenance.republish import republish
-from tests.crash_points.stories.creating import WELL
-from tests.crash_points.stories.story import Story
+from tests.crash_points.scenarios.creating import WELL
+from tests.crash_points.scenarios.scenario import Scenario
 from tests.factories import QUEUE, a_task, many_tasks
 
 NODE = uuid.UUID(int=1)
@@ -51,14 +51,14 @@ def _republish(_: Any) -> None:
     republish(database_now(), HeartbeatMonitor())
 
 
-STORIES = (
-    Story(name="claim and publish", scene=_three_due, operation=_dispatch),
-    Story(
+SCENARIOS = (
+    Scenario(name="claim and publish", scene=_three_due, operation=_dispatch),
+    Scenario(
         name="republish",
         scene=lambda: many_tasks(3, "QUEUED", name=WELL, due=-1),
         operation=_republish,
     ),
-    Story(
+    Scenario(
         name="return to pending",
         scene=_three_due_and_no_broker,
         operation=_dispatch,

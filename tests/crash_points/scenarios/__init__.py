@@ -1,0 +1,24 @@
+"""The scenarios: an operation of the engine, its initial rows, and the expected final state."""
+
+from __future__ import annotations
+
+from tests.crash_points.scenarios import (
+    creating,
+    dispatching,
+    ending,
+    releasing,
+    starting,
+    triggering,
+)
+from tests.crash_points.scenarios.scenario import Scenario
+
+SCENARIOS: dict[str, tuple[Scenario, ...]] = {
+    "create": creating.SCENARIOS,
+    "dispatch": dispatching.SCENARIOS,
+    "start": starting.SCENARIOS,
+    "ending": ending.SCENARIOS,
+    "release": releasing.SCENARIOS,
+    "trigger": triggering.SCENARIOS,
+}
+
+__all__ = ["SCENARIOS", "Scenario"]
