@@ -27,6 +27,7 @@ def figures() -> str:
         *_throughput(recorded["throughput"]),
         *_recurring(recorded["recurring"]),
         _claim(recorded["claim"]),
+        _queues(recorded["queues"]),
         *_lag(recorded["lag"]),
         _prune(recorded["prune"]),
         *_failover(_read(EXPLANATION / "failover.json")),
@@ -95,6 +96,18 @@ def _claim(found: Record) -> str:
     return _prose(
         f"A scheduler reads the state of its queues and claims 100 due tasks in {parts}."
         f" {found['about']}"
+    )
+
+
+def _queues(found: Record) -> str:
+    parts = " and ".join(
+        f"{row['p50_ms']} ms (at most {row['max_ms']} ms) with {row['tenants']}"
+        f" tenant{'s' if row['tenants'] > 1 else ''} (goal: {row['goal_ms']} ms)"
+        for row in found["rows"]
+    )
+    return _prose(
+        f"One poll of a scheduler that claims and publishes {found['due_per_queue']} due tasks in each"
+        f" of {found['queues']:,} queues takes {parts}. {found['about']}"
     )
 
 
