@@ -75,20 +75,29 @@ class Visit:
         self.chrome.get(self.site + address)
 
     def find(self, selector: str) -> Any:
-        """Return the first element of this CSS selector. Raises if there is none."""
-        return self.chrome.find_element(By.CSS_SELECTOR, selector)
+        """Return the first element of this CSS selector; wait until there is one."""
+        return self._first(By.CSS_SELECTOR, selector)
 
     def follow(self, text: str) -> None:
         """Click the link with this text."""
-        self.chrome.find_element(By.PARTIAL_LINK_TEXT, text).click()
+        self._first(By.PARTIAL_LINK_TEXT, text).click()
 
     def press(self, text: str) -> None:
         """Press the button, or the link styled as one, with this text."""
-        self.chrome.find_element(
+        self._first(
             By.XPATH,
             "//*[self::button or self::a or self::input[@type='submit']]"
             f"[contains(normalize-space(.), '{text}') or contains(@value, '{text}')]",
         ).click()
+
+    def _first(self, by: str, selector: str) -> Any:
+        # The page that a click opens may still be loading.
+        found = until(
+            lambda: self.chrome.find_elements(by, selector),
+            within=30,
+            message=f"the page contains {selector}",
+        )
+        return found[0]
 
     def write(self, field: str, text: str) -> None:
         """Replace the text of a form field."""
