@@ -23,6 +23,7 @@ from django_durable_tasks.conf_checks import (
     check_names,
     check_schedules,
     check_task_defaults,
+    check_task_names,
     check_verify_cron,
 )
 from django_durable_tasks.did_you_mean import did_you_mean
@@ -225,6 +226,20 @@ class Settings:
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
     )
+    API: bool = _value(
+        False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
+    )
+    API_TASKS: Sequence[str] = _value(
+        ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
+        "The durable tasks that clients of the HTTP API may create; names or patterns such as"
+        " 'billing.*'.",
+    )
+    API_BODY_MAX_BYTES: int = _count(
+        1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
+    )
+    API_IDEMPOTENCY_RETENTION: float = _duration(
+        86_400, "How long the answer to a request with an Idempotency-Key is kept; one day."
+    )
     PREPARED_STATEMENTS: bool | None = _value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
@@ -297,12 +312,8 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_verify_cron(found.VERIFY_CRON)
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
-    plain = found.PLAIN_CELERY_TASKS
-    if isinstance(plain, str) or not all(isinstance(name, str) for name in plain):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] is {plain!r}: give a list of names of Celery"
-            " tasks."
-        )
+    check_task_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
+    check_task_names("API_TASKS", found.API_TASKS)
     return found
 
 

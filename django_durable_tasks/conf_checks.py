@@ -77,3 +77,11 @@ def check_verify_cron(audit: object) -> None:
             f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or"
             " None."
         )
+
+
+def check_task_names(key: str, names: object) -> None:
+    """Check that the setting is a list of names of tasks."""
+    if not isinstance(names, list | tuple | set | frozenset) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {names!r}: give a list of names of tasks.")

@@ -57,6 +57,10 @@ class IdempotencyConflict(DurableTasksError):
     """The idempotency key belongs to a call with other arguments."""
 
 
+class RequestInProgress(DurableTasksError):
+    """A request with the same Idempotency-Key has not ended yet."""
+
+
 class UniqueConflict(DurableTasksError):
     """An open task has the same unique key."""
 

@@ -1,5 +1,6 @@
 """The admin site of the package: one module per page, one call of ``operations`` per action."""
 
+from django_durable_tasks.admin.api_keys import ApiKeyAdmin
 from django_durable_tasks.admin.calendars import CalendarAdmin
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
@@ -14,6 +15,7 @@ from django_durable_tasks.admin.tenants import TenantAdmin
 from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
 
 __all__ = [
+    "ApiKeyAdmin",
     "CalendarAdmin",
     "DeadLetterAdmin",
     "LimitAdmin",

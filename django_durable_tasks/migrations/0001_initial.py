@@ -36,6 +36,7 @@ EXACT = {
     "durable_tasks_queue_control": ("name varchar(200) {} NOT NULL",),
     "durable_tasks_limit": ("scope varchar(240) {} NOT NULL",),
     "durable_tasks_limit_bucket": ("scope varchar(240) {} NOT NULL",),
+    "durable_tasks_idempotent_request": ("`key` varchar(200) {} NOT NULL",),
 }
 
 
@@ -1955,6 +1956,140 @@ class Migration(migrations.Migration):
                     _connector="OR",
                 ),
                 name="durable_task_lease",
+            ),
+        ),
+        migrations.CreateModel(
+            name="ApiKey",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="api_keys",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        help_text="What uses the key. A rotation keeps the name.",
+                        max_length=100,
+                        verbose_name="name",
+                    ),
+                ),
+                ("identifier", models.CharField(max_length=8, unique=True, verbose_name="id")),
+                (
+                    "mode",
+                    models.CharField(
+                        choices=[("live", "live"), ("test", "test")],
+                        max_length=4,
+                        verbose_name="mode",
+                    ),
+                ),
+                ("digest", models.CharField(editable=False, max_length=64)),
+                ("scopes", models.JSONField(default=list, verbose_name="scopes")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="created by"
+                    ),
+                ),
+                (
+                    "expires_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="expires at"),
+                ),
+                (
+                    "revoked_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="revoked at"),
+                ),
+                (
+                    "revoked_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="revoked by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
+                (
+                    "last_used_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last used at"),
+                ),
+            ],
+            options={
+                "verbose_name": "API key",
+                "verbose_name_plural": "API keys",
+                "db_table": "durable_tasks_api_key",
+                "ordering": ["-id"],
+                "permissions": [("revoke_apikey", "Can revoke")],
+            },
+        ),
+        migrations.CreateModel(
+            name="IdempotentRequest",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+                ("key", models.CharField(max_length=200)),
+                ("operation", models.CharField(max_length=200)),
+                ("fingerprint", models.CharField(max_length=64)),
+                ("status_code", models.SmallIntegerField(default=0)),
+                ("headers", models.JSONField(default=dict)),
+                ("body", models.JSONField(null=True)),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(), db_index=True
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "durable_tasks_idempotent_request",
+            },
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("tenant", "id"),
+                fields=["tenant", "id"],
+                name="durable_task_tenant",
+                where=models.Q(("tenant__gt", 1)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("tenant", "status", "id"),
+                fields=["tenant", "status", "id"],
+                name="durable_task_rare",
+                where=models.Q(("status__in", ["CANCELLED", "EXPIRED", "FAILED", "SKIPPED"])),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="apikey",
+            index=models.Index(fields=["tenant", "name"], name="durable_api_key_name"),
+        ),
+        migrations.AddConstraint(
+            model_name="idempotentrequest",
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "key", "operation"), name="durable_idempotent_request_once"
             ),
         ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),

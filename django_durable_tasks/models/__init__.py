@@ -2,11 +2,13 @@
 engine.
 """
 
+from django_durable_tasks.models.api_key import ApiKey
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
 from django_durable_tasks.models.ending_event import EndingEvent
 from django_durable_tasks.models.execution_log import TaskExecutionLog
+from django_durable_tasks.models.idempotent_request import IdempotentRequest
 from django_durable_tasks.models.lease import SchedulerLease
 from django_durable_tasks.models.limit import Limit
 from django_durable_tasks.models.limit_bucket import LimitBucket
@@ -25,11 +27,13 @@ from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",
+    "ApiKey",
     "Calendar",
     "CalendarDay",
     "DayKind",
     "DeadLetter",
     "EndingEvent",
+    "IdempotentRequest",
     "Limit",
     "LimitBucket",
     "Node",

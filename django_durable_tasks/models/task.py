@@ -26,8 +26,9 @@ from django_durable_tasks.models.task_queries import (
 )
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.dependencies import OnUpstreamFailure
-from django_durable_tasks.rules.states import OPEN, OnOrphan, Status
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, OnOrphan, Status
 
+_RARE = sorted(status.value for status in REPLAYABLE)
 _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
 
 
@@ -235,6 +236,21 @@ class Task(GuardedModel):
                 where=Q(waiting_for_limit__isnull=False),
                 elsewhere=("waiting_for_limit", "-priority", "id"),
                 name="durable_task_waiting",
+            ),
+            # For the lists of one tenant. The rows of the default tenant are read by the primary
+            # key, so that a project with one tenant does not pay for this index.
+            PartialIndex(
+                fields=["tenant", "id"],
+                where=Q(tenant__gt=DEFAULT_TENANT_ID),
+                elsewhere=("tenant", "id"),
+                name="durable_task_tenant",
+            ),
+            # For lists of rare statuses. A task that succeeds never enters this index.
+            PartialIndex(
+                fields=["tenant", "status", "id"],
+                where=Q(status__in=_RARE),
+                elsewhere=("tenant", "status", "id"),
+                name="durable_task_rare",
             ),
         ]
 

@@ -32,12 +32,14 @@ class Target(StrEnum):
     QUEUE = "queue"
     CALENDAR = "calendar"
     LIMIT = "limit"
+    TENANT = "tenant"
+    API_KEYS = "API keys"
     INSTALLATION = "installation"
 
     @property
     def is_queryset(self) -> bool:
         """Whether an operation takes a queryset instead of one object."""
-        return self in (Target.TASKS, Target.DEAD_LETTERS)
+        return self in (Target.TASKS, Target.DEAD_LETTERS, Target.API_KEYS)
 
 
 class Reason(StrEnum):
@@ -121,7 +123,8 @@ def _valid(_values: Mapping[str, Any]) -> Mapping[str, str]:
 class Operation:
     """One operation: its title, its permission, its fields and its function.
 
-    ``perform`` takes the object (a queryset for ``Target.TASKS`` and ``DEAD_LETTERS``, the name of
+    ``perform`` takes the object (a queryset for ``Target.TASKS``, ``DEAD_LETTERS`` and
+    ``API_KEYS``, the name of
     a queue, the scope of a limit, None for ``INSTALLATION``, otherwise the row), ``by=``,
     ``reason=``, the fields as keywords, ``mode=`` if there are modes and ``dry_run=`` if
     ``dry_run`` is true. It raises DurableTasksError if it refuses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_durable_tasks.operations import (
+    api_keys,
     calendars,
     dead_letters,
     dependencies,
@@ -26,6 +27,7 @@ _MODULES = (
     limits,
     schedules,
     calendars,
+    api_keys,
     maintenance,
 )
 OPERATIONS: dict[str, Operation] = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.engine.tasks import edit_waiting, operator_actions
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -57,6 +59,20 @@ def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationRe
     done = len(tasks.force_complete(by=by, reason=reason))
     message = ngettext("Force-completed %d task.", "Force-completed %d tasks.", done) % done
     return OperationResult({"completed": done}, message)
+
+
+def _reschedule(tasks: TaskQuerySet, *, by: str, reason: str, run_at: datetime) -> OperationResult:
+    edit_waiting.check_run_at(run_at)
+    done = tasks.reschedule(run_at, by=by, reason=reason)
+    message = ngettext("Rescheduled %d task.", "Rescheduled %d tasks.", done) % done
+    return OperationResult({"rescheduled": done}, message)
+
+
+def _edit(tasks: TaskQuerySet, *, by: str, reason: str, **changes: Any) -> OperationResult:
+    """Take the fields of TaskEdit as keywords; None keeps a value."""
+    done = edit_waiting.edit_waiting(tasks, edit_waiting.TaskEdit(**changes), by=by, reason=reason)
+    message = ngettext("Edited %d task.", "Edited %d tasks.", done) % done
+    return OperationResult({"edited": done}, message)
 
 
 def _cancelled_left_out(number: int) -> str:
@@ -147,4 +163,60 @@ FORCE_COMPLETE = Operation(
     applies_to=~Q(status=Status.SUCCESS),
 )
 
-OPERATIONS = (CANCEL, RETRY, REPLAY, REPLAY_EDITED, FORCE_COMPLETE)
+_NOT_STARTED = Q(status__in=sorted(OPEN - {Status.RUNNING}))
+_RUN_AT = Argument(
+    name="run_at",
+    kind=ArgumentType.INSTANT,
+    label=_("Run at"),
+    help=_("The earliest start."),
+    metavar="INSTANT",
+)
+_BY_OTHER_PAGES = "its pages show waiting tasks, and edit only the arguments of ended ones"
+RESCHEDULE = Operation(
+    target=Target.TASKS,
+    name="reschedule",
+    title=_("Reschedule tasks"),
+    help=_("Tasks that have not started run at another time."),
+    permission="",
+    perform=_reschedule,
+    applies_to=_NOT_STARTED,
+    fields=(replace(_RUN_AT, required=True),),
+    not_in_admin=_BY_OTHER_PAGES,
+)
+EDIT = Operation(
+    target=Target.TASKS,
+    name="edit",
+    title=_("Edit tasks"),
+    help=_("Tasks that have not started get other times, arguments, queues or priorities."),
+    permission="",
+    perform=_edit,
+    applies_to=_NOT_STARTED,
+    fields=(
+        _RUN_AT,
+        Argument(
+            name="expires_at",
+            kind=ArgumentType.INSTANT,
+            label=_("Expires at"),
+            help=_("The latest start."),
+            metavar="INSTANT",
+        ),
+        Argument(
+            name="priority",
+            kind=ArgumentType.INTEGER,
+            label=_("Priority"),
+            help=_("0 to 9, 9 first."),
+            metavar="N",
+        ),
+        Argument(
+            name="queue",
+            kind=ArgumentType.TEXT,
+            label=_("Queue"),
+            help=_("The queue in which it runs."),
+            metavar="QUEUE",
+        ),
+        *REPLAY_EDITED.fields,
+    ),
+    not_in_admin=_BY_OTHER_PAGES,
+)
+
+OPERATIONS = (CANCEL, RETRY, REPLAY, REPLAY_EDITED, FORCE_COMPLETE, RESCHEDULE, EDIT)

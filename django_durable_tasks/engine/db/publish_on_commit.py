@@ -54,6 +54,11 @@ def remember_until_commit(task_id: uuid.UUID) -> None:
         _hook().created.add(task_id)
 
 
+def created_so_far() -> int:
+    """Return how many tasks the current transaction has created."""
+    return sum(len(hook.created) for hook in hooks(_PublishHook)) if in_atomic_block() else 0
+
+
 def is_uncommitted(task_id: uuid.UUID) -> bool:
     """Return whether this task was created in the current transaction of this thread."""
     return in_atomic_block() and any(task_id in hook.created for hook in hooks(_PublishHook))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections, transaction
+from django.db.models import Model, QuerySet
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db.connections import cursor
@@ -13,6 +14,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 
+M = TypeVar("M", bound=Model)
 NOW = DatabaseNow()
 _TOGETHER = 100
 """The maximum number of querysets in one UNION."""
@@ -53,6 +55,14 @@ def callers_transaction() -> bool:
         not (isinstance(block, _OwnAtomic) or getattr(block, "_from_testcase", False))
         for block in blocks
     )
+
+
+def locked_for_change(queryset: QuerySet[M]) -> QuerySet[M]:
+    """Return the queryset with row locks: FOR NO KEY UPDATE if the database has it, so that rows
+    that refer to the locked ones can be inserted meanwhile.
+    """
+    no_key = connections[database()].features.has_select_for_no_key_update
+    return queryset.select_for_update(no_key=no_key)
 
 
 def count(sql: str, parameters: dict[str, Any]) -> int:

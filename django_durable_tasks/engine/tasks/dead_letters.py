@@ -6,27 +6,23 @@ The engine opens a dead letter in the transaction in which its task fails
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import IntegrityError
 
-from django_durable_tasks import conf, registry
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
-from django_durable_tasks.engine.tasks.new_task import Call, limit_key
+from django_durable_tasks.engine.tasks.edit_waiting import arguments_columns
 from django_durable_tasks.engine.transitions import dead_letters
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Resolution
-from django_durable_tasks.rules.tasks.arguments import bind, encode
 from django_durable_tasks.rules.tasks.comments import done_by
-from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.signals import dead_letters_grew
 
 
@@ -77,22 +73,9 @@ def _changed_arguments(
     rows: list[Task] = list(queryset[:2])
     if len(rows) != 1:
         raise TransitionRefused("Edited arguments can replay one task at a time.")
-    new_args = rows[0].args if args is None else list(args)
-    new_kwargs = rows[0].kwargs if kwargs is None else dict(kwargs)
-    settings, task = conf.settings(), registry.get(rows[0].name)
-    bind(task.signature, rows[0].name, new_args, new_kwargs)
-    payload = encode(
-        rows[0].name,
-        new_args,
-        new_kwargs,
-        max_bytes=settings.PAYLOAD_MAX_BYTES,
-        max_depth=settings.JSON_MAX_DEPTH,
-    )
-    return {
-        "args": json.loads(payload.args),
-        "kwargs": json.loads(payload.kwargs),
-        "limit_key": limit_key(Call(task, tuple(new_args), new_kwargs, CallOptions())),
-    }
+    new_args = list(rows[0].args if args is None else args)
+    new_kwargs = dict(rows[0].kwargs if kwargs is None else kwargs)
+    return arguments_columns(rows[0].name, new_args, new_kwargs)
 
 
 @retry_on_deadlock

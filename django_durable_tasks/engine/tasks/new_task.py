@@ -57,7 +57,7 @@ def new_task(call: Call, overrides: Mapping[str, Any] | None = None) -> NewTask:
         max_bytes=settings.PAYLOAD_MAX_BYTES,
         max_depth=settings.JSON_MAX_DEPTH,
     )
-    _check(given, settings)
+    check_options(given, settings)
     queue = ports.queue_of(task.name, given.queue or task.queue, call.args, call.kwargs)
     task_id, options = given.task_id or new_task_id(), overrides or given.overrides()
     return NewTask(
@@ -96,7 +96,8 @@ def _tenant_id(tenant: Any) -> int:
     return found
 
 
-def _check(given: CallOptions, settings: conf.Settings) -> None:
+def check_options(given: CallOptions, settings: conf.Settings) -> None:
+    """Check the options of a call together and with the settings; raises InvalidOption."""
     longest = settings.DELAY_MAX
     if given.lease is not None and given.lease < 2 * settings.HEARTBEAT:
         raise InvalidOption(
@@ -106,7 +107,7 @@ def _check(given: CallOptions, settings: conf.Settings) -> None:
         raise InvalidOption(f"join={given.join!r} needs depends_on=..., the tasks that are meant.")
     if given.run_at is not None and (given.run_at - timezone.now()).total_seconds() > longest:
         raise InvalidOption(
-            f"run_at={given.run_at.isoformat()} is more than {longest:g} s ahead (DELAY_MAX)."
+            f"run_at={given.run_at.isoformat()} is more than {longest:,.0f} s ahead (DELAY_MAX)."
         )
     if (
         given.expires_at is not None

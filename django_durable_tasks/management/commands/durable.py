@@ -14,8 +14,10 @@ from django.db import DatabaseError
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.management.durable.api_key_actions import API_KEY
 from django_durable_tasks.management.durable.calendar_actions import CALENDARS
 from django_durable_tasks.management.durable.dst import DST_REPORT, TZDATA
+from django_durable_tasks.management.durable.edit_actions import EDIT_ACTIONS
 from django_durable_tasks.management.durable.explain import EXPLAIN
 from django_durable_tasks.management.durable.graph import GRAPH
 from django_durable_tasks.management.durable.graph_actions import GRAPH_ACTIONS
@@ -45,9 +47,11 @@ SUBCOMMANDS = {
         SHOW,
         GRAPH,
         *TASK_ACTIONS,
+        *EDIT_ACTIONS,
         *GRAPH_ACTIONS,
         *QUEUE_ACTIONS,
         LIMIT,
+        API_KEY,
         *SCHEDULE_ACTIONS,
         *EXPLAIN,
         CALENDARS,

@@ -49,12 +49,12 @@ from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
-_FILTERS = ("name", "queue", "tenant", "key", "status")
+FILTERS = ("name", "queue", "tenant", "key", "status")
 _LETTER_FILTERS = ("name", "queue", "tenant", "fingerprint")
 _RUN_HELP = "All tasks of a workflow run and of the runs inside it."
 
 
-def _change(
+def change_of(
     operation: Operation, options: Options, eligible: TaskQuerySet, **edited: Any
 ) -> BulkChange:
     """Return the change of the eligible tasks that the ids or the filters select."""
@@ -83,7 +83,7 @@ def cancel(options: Options, out: Output) -> int:
         return operate(workflows.CANCEL_BRANCH, task_of(options["branch"]), options, out)
     check_selected(options)
     eligible = tasks().filter(status__in=OPEN)
-    return carry_out(_change(task_operations.CANCEL, options, eligible), options, out)
+    return carry_out(change_of(task_operations.CANCEL, options, eligible), options, out)
 
 
 def _is_graph(options: Options, *names: str) -> bool:
@@ -101,7 +101,7 @@ def _is_graph(options: Options, *names: str) -> bool:
 def retry(options: Options, out: Output) -> int:
     """Make waiting retries due now."""
     check_selected(options)
-    change = _change(task_operations.RETRY, options, tasks().retrying())
+    change = change_of(task_operations.RETRY, options, tasks().retrying())
     return carry_out(change, options, out)
 
 
@@ -125,7 +125,7 @@ def replay(options: Options, out: Output) -> int:
         letters = narrowed_letters(dead_letters().open(), options)
         eligible = eligible.filter(pk__in=letters.order_by().values("open_task"))
     operation = task_operations.REPLAY_EDITED if edited else task_operations.REPLAY
-    return carry_out(_change(operation, options, eligible, **edited), options, out)
+    return carry_out(change_of(operation, options, eligible, **edited), options, out)
 
 
 def _replay_graph(options: Options, out: Output) -> int:
@@ -181,7 +181,7 @@ def force_complete(options: Options, out: Output) -> int:
 
 def _cancel_arguments(parser: ArgumentParser) -> None:
     add_ids(parser)
-    add_filters(parser, *_FILTERS)
+    add_filters(parser, *FILTERS)
     parser.add_argument("--workflow", metavar="ID", type=task_id, help=_RUN_HELP)
     parser.add_argument(
         "--branch", metavar="ID", type=task_id, help="A task and all tasks that depend on it."
@@ -192,14 +192,14 @@ def _cancel_arguments(parser: ArgumentParser) -> None:
 
 def _retry_arguments(parser: ArgumentParser) -> None:
     add_ids(parser)
-    add_filters(parser, *_FILTERS)
+    add_filters(parser, *FILTERS)
     add_limit(parser)
     add_operations(parser, task_operations.RETRY)
 
 
 def _replay_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, letters=True)
-    add_filters(parser, *_FILTERS, "fingerprint")
+    add_filters(parser, *FILTERS, "fingerprint")
     modes = workflows.REPLAY.modes
     parser.add_argument("--workflow", metavar="ID", type=task_id, help=_RUN_HELP)
     parser.add_argument(

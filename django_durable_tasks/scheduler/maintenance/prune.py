@@ -1,4 +1,5 @@
-"""Job: delete ended tasks, ledger entries, limit buckets and shadow fires after their retention.
+"""Job: delete ended tasks, ledger entries, limit buckets, shadow fires and answers of the API after
+their retention.
 
 Pruning competes with starting tasks for the database: it works in short slices of small batches,
 and pauses three times as long as a slice took.
@@ -16,6 +17,7 @@ from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring.retention import prune_ledger, prune_shadow_fires
 from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
 
 PAUSE_FACTOR = 3.0
 _SLICE = 0.02
@@ -39,7 +41,13 @@ class Prune:
         end, deleted = time.monotonic() + _SLICE, 0
         if not self._kinds:
             self._kinds.extend(
-                (self._tasks, prune_ledger, retention.prune_buckets, prune_shadow_fires)
+                (
+                    self._tasks,
+                    prune_ledger,
+                    retention.prune_buckets,
+                    prune_shadow_fires,
+                    prune_requests,
+                )
             )
         with dedicated_connection():
             while self._kinds:

@@ -1,0 +1,187 @@
+"""The view that every endpoint is derived from: access, headers and errors."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from django.core.signals import got_request_exception
+from django.db import connections, transaction
+from django.http import HttpRequest
+from django.urls import reverse
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import NotAuthenticated
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_durable_tasks import conf
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import ApiKeyAuthentication, Caller
+from django_durable_tasks.api.exception_mapping import problem_of
+from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
+from django_durable_tasks.api.problems import InvalidPart, Problem
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_WRITES = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+
+
+class JsonNegotiation(BaseContentNegotiation):
+    """Every answer is JSON; a client that does not accept it receives 406."""
+
+    def select_parser(self, request: Request, parsers: Any) -> Any:
+        """Return the JSON parser, also for ``application/json; charset=utf-8``."""
+        given = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((one for one in parsers if one.media_type == given), None)
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[Any, str]:
+        """Return the JSON renderer; raises Problem."""
+        accepted = request.headers.get("Accept", "*/*").lower() or "*/*"
+        kinds = [part.partition(";")[0].strip() for part in accepted.split(",")]
+        fitting = {"*/*", "application/*", "application/json", problems.MEDIA_TYPE}
+        if not fitting.intersection(kinds) and not getattr(request, "is_failing", False):
+            raise Problem(problems.NOT_ACCEPTABLE, "Answers are application/json.")
+        return renderers[0], renderers[0].media_type
+
+
+class Endpoint(APIView):
+    """One resource. The settings of the project's own REST framework do not apply to it.
+
+    ``scopes``: the scope that each method requires; a method without a scope is public.
+    ``parameters``: the query parameters of each method beside ``dry_run`` of a write.
+    """
+
+    authentication_classes: Sequence[type[BaseAuthentication]] = (ApiKeyAuthentication,)
+    permission_classes = ()
+    throttle_classes = ()
+    parser_classes = (JsonParser,)
+    renderer_classes = (JsonRenderer,)
+    content_negotiation_class = JsonNegotiation
+    metadata_class = None
+    versioning_class = None
+    scopes: ClassVar[Mapping[str, ApiScope]] = {}
+    parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
+    http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        """Return the view, outside of ATOMIC_REQUESTS: each write opens its own transaction."""
+        view: Any = super().as_view(**initkwargs)
+        for alias in connections:
+            view = transaction.non_atomic_requests(using=alias)(view)
+        return view
+
+    @property
+    def caller(self) -> Caller:
+        """Who sends the request; raises NotAuthenticated."""
+        found = self.request.user
+        if not isinstance(found, Caller):
+            raise NotAuthenticated
+        return found
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the request only asks what would change."""
+        return self.request.query_params.get("dry_run") == "1"
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        """Give the request its id, which the client may choose."""
+        found = super().initialize_request(request, *args, **kwargs)
+        given = request.headers.get("X-Request-Id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        return found
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check that the API is open, then access, parameters and the size of the body."""
+        if not conf.settings().API:
+            raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
+        super().initial(request, *args, **kwargs)
+        self._check_scope(str(request.method))
+        self._check_parameters(request)
+        self._check_size(request)
+
+    def _check_scope(self, method: str) -> None:
+        method = "GET" if method == "HEAD" else method
+        scope = self.scopes.get(method)
+        if scope is None or method not in self.allowed_methods:
+            return
+        if scope not in self.caller.scopes:
+            raise Problem(
+                problems.SCOPE_MISSING,
+                f"This needs the scope {scope.value!r}: {SCOPE_HELP[scope]}.",
+                more={"scope": scope.value},
+            )
+
+    def _check_parameters(self, request: Request) -> None:
+        method = "GET" if request.method == "HEAD" else str(request.method)
+        known = set(self.parameters.get(method, ()))
+        if method in _WRITES:
+            known.add("dry_run")
+        for name, values in request.query_params.lists():
+            if name not in known:
+                hint = did_you_mean(name, known)
+                shown = name.encode(errors="backslashreplace").decode()[:100]
+                text = f"is no parameter here. {hint}".strip()
+                raise problems.invalid_parameter(shown, text, "unknown_parameter")
+            if len(values) > 1:
+                raise problems.invalid_parameter(name, "is given twice", "duplicate")
+            if "\x00" in values[0]:
+                raise problems.invalid_parameter(name, "contains U+0000", "nul_character")
+        if request.query_params.get("dry_run", "1") not in ("0", "1"):
+            raise problems.invalid_parameter("dry_run", "is neither 0 nor 1", "choice")
+
+    def _check_size(self, request: Request) -> None:
+        most = conf.settings().API_BODY_MAX_BYTES
+        length = request.META.get("CONTENT_LENGTH") or "0"
+        if length.isdecimal() and int(length) > most:
+            raise too_large(most)
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object of the request, empty without a body; raises Problem."""
+        data = request.data
+        if not isinstance(data, dict):
+            part = InvalidPart("#", "is no JSON object", "type")
+            raise Problem(problems.INVALID, "The body is no JSON object.", [part])
+        return data
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Return the problem of an exception; no error is answered in another form."""
+        self.request.is_failing = True  # type: ignore[attr-defined]
+        problem = problem_of(exc)
+        if problem.kind is problems.INTERNAL_ERROR:
+            got_request_exception.send(sender=type(self), request=self.request._request)
+        headers = dict(problem.headers)
+        if problem.kind is problems.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = self.get_authenticate_header(self.request) or "Bearer"
+        body = problem.as_json(self.request.path, self.request_id, problem_types())
+        return Response(
+            body,
+            status=problem.kind.status,
+            headers=headers,
+            content_type=problems.MEDIA_TYPE,
+        )
+
+    def finalize_response(
+        self, request: Request, response: Any, *args: Any, **kwargs: Any
+    ) -> Response:
+        """Add the headers of every answer."""
+        if getattr(request, "accepted_renderer", None) is None:
+            request.accepted_renderer = JsonRenderer()
+            request.accepted_media_type = JsonRenderer.media_type
+        finished = super().finalize_response(request, response, *args, **kwargs)
+        finished.headers["X-Request-Id"] = self.request_id
+        finished.headers["Cache-Control"] = "no-store"
+        finished.headers["X-Content-Type-Options"] = "nosniff"
+        return finished
+
+
+def problem_types() -> str:
+    """Return the address below which the types of problems are described."""
+    return reverse("durable-api:problem", kwargs={"code": "x"})[:-1]

@@ -1,0 +1,138 @@
+"""Which problem an exception becomes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.db import DatabaseError, DataError, InterfaceError, OperationalError
+from django.http import Http404, UnreadablePostError
+from rest_framework import exceptions as drf
+
+from django_durable_tasks import exceptions as ours
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.problems import InvalidPart, Problem
+from django_durable_tasks.engine.db.outages import is_unmigrated
+
+logger = logging.getLogger("django_durable_tasks.api")
+_RETRY_SOON = {"Retry-After": "5"}
+_OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
+_FIELDS = frozenset(
+    {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
+    | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
+)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return the problem of this exception. An unexpected one is logged with its traceback."""
+    if isinstance(error, Problem):
+        return error
+    for kinds, build in _MAPPING:
+        if isinstance(error, kinds):
+            return build(error)
+    logger.error("A request to the API failed unexpectedly", exc_info=error)
+    return Problem(problems.INTERNAL_ERROR, "An unexpected error was logged.")
+
+
+def _of_kind(kind: problems.ProblemType) -> Callable[[Any], Problem]:
+    return lambda error: Problem(kind, str(error) or kind.title)
+
+
+def _not_allowed(error: drf.MethodNotAllowed) -> Problem:
+    return Problem(problems.METHOD_NOT_ALLOWED, str(error.detail))
+
+
+def _validation(error: drf.ValidationError) -> Problem:
+    parts = list(_parts(error.detail, "#"))
+    unreadable = any(part.code == "unknown_field" for part in parts)
+    kind = problems.MALFORMED if unreadable else problems.INVALID
+    first = parts[0] if parts else InvalidPart("#", "The body is not valid.")
+    return Problem(kind, f"{first.name}: {first.detail}", parts)
+
+
+def _parts(detail: Any, pointer: str) -> Iterator[InvalidPart]:
+    if isinstance(detail, dict):
+        for name, inner in detail.items():
+            whole = name == "non_field_errors"
+            yield from _parts(inner, pointer if whole else f"{pointer}/{escaped(str(name))}")
+    elif isinstance(detail, list) and all(isinstance(one, str) for one in detail):
+        for text in detail:
+            yield InvalidPart(pointer, str(text), str(getattr(text, "code", "invalid")))
+    elif isinstance(detail, list):
+        for index, inner in enumerate(detail):
+            yield from _parts(inner, f"{pointer}/{index}")
+    else:
+        yield InvalidPart(pointer, str(detail))
+
+
+def escaped(name: str) -> str:
+    """Return a key as part of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _option(error: Exception) -> Problem:
+    """Name the field whose option the engine refused; its message begins with the option."""
+    found = _OPTION.match(str(error))
+    known = found is not None and found["option"] in _FIELDS
+    pointer = f"#/{found['option']}" if found is not None and known else "#"
+    return problems.invalid_field(pointer, str(error))
+
+
+def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:
+    return lambda error: problems.invalid_field(pointer, str(error), code)
+
+
+def _unavailable(error: Exception) -> Problem:
+    logger.warning("A request to the API failed because of the database: %s", error)
+    return Problem(
+        problems.UNAVAILABLE,
+        "The database does not answer, or a lock was not free in time.",
+        headers=_RETRY_SOON,
+    )
+
+
+def _database(error: DatabaseError) -> Problem:
+    if is_unmigrated(error):
+        return _unavailable(error)
+    logger.error("A request to the API failed unexpectedly", exc_info=error)
+    return Problem(problems.INTERNAL_ERROR, "An unexpected error was logged.")
+
+
+def _out_of_range(error: DataError) -> Problem:
+    logger.warning("The database refused a value of a request: %s", error)
+    return Problem(problems.INVALID, "The database cannot store one of the values.")
+
+
+_MAPPING: tuple[tuple[Any, Callable[[Any], Problem]], ...] = (
+    (drf.ValidationError, _validation),
+    ((drf.NotAuthenticated, drf.AuthenticationFailed), _of_kind(problems.UNAUTHENTICATED)),
+    (drf.PermissionDenied, _of_kind(problems.SCOPE_MISSING)),
+    (
+        (drf.NotFound, Http404),
+        lambda error: Problem(problems.NOT_FOUND, problems.NOT_FOUND.title),
+    ),
+    (drf.MethodNotAllowed, _not_allowed),
+    (drf.NotAcceptable, _of_kind(problems.NOT_ACCEPTABLE)),
+    (drf.UnsupportedMediaType, _of_kind(problems.UNSUPPORTED_MEDIA_TYPE)),
+    (
+        (drf.ParseError, UnreadablePostError, SuspiciousOperation),
+        _of_kind(problems.MALFORMED),
+    ),
+    (RequestDataTooBig, _of_kind(problems.BODY_TOO_LARGE)),
+    (ours.RequestInProgress, _of_kind(problems.IN_PROGRESS)),
+    (
+        (ours.IdempotencyConflict, ours.UniqueConflict, ours.TransitionRefused),
+        _of_kind(problems.CONFLICT),
+    ),
+    (ours.UnknownTask, _at("#/target_config/task", "unknown_task")),
+    (ours.PayloadTooLarge, _at("#/target_config", "too_large")),
+    (ours.InvalidArguments, _at("#/target_config")),
+    ((ours.InvalidDependency, ours.DependencyCycle), _at("#/depends_on")),
+    (ours.DurableTasksError, _option),
+    ((OperationalError, InterfaceError), _unavailable),
+    (DataError, _out_of_range),
+    (DatabaseError, _database),
+)

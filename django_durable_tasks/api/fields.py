@@ -1,0 +1,207 @@
+"""Fields that accept exactly their JSON type: ``"5"`` is no integer, and ``1`` is no boolean."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from django_durable_tasks.did_you_mean import did_you_mean
+
+if TYPE_CHECKING:
+    _Serializer = serializers.Serializer[Any]
+    _Field = serializers.Field[Any, Any, Any, Any]
+else:
+    _Serializer = serializers.Serializer
+    _Field = serializers.Field
+
+_FIRST_YEAR, _LAST_YEAR = 1970, 8999
+KEY_LENGTH = 200
+
+
+def _type_error(expected: str, value: Any) -> serializers.ValidationError:
+    names = {type(None): "null", bool: "a boolean", str: "a string", dict: "an object"}
+    names |= {list: "a list", int: "a number", float: "a number"}
+    given = names.get(type(value), type(value).__name__)
+    return serializers.ValidationError(f"is {given}; send {expected}", code="type")
+
+
+class Text(serializers.CharField):
+    """A string, kept as it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(trim_whitespace=False, **options)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the string; raises ValidationError."""
+        if not isinstance(data, str):
+            raise _type_error("a string", data)
+        return super().to_internal_value(data)
+
+
+class Integer(serializers.IntegerField):
+    """A whole number."""
+
+    def to_internal_value(self, data: Any) -> int:
+        """Return the number; raises ValidationError."""
+        if isinstance(data, float) and data.is_integer():
+            data = int(data)  # JSON does not tell 5 from 5.0
+        if isinstance(data, bool) or not isinstance(data, int):
+            raise _type_error("a whole number", data)
+        return data
+
+
+class Seconds(serializers.FloatField):
+    """A number of seconds."""
+
+    def to_internal_value(self, data: Any) -> float:
+        """Return the number; raises ValidationError."""
+        if isinstance(data, bool) or not isinstance(data, int | float):
+            raise _type_error("a number of seconds", data)
+        return float(data)
+
+
+class Flag(serializers.BooleanField):
+    """true or false."""
+
+    def to_internal_value(self, data: Any) -> bool:
+        """Return the boolean; raises ValidationError."""
+        if not isinstance(data, bool):
+            raise _type_error("true or false", data)
+        return data
+
+
+class Id(serializers.UUIDField):
+    """The id of a task, a recurring task or a workflow."""
+
+    def to_internal_value(self, data: Any) -> uuid.UUID:
+        """Return the id; raises ValidationError."""
+        if not isinstance(data, str):
+            raise _type_error("a UUID as a string", data)
+        try:
+            return uuid.UUID(data)
+        except ValueError:
+            raise serializers.ValidationError("is no UUID", code="format") from None
+
+
+class OneOf(serializers.ChoiceField):
+    """One of several strings."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the string; raises ValidationError."""
+        if not isinstance(data, str) or data not in self.choices:
+            names = ", ".join(str(name) for name in self.choices)
+            raise serializers.ValidationError(f"is not one of {names}", code="choice")
+        return data
+
+
+class Instant(serializers.DateTimeField):
+    """A time with its offset in RFC 3339, written in UTC."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(default_timezone=UTC, **options)
+
+    def to_internal_value(self, value: Any) -> datetime:
+        """Return the time; raises ValidationError."""
+        if not isinstance(value, str):
+            raise _type_error("a time such as 2026-03-07T00:00:00Z", value)
+        return read_instant(value)
+
+    def to_representation(self, value: Any) -> Any:
+        """Return the time in UTC with microseconds."""
+        if value is None:
+            return None
+        text: str = value.astimezone(UTC).isoformat(timespec="microseconds")
+        return text.replace("+00:00", "Z")
+
+
+def read_instant(text: str) -> datetime:
+    """Return the aware time of a text; raises ValidationError."""
+    try:
+        found = datetime.fromisoformat(text) if "T" in text[:11].upper() else None
+    except ValueError:
+        found = None
+    if found is None:
+        raise serializers.ValidationError(
+            "is no time; write it as 2026-03-07T00:00:00Z", code="format"
+        )
+    if found.utcoffset() is None:
+        raise serializers.ValidationError(
+            f"has no offset; write it as {text}Z, or with +01:00", code="no_offset"
+        )
+    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        raise serializers.ValidationError(
+            f"is not within the years {_FIRST_YEAR} to {_LAST_YEAR}", code="range"
+        )
+    return found.astimezone(UTC)
+
+
+@extend_schema_field({"type": "object", "additionalProperties": True})
+class JsonObject(_Field):
+    """Any JSON object."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        """Return the object; raises ValidationError."""
+        if not isinstance(data, dict):
+            raise _type_error("an object", data)
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        """Return the object."""
+        return value
+
+
+@extend_schema_field({"type": "array", "items": {}})
+class JsonList(_Field):
+    """Any JSON list."""
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        """Return the list; raises ValidationError."""
+        if not isinstance(data, list):
+            raise _type_error("a list", data)
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        """Return the list."""
+        return value
+
+
+@extend_schema_field({})
+class AnyJson(_Field):
+    """Any JSON value."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the value."""
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+
+class Body(_Serializer):
+    """A JSON object; unknown fields are refused with the most similar known one."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the values of the given fields; raises ValidationError."""
+        if not isinstance(data, Mapping):
+            raise serializers.ValidationError(
+                {"non_field_errors": ["is no JSON object"]}, code="type"
+            )
+        known = {name for name, one in self.fields.items() if not one.read_only}
+        unknown = [name for name in data if name not in known]
+        if unknown:
+            raise serializers.ValidationError(
+                {name: [unknown_field(str(name), known)] for name in unknown}
+            )
+        return super().to_internal_value(data)
+
+
+def unknown_field(name: str, known: set[str]) -> Any:
+    """Return the error of a field that does not exist."""
+    text = f"is no field. {did_you_mean(name, known)}".strip()
+    return serializers.ErrorDetail(text, code="unknown_field")

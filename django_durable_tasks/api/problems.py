@@ -1,0 +1,148 @@
+"""Errors as problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """A kind of error: its code, status and title, and what the client can do."""
+
+    code: str
+    status: int
+    title: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidPart:
+    """What is wrong with one part of a request.
+
+    ``place`` is ``pointer`` (``name`` is a JSON pointer into the body), ``parameter`` or
+    ``header``.
+    """
+
+    name: str
+    detail: str
+    code: str = "invalid"
+    place: str = "pointer"
+
+    def as_json(self) -> dict[str, str]:
+        """Return the entry of ``errors``."""
+        return {self.place: self.name, "detail": self.detail, "code": self.code}
+
+
+class Problem(Exception):
+    """An answer with an error. ``more`` is added to the body."""
+
+    def __init__(
+        self,
+        kind: ProblemType,
+        detail: str,
+        parts: Iterable[InvalidPart] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.parts = kind, detail, tuple(parts)
+        self.headers, self.more = dict(headers or {}), dict(more or {})
+
+    def as_json(self, instance: str, request_id: str, types: str) -> dict[str, Any]:
+        """Return the body; ``types`` is the address below which problem types are described."""
+        found: dict[str, Any] = {
+            "type": f"{types}{self.kind.code}",
+            "title": self.kind.title,
+            "status": self.kind.status,
+            "detail": self.detail,
+            "instance": instance,
+            "request_id": request_id,
+            "code": self.kind.code,
+        }
+        if self.parts:
+            found["errors"] = [part.as_json() for part in self.parts]
+        return {**found, **self.more}
+
+
+MALFORMED = ProblemType(
+    "malformed", 400, "The request cannot be read", "Send valid JSON, known fields and parameters."
+)
+UNAUTHENTICATED = ProblemType(
+    "unauthenticated",
+    401,
+    "The request has no valid API key",
+    "Send `Authorization: Bearer <key>` with a key that is neither expired nor revoked.",
+)
+SCOPE_MISSING = ProblemType(
+    "scope_missing", 403, "The API key may not do this", "Use a key with the scope that is named."
+)
+NOT_FOUND = ProblemType(
+    "not_found", 404, "There is no such object", "Check the address; the object may be deleted."
+)
+METHOD_NOT_ALLOWED = ProblemType(
+    "method_not_allowed", 405, "The method is not allowed here", "Use one of the Allow header."
+)
+NOT_ACCEPTABLE = ProblemType(
+    "not_acceptable", 406, "The answer has another media type", "Accept application/json."
+)
+CONFLICT = ProblemType(
+    "conflict", 409, "The state of the object does not allow this", "Read the object again."
+)
+IN_PROGRESS = ProblemType(
+    "in_progress",
+    409,
+    "A request with this Idempotency-Key is running",
+    "Repeat the request after the time in Retry-After.",
+)
+STALE_VERSION = ProblemType(
+    "stale_version", 412, "The object has changed", "Read it again and send its present ETag."
+)
+BODY_TOO_LARGE = ProblemType(
+    "body_too_large", 413, "The body is too large", "Send less, or store the data elsewhere."
+)
+UNSUPPORTED_MEDIA_TYPE = ProblemType(
+    "unsupported_media_type", 415, "The body is not JSON", "Send Content-Type: application/json."
+)
+INVALID = ProblemType(
+    "invalid", 422, "A value is not allowed", "Correct the fields that `errors` names."
+)
+KEY_REUSED = ProblemType(
+    "idempotency_key_reused",
+    422,
+    "The Idempotency-Key belongs to another request",
+    "Send the same request again, or use a new key.",
+)
+VERSION_REQUIRED = ProblemType(
+    "version_required", 428, "If-Match is missing", "Send If-Match with the ETag of the object."
+)
+TOO_MANY_REQUESTS = ProblemType(
+    "too_many_requests", 429, "A limit is reached", "Repeat after the time in Retry-After."
+)
+INTERNAL_ERROR = ProblemType(
+    "internal_error", 500, "The server failed", "Report the request_id to the operator."
+)
+UNAVAILABLE = ProblemType(
+    "unavailable", 503, "The database does not answer", "Repeat after the time in Retry-After."
+)
+
+TYPES = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
+
+
+def invalid_parameter(name: str, detail: str, code: str = "invalid") -> Problem:
+    """Return the problem of a query parameter."""
+    return Problem(MALFORMED, f"{name}: {detail}", [InvalidPart(name, detail, code, "parameter")])
+
+
+def invalid_header(name: str, detail: str, kind: ProblemType = MALFORMED) -> Problem:
+    """Return the problem of a header."""
+    return Problem(kind, f"{name}: {detail}", [InvalidPart(name, detail, place="header")])
+
+
+def invalid_field(pointer: str, detail: str, code: str = "invalid") -> Problem:
+    """Return the problem of a field of the body."""
+    return Problem(INVALID, f"{pointer}: {detail}", [InvalidPart(pointer, detail, code)])

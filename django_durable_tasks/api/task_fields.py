@@ -1,0 +1,218 @@
+"""The fields of tasks in requests and answers, named as in the specification."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.fields import (
+    KEY_LENGTH,
+    AnyJson,
+    Body,
+    Id,
+    Instant,
+    Integer,
+    JsonObject,
+    OneOf,
+    Seconds,
+    Text,
+)
+from django_durable_tasks.api.json_body import JsonRenderer
+from django_durable_tasks.api.problems import invalid_parameter
+from django_durable_tasks.api.target_mapping import TargetKind, config_of, kind_of
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
+from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX
+
+INCLUDED = ("target_config", "result", "progress")
+_PAST_MAX = timedelta(days=1)
+_UPSTREAMS_MAX = 100
+
+
+def _not_past(value: Any) -> None:
+    if value < timezone.now() - _PAST_MAX:
+        raise serializers.ValidationError("is more than a day in the past", code="past")
+
+
+def _future(value: Any) -> None:
+    if value <= timezone.now():
+        raise serializers.ValidationError("is in the past", code="past")
+
+
+class NewTaskBody(Body):
+    """A task to create."""
+
+    target_type = OneOf(
+        choices=[kind.value for kind in TargetKind],
+        default=TargetKind.CELERY_TASK.value,
+        help_text="CELERY_TASK runs a durable task of this installation.",
+    )
+    target_config = JsonObject(
+        help_text="For CELERY_TASK: task, args and kwargs. Otherwise the fields of the target."
+    )
+    run_at = Instant(required=False, validators=[_not_past], help_text="The earliest start.")
+    idempotency_key = Text(
+        required=False,
+        max_length=KEY_LENGTH,
+        help_text="A second task with this key is not created; the answer is the first one.",
+    )
+    on_conflict = OneOf(
+        choices=["return", "reject"],
+        default="return",
+        help_text="What to answer if idempotency_key belongs to an equal task.",
+    )
+    key = Text(
+        required=False,
+        max_length=KEY_LENGTH,
+        help_text="An open task with this key is edited instead of creating another one.",
+    )
+    queue = Text(required=False, max_length=KEY_LENGTH)
+    priority = Integer(required=False, min_value=0, max_value=9)
+    max_attempts = Integer(required=False, min_value=1, max_value=ATTEMPTS_MAX)
+    timeout = Seconds(required=False, min_value=0.001)
+    expires_at = Instant(required=False, validators=[_future], help_text="The latest start.")
+    depends_on = serializers.ListField(
+        child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False
+    )
+
+
+class TaskEditBody(Body):
+    """The fields of a waiting task that can be edited; the others keep their values."""
+
+    target_config = JsonObject(required=False)
+    run_at = Instant(required=False, validators=[_not_past])
+    expires_at = Instant(required=False, validators=[_future])
+    priority = Integer(required=False, min_value=0, max_value=9)
+    queue = Text(required=False, max_length=KEY_LENGTH)
+    reason = Text(required=False, max_length=500, allow_blank=True)
+
+
+class TaskAnswer(Body):
+    """A task. ``target_config``, ``result`` and ``progress`` only if ``include`` names them."""
+
+    task_id = Id(source="pk")
+    name = Text()
+    target_type = OneOf(choices=[kind.value for kind in TargetKind])
+    target_config = JsonObject(required=False)
+    status = OneOf(choices=[status.value for status in Status])
+    reason = Text(allow_blank=True)
+    queue = Text()
+    priority = Integer()
+    run_at = Instant()
+    next_attempt_at = Instant(allow_null=True)
+    expires_at = Instant(allow_null=True)
+    idempotency_key = Text(allow_null=True)
+    key = Text(allow_null=True)
+    attempts = Integer()
+    max_attempts = Integer()
+    failures = Integer()
+    crashes = Integer()
+    last_error = Text(allow_blank=True)
+    result = AnyJson(required=False)
+    progress = AnyJson(required=False)
+    cancel_requested_at = Instant(allow_null=True)
+    created_at = Instant()
+    updated_at = Instant()
+    started_at = Instant(allow_null=True)
+    completed_at = Instant(allow_null=True)
+    recurring_task_id = Id(allow_null=True)
+    fire_time = Instant(allow_null=True)
+    workflow_id = Id(allow_null=True)
+    step = Text(allow_null=True)
+    unresolved_dependencies_count = Integer()
+
+
+class ExecutionAnswer(Body):
+    """One attempt of a task."""
+
+    attempt_number = Integer()
+    status = OneOf(choices=[status.value for status in LogStatus])
+    started_at = Instant(allow_null=True)
+    completed_at = Instant()
+    duration = Seconds(allow_null=True, help_text="Seconds.")
+    error_message = Text(allow_blank=True)
+    worker = Text(allow_blank=True)
+
+
+def included_of(request: Request, default: Collection[str] = ()) -> frozenset[str]:
+    """Return the fields that ``?include=`` names, separated by commas; raises Problem."""
+    text = request.query_params.get("include")
+    if text is None:
+        return frozenset(default)
+    names = frozenset(text.split(","))
+    if not names <= set(INCLUDED):
+        raise invalid_parameter("include", f"is not a list of {', '.join(INCLUDED)}", "choice")
+    return names
+
+
+def task_json(task: Task, caller: Caller, included: Collection[str] = ()) -> dict[str, Any]:
+    """Return a task as JSON values, masked unless the caller may read secrets."""
+    plain, names = caller.reads_secrets, conf.settings().SECRET_NAMES
+    shown = _Shown(task, plain, names)
+    answer = TaskAnswer()
+    found: dict[str, Any] = {}
+    for name, field in answer.fields.items():
+        if name in INCLUDED and name not in included:
+            continue
+        value = shown.value(str(field.source))
+        found[name] = None if value is None else field.to_representation(value)
+    return found
+
+
+class _Shown:
+    """The values of a task as they are shown."""
+
+    def __init__(self, task: Task, plain: bool, names: str) -> None:
+        self.task, self.plain, self.names = task, plain, names
+
+    def value(self, source: str) -> Any:
+        task = self.task
+        if source == "target_type":
+            return kind_of(task.name)
+        if source == "target_config":
+            return config_of(task.name, self._args(), self._json(task.kwargs))
+        if source in ("result", "progress"):
+            return self._json(getattr(task, source))
+        if source == "last_error":
+            return task.last_error if self.plain else masked_text(task.last_error, self.names)
+        return getattr(task, source)
+
+    def _json(self, value: Any) -> Any:
+        return value if self.plain else masked(value, self.names)
+
+    def _args(self) -> Any:
+        if self.plain:
+            return self.task.args
+        found = registry.find(self.task.name)
+        parameters = None if found is None else list(found.signature.parameters)
+        return masked_positional(self.task.args, parameters, self.names)
+
+
+def execution_json(row: Any, caller: Caller) -> dict[str, Any]:
+    """Return an attempt as JSON values, masked unless the caller may read secrets."""
+    found: dict[str, Any] = dict(ExecutionAnswer(row).data)
+    if not caller.reads_secrets:
+        found["error_message"] = masked_text(found["error_message"], conf.settings().SECRET_NAMES)
+    return found
+
+
+def entity_tag(version: int, body: Mapping[str, Any]) -> str:
+    """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
+    If-None-Match.
+    """
+    digest = hashlib.sha256(JsonRenderer().render(body)).hexdigest()[:12]
+    return f'"{version}-{digest}"'
+
+
+def version_in(tag: str) -> str:
+    """Return the version in an ETag; proxies that compress answers add ``W/``."""
+    return tag.strip().removeprefix("W/").strip('"').partition("-")[0]

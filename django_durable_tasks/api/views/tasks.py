@@ -1,0 +1,219 @@
+"""``/tasks``: create, list, read and edit tasks; their attempts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.urls import reverse
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.operation_calls import perform
+from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.api.target_mapping import (
+    TargetCall,
+    call_of,
+    check_recipient,
+    config_of,
+    kind_of,
+    unmasked,
+)
+from django_durable_tasks.api.task_fields import (
+    NewTaskBody,
+    TaskEditBody,
+    entity_tag,
+    execution_json,
+    included_of,
+    task_json,
+    version_in,
+)
+from django_durable_tasks.api.task_lists import PARAMETERS, filters_of, page_of_tasks, tasks_of
+from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.publish_on_commit import created_so_far
+from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.exceptions import IdempotencyConflict
+from django_durable_tasks.models import Task, TaskExecutionLog
+from django_durable_tasks.operations.tasks import EDIT
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
+
+_OPTIONS = (
+    "run_at",
+    "idempotency_key",
+    "key",
+    "queue",
+    "priority",
+    "max_attempts",
+    "timeout",
+    "expires_at",
+    "depends_on",
+)
+
+
+def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:
+    """Return a task of the tenant, locked for a change if ``lock``; raises Problem.
+
+    The task of another tenant does not exist for this one.
+    """
+    rows = tasks_of(tenant_id)
+    if lock:
+        rows = tables.locked_for_change(rows)
+    row = rows.filter(pk=task_id).first()
+    if row is None:
+        raise Problem(problems.NOT_FOUND, "There is no task with this id.")
+    return row
+
+
+def task_address(task_id: uuid.UUID) -> str:
+    """Return the path of a task."""
+    return reverse("durable-api:task", kwargs={"task_id": task_id})
+
+
+class TasksEndpoint(WritingEndpoint):
+    """All tasks of the tenant."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.CREATE}
+    parameters: ClassVar = {"GET": PARAMETERS}
+
+    def get(self, request: Request) -> Response:
+        """Return the tasks that match the filters, the newest first."""
+        tenant_id, included = self.caller.tenant.pk, included_of(request)
+        page = page_of_tasks(
+            tenant_id,
+            filters_of(request),
+            cursor_of(request, tenant_id, Task),
+            limit_of(request),
+        )
+        return listed(request, tenant_id, page, lambda row: task_json(row, self.caller, included))
+
+    def post(self, request: Request) -> Response:
+        """Create a task, or return the one with the same idempotency key."""
+        body = NewTaskBody(data=self.body(request))
+        body.is_valid(raise_exception=True)
+        given: Mapping[str, Any] = body.validated_data
+        target = call_of(given["target_type"], given["target_config"])
+        return self.write(request, lambda: self._created(given, target))
+
+    def _created(self, given: Mapping[str, Any], target: TargetCall) -> Answer:
+        options = {name: given[name] for name in _OPTIONS if name in given}
+        options["tenant"] = self.caller.tenant.pk
+        before = created_so_far()
+        row = enqueue.schedule(
+            Call(
+                target.registered,
+                target.args,
+                target.kwargs,
+                call_options(CallOptions(), options),
+            )
+        )
+        is_new = created_so_far() > before
+        if not is_new and given["on_conflict"] == "reject":
+            raise IdempotencyConflict(f"Task {row.pk} has this idempotency key or unique key.")
+        shown = task_json(row, self.caller)
+        headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
+        return Answer(201 if is_new else 200, shown, headers)
+
+
+class TaskEndpoint(WritingEndpoint):
+    """One task."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.OPERATE}
+    parameters: ClassVar = {"GET": frozenset({"include"})}
+
+    def get(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the task."""
+        included = included_of(request, default=("target_config", "result", "progress"))
+        row = task_of(self.caller.tenant.pk, task_id)
+        return tagged(request, row.epoch, task_json(row, self.caller, included))
+
+    def patch(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Edit a task that has not started."""
+        body = TaskEditBody(data=self.body(request))
+        body.is_valid(raise_exception=True)
+        tenant_id = self.caller.tenant.pk
+
+        def act() -> Answer:
+            row = task_of(tenant_id, task_id, lock=True)
+            require_version(request, row.epoch)
+            changes = self._changes(row, body.validated_data)
+            done = perform(EDIT, tasks_of(tenant_id).filter(pk=task_id), self.caller, changes)
+            if not done.changed:
+                raise refused(row)
+            edited = task_of(tenant_id, task_id)
+            shown = task_json(edited, self.caller, ("target_config",))
+            return Answer(200, shown, {"ETag": entity_tag(edited.epoch, shown)})
+
+        def before() -> Mapping[str, Any]:
+            return task_json(task_of(tenant_id, task_id), self.caller, ("target_config",))
+
+        return self.write(request, act, before)
+
+    def _changes(self, row: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+        changes = {name: value for name, value in given.items() if name != "target_config"}
+        if "target_config" not in given:
+            return changes
+        pointer = "#/target_config"
+        stored = config_of(row.name, row.args, row.kwargs)
+        check_recipient(row.name, given["target_config"], stored, pointer)
+        config = unmasked(given["target_config"], stored, pointer)
+        target = call_of(kind_of(row.name), config)
+        if target.registered.options.name != row.name:
+            raise problems.invalid_field(f"{pointer}/task", "cannot be changed", "read_only")
+        return {**changes, "args": list(target.args), "kwargs": dict(target.kwargs)}
+
+
+class ExecutionsEndpoint(Endpoint):
+    """The attempts of a task, the newest first."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ}
+    parameters: ClassVar = {"GET": PAGE_PARAMETERS}
+
+    def get(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the attempts that have ended."""
+        tenant_id = self.caller.tenant.pk
+        task_of(tenant_id, task_id)
+        rows = TaskExecutionLog.objects.using(tables.database()).filter(
+            task_id=task_id, tenant_id=tenant_id
+        )
+        after = cursor_of(request, tenant_id, TaskExecutionLog)
+        page = page_of(rows.defer("traceback", "exception"), after, limit_of(request))
+        return listed(request, tenant_id, page, lambda row: execution_json(row, self.caller))
+
+
+def tagged(request: Request, version: int, body: Mapping[str, Any]) -> Response:
+    """Return an object with its ETag, or 304 if the client has it."""
+    tag = entity_tag(version, body)
+    given = request.headers.get("If-None-Match", "")
+    if given == "*" or tag in [part.strip().removeprefix("W/") for part in given.split(",")]:
+        return Response(status=304, headers={"ETag": tag})
+    return Response(body, headers={"ETag": tag})
+
+
+def require_version(request: Request, version: int) -> None:
+    """Check ``If-Match`` against the present version; raises Problem."""
+    given = request.headers.get("If-Match")
+    if given is None:
+        raise problems.invalid_header(
+            "If-Match", "send the ETag of the object.", problems.VERSION_REQUIRED
+        )
+    tags = [version_in(part) for part in given.split(",")]
+    if given.strip() != "*" and str(version) not in tags:
+        raise problems.invalid_header(
+            "If-Match", "the object has another version now.", problems.STALE_VERSION
+        )
+
+
+def refused(row: Task) -> Problem:
+    """Return the problem of an operation that the status of a task does not allow."""
+    return Problem(
+        problems.CONFLICT,
+        f"The task is {row.status}, which does not allow this operation.",
+        more={"task_status": row.status},
+    )

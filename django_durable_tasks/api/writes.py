@@ -1,0 +1,139 @@
+"""Performs a write: in one transaction with the answer stored under its ``Idempotency-Key``, or as
+a dry run that is rolled back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.db import transaction
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.json_body import JsonRenderer
+from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.connections import TimeLimits, bound_transaction
+from django_durable_tasks.engine.tenants.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    once,
+)
+from django_durable_tasks.exceptions import IdempotencyConflict, RequestInProgress
+
+_KEY = re.compile(r"[\x20-\x7e]{1,200}")
+_LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
+
+Answer = StoredAnswer
+"""The status, the body and the headers of an answer."""
+
+
+class WritingEndpoint(Endpoint):
+    """An endpoint whose methods change data through ``write``."""
+
+    def write(
+        self,
+        request: Request,
+        act: Callable[[], Answer],
+        before: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Response:
+        """Call ``act`` in a transaction and return its answer.
+
+        If ``act`` raises, nothing is written, not even the key of the request, so that a corrected
+        request may use the same key. ``before`` returns the object that ``act`` changes, for the
+        comparison of a dry run.
+        """
+        key = idempotency_key(request)
+        with tables.atomic():
+            bound_transaction(_LIMITS)
+            if self.dry_run:
+                shown = before()
+                answer = act()
+                transaction.set_rollback(True, using=tables.database())
+                return _response(Answer(200, _preview(shown, answer)))
+            answer = act() if key is None else self._once(request, key, act)
+        return _response(answer)
+
+    def _once(self, request: Request, key: str, act: Callable[[], Answer]) -> Answer:
+        identity = RequestIdentity(
+            tenant_id=self.caller.tenant.pk,
+            key=key,
+            operation=f"{request.method} {request.path}"[:200],
+            fingerprint=_fingerprint(request),
+        )
+
+        def plain_act() -> Answer:
+            answer = act()
+            return Answer(answer.status_code, _plain(answer.body), answer.headers)
+
+        try:
+            return once(identity, estimated_now(), plain_act)
+        except IdempotencyConflict as refused:
+            if "Idempotency-Key" not in str(refused):
+                raise
+            raise problems.invalid_header(
+                "Idempotency-Key", str(refused), problems.KEY_REUSED
+            ) from None
+        except RequestInProgress as running:
+            raise Problem(
+                problems.IN_PROGRESS, str(running), headers={"Retry-After": "1"}
+            ) from running
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the key of a POST, with or without the quotes of a structured field; None without the
+    header. Raises Problem.
+    """
+    given = request.headers.get("Idempotency-Key")
+    if given is None or request.method != "POST":
+        return None
+    text = given.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    if not _KEY.fullmatch(text):
+        raise problems.invalid_header(
+            "Idempotency-Key", "give 1 to 200 printable ASCII characters."
+        )
+    return text
+
+
+def _preview(before: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    """Return what a write would answer, and the fields that it would change."""
+    after = answer.body if isinstance(answer.body, Mapping) else {}
+    changes = {
+        name: {"before": before[name], "after": after[name]}
+        for name in before
+        if name in after and before[name] != after[name]
+    }
+    return {
+        "dry_run": True,
+        "would_answer": answer.status_code,
+        "changes": changes,
+        "would_return": answer.body,
+    }
+
+
+def _fingerprint(request: Request) -> str:
+    content = [request.data, sorted(request.query_params.lists())]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(body: Any) -> Any:
+    """Return the body as it is sent, so that a replayed answer is the same."""
+    return json.loads(JsonRenderer().render(body) or b"null")
+
+
+def _response(answer: Answer) -> Response:
+    headers = dict(answer.headers)
+    if answer.replayed:
+        headers["Idempotent-Replayed"] = "true"
+    if answer.status_code == 204:
+        return Response(status=204, headers=headers)
+    return Response(answer.body, status=answer.status_code, headers=headers)

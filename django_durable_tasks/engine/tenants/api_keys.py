@@ -1,0 +1,131 @@
+"""Creates, revokes and verifies API keys."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.models import ApiKey, Tenant
+from django_durable_tasks.models.api_key import ApiKeyQuerySet
+from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.rules.tenants.api_keys import (
+    ID_ALPHABET,
+    ID_LENGTH,
+    LIVE_KEYS_MAX,
+    ApiScope,
+    KeyMode,
+    composed,
+    digest_of,
+    presented,
+)
+
+_USE_RECORDED_EVERY = timedelta(minutes=1)
+_NAME_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    """A new key. ``text`` is the key itself, which cannot be read again."""
+
+    row: ApiKey
+    text: str
+
+
+def api_keys() -> ApiKeyQuerySet:
+    """Return a queryset of all keys, without the guard against writes."""
+    found: ApiKeyQuerySet = ApiKey.objects.using(tables.database())
+    return found.unguarded()
+
+
+def create(
+    tenant: Tenant,
+    name: str,
+    scopes: Collection[str],
+    *,
+    now: datetime,
+    expires_at: datetime | None = None,
+    mode: str = KeyMode.LIVE,
+    by: str = "",
+    reason: str = "",
+) -> IssuedKey:
+    """Create a key. Raises InvalidOption, or TransitionRefused if the name has two live keys.
+
+    The tenant's row is locked, so that two calls at the same time do not create a third key.
+    """
+    checked = _checked_scopes(scopes)
+    if len(checked_key("name", name)) > _NAME_MAX:
+        raise InvalidOption(f"name={name!r}: give at most {_NAME_MAX} characters.")
+    if mode not in set(KeyMode):
+        raise InvalidOption(f"mode={mode!r}: give one of {', '.join(KeyMode)}.")
+    if expires_at is not None and expires_at <= now:
+        raise InvalidOption(f"expires_at={expires_at.isoformat()} is in the past.")
+    identifier = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+    text = composed(KeyMode(mode), identifier, secrets.token_urlsafe(32))
+    with tables.atomic():
+        rows = Tenant.objects.using(tables.database())
+        tables.locked_for_change(rows).get(pk=tenant.pk)
+        existing = api_keys().for_tenant(tenant).filter(name=name).live(now)
+        if existing.count() >= LIVE_KEYS_MAX:
+            raise TransitionRefused(
+                f"name={name!r} has {LIVE_KEYS_MAX} live keys: revoke one of them first."
+            )
+        row = api_keys().create(
+            tenant_id=tenant.pk,
+            name=name,
+            identifier=identifier,
+            mode=mode,
+            digest=digest_of(text),
+            scopes=checked,
+            expires_at=expires_at,
+            created_by=by[:200],
+            reason=reason[:500],
+        )
+    return IssuedKey(row, text)
+
+
+def _checked_scopes(scopes: Collection[str]) -> list[str]:
+    unknown = sorted(set(scopes) - set(ApiScope))
+    if unknown or not scopes:
+        raise InvalidOption(
+            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}."
+        )
+    return [scope.value for scope in ApiScope if scope in set(scopes)]
+
+
+def revoke(
+    keys: ApiKeyQuerySet,
+    *,
+    now: datetime,
+    at: datetime | None = None,
+    by: str = "",
+    reason: str = "",
+) -> int:
+    """Revoke the live keys of a queryset now, or at a later time; return how many."""
+    end = max(at, now) if at is not None else now
+    these = keys.using(tables.database()).unguarded().live(now)
+    return these.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
+
+
+def verified(text: str, now: datetime) -> ApiKey | None:
+    """Return the live key of this text with its tenant, or None. A mistyped key needs no query."""
+    given = presented(text)
+    if given is None:
+        return None
+    row = api_keys().select_related("tenant").filter(identifier=given.identifier).first()
+    if row is None or not given.has_digest(row.digest) or not row.is_live(now):
+        return None
+    return row
+
+
+def record_use(row: ApiKey, now: datetime) -> None:
+    """Set ``last_used_at``, at most once a minute."""
+    before = now - _USE_RECORDED_EVERY
+    if row.last_used_at is None or row.last_used_at < before:
+        old = Q(last_used_at__isnull=True) | Q(last_used_at__lt=before)
+        api_keys().filter(old, pk=row.pk).update(last_used_at=now)

@@ -1,0 +1,138 @@
+"""Executes a request at most once for each idempotency key, in the transaction of its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError, OperationalError, connections
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
+from django_durable_tasks.exceptions import IdempotencyConflict, RequestInProgress
+from django_durable_tasks.models import IdempotentRequest
+from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """Which request a key names: its tenant, method, path, and the digest of its contents."""
+
+    tenant_id: int
+    key: str
+    operation: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """The answer to a request; ``body`` is JSON."""
+
+    status_code: int
+    body: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    replayed: bool = False
+
+
+def requests() -> IdempotentRequestQuerySet:
+    """Return a queryset of all stored answers, without the guard against writes."""
+    found: IdempotentRequestQuerySet = IdempotentRequest.objects.using(tables.database())
+    return found.unguarded()
+
+
+def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswer]) -> StoredAnswer:
+    """Call ``act`` and store its answer; return the stored answer if there is one.
+
+    The caller has opened the transaction in which ``act`` writes. Raises IdempotencyConflict if the
+    key belongs to a request with other contents, and RequestInProgress if such a request has not
+    ended within the lock timeout.
+    """
+    row = _existing(identity, now) or _inserted(identity)
+    if row is None:
+        # A concurrent request of this key was committed after the first look.
+        row = _existing(identity, now)
+        if row is None:
+            raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
+    if row.status_code:
+        return _replayed(row, identity)
+    answer = act()
+    requests().filter(pk=row.pk).update(
+        status_code=answer.status_code, body=answer.body, headers=dict(answer.headers)
+    )
+    return answer
+
+
+def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
+    """Return the unexpired row of the key; an expired one is deleted.
+
+    On MySQL and MariaDB a row that another transaction has inserted and not committed raises at
+    once, because their lock timeout is a minute by default.
+    """
+    found = requests().filter(
+        tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
+    )
+    if connections[tables.database()].vendor == "mysql":
+        found = found.select_for_update(nowait=True)
+    with _in_progress(identity):
+        row = found.first()
+    if row is not None and row.created_at < now - _kept():
+        requests().filter(pk=row.pk).delete()
+        return None
+    return row
+
+
+def _inserted(identity: RequestIdentity) -> IdempotentRequest | None:
+    """Insert the row of the key; None if a concurrent request has it.
+
+    PostgreSQL waits here until that request's transaction ends, for the lock timeout of this one.
+    """
+    try:
+        with _in_progress(identity), tables.atomic():
+            return requests().create(
+                tenant_id=identity.tenant_id,
+                key=identity.key,
+                operation=identity.operation,
+                fingerprint=identity.fingerprint,
+            )
+    except IntegrityError:
+        return None
+
+
+@contextmanager
+def _in_progress(identity: RequestIdentity) -> Iterator[None]:
+    """Turn a lock timeout into RequestInProgress."""
+    try:
+        yield
+    except OperationalError as error:
+        if code_of(error) not in LOCKED:
+            raise
+        raise RequestInProgress(
+            f"Idempotency-Key {identity.key!r}: a request with this key is running; repeat yours"
+            " in a second."
+        ) from error
+
+
+def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer:
+    if row.fingerprint != identity.fingerprint:
+        raise IdempotencyConflict(
+            f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send the"
+            " same request, or another key."
+        )
+    return StoredAnswer(row.status_code, row.body, row.headers, replayed=True)
+
+
+def _kept() -> timedelta:
+    return timedelta(seconds=conf.settings().API_IDEMPOTENCY_RETENTION)
+
+
+def prune_requests(now: datetime, limit: int) -> int:
+    """Delete stored answers after their retention, at most ``limit``; return how many."""
+    old = requests().filter(created_at__lt=now - _kept()).order_by("created_at")
+    ids = list(old.values_list("pk", flat=True)[:limit])
+    if ids:
+        requests().filter(pk__in=ids).delete()
+    return len(ids)

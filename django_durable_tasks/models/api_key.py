@@ -1,0 +1,81 @@
+"""ApiKey: a key with which a program uses the HTTP API as one tenant."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.rules.tenants.api_keys import KeyMode
+
+
+class ApiKeyQuerySet(GuardedQuerySet["ApiKey"]):
+    """The queryset of API keys."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Keys of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+    def live(self, now: datetime) -> Self:
+        """Keys that are neither expired nor revoked at this time."""
+        return self.filter(
+            Q(expires_at__isnull=True) | Q(expires_at__gt=now),
+            Q(revoked_at__isnull=True) | Q(revoked_at__gt=now),
+        )
+
+
+class ApiKey(GuardedModel):
+    """The id and the digest of a key. The key itself is shown once and stored nowhere."""
+
+    instead: ClassVar[str] = "Create and revoke keys with `manage.py durable api-key`."
+
+    id = models.BigAutoField(primary_key=True)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant", models.PROTECT, related_name="api_keys"
+    )
+    name = models.CharField(
+        _("name"), max_length=100, help_text=_("What uses the key. A rotation keeps the name.")
+    )
+    identifier = models.CharField(_("id"), max_length=8, unique=True)
+    mode = models.CharField(
+        _("mode"), max_length=4, choices=[(mode.value, mode.value) for mode in KeyMode]
+    )
+    digest = models.CharField(max_length=64, editable=False)
+    scopes = models.JSONField(_("scopes"), default=list)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    created_by = models.CharField(_("created by"), max_length=200, blank=True, default="")
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
+    revoked_at = models.DateTimeField(_("revoked at"), null=True, blank=True)
+    revoked_by = models.CharField(_("revoked by"), max_length=200, blank=True, default="")
+    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+    last_used_at = models.DateTimeField(_("last used at"), null=True, blank=True)
+
+    objects = ApiKeyQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_api_key"
+        verbose_name = _("API key")
+        verbose_name_plural = _("API keys")
+        ordering: ClassVar = ["-id"]
+        permissions: ClassVar = [("revoke_apikey", "Can revoke")]
+        indexes: ClassVar = [
+            models.Index(fields=["tenant", "name"], name="durable_api_key_name"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix})"
+
+    @property
+    def prefix(self) -> str:
+        """The part of the key that is not secret."""
+        return f"ddt_{self.mode}_{self.identifier}"
+
+    def is_live(self, now: datetime) -> bool:
+        """Return whether the key is neither expired nor revoked at this time."""
+        ends = [end for end in (self.expires_at, self.revoked_at) if end is not None]
+        return all(end > now for end in ends)

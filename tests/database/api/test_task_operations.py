@@ -1,0 +1,89 @@
+"""The operations of the registry on one task, through the API."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks.models import Task
+from tests.database.api.client import ADD, ApiClient, a_client, pointers
+from tests.factories import a_task
+
+pytestmark = pytest.mark.django_db
+
+
+def _now(row: Task) -> Task:
+    found: Task = Task.objects.get(pk=row.pk)
+    return found
+
+
+def _ok(response: Any) -> Any:
+    assert response.status_code == 200, response.content
+    return response.json()
+
+
+def test_a_task_is_cancelled_once_and_the_user_and_the_reason_are_stored(acme: ApiClient) -> None:
+    row = a_task(tenant=acme.tenant)
+    assert _ok(acme.post(f"/tasks/{row.pk}/cancel", {"reason": "typing error"}))["status"] == (
+        "CANCELLED"
+    )
+    assert _now(row).reason.startswith("CANCELLED by API key ddt_live_")
+    assert _now(row).reason.endswith("typing error")
+    again = acme.post(f"/tasks/{row.pk}/cancel")
+    assert (again.status_code, again.json()["task_status"]) == (409, "CANCELLED")
+
+
+def test_a_running_task_receives_a_request_to_stop(acme: ApiClient) -> None:
+    row = a_task("RUNNING", tenant=acme.tenant)
+    found = _ok(acme.post(f"/tasks/{row.pk}/cancel"))
+    assert (found["status"], found["cancel_requested_at"] is not None) == ("RUNNING", True)
+
+
+def test_retry_releases_a_waiting_retry_and_replays_an_ended_task(acme: ApiClient) -> None:
+    soon = timezone.now() + timedelta(hours=1)
+    waiting = a_task(failures=1, due_at=soon, tenant=acme.tenant)
+    failed = a_task("FAILED", tenant=acme.tenant)
+    assert _ok(acme.post(f"/tasks/{waiting.pk}/retry"))["failures"] == 1
+    due_at = _now(waiting).due_at
+    assert due_at is not None
+    assert due_at < soon
+    assert _ok(acme.post(f"/tasks/{failed.pk}/retry"))["status"] == "PENDING"
+    first_try = a_task(tenant=acme.tenant)
+    assert acme.post(f"/tasks/{first_try.pk}/retry").status_code == 409
+
+
+def test_an_ended_task_is_replayed_with_other_arguments(acme: ApiClient) -> None:
+    row = a_task("FAILED", name=ADD, args=[1, "x"], tenant=acme.tenant)
+    bad = acme.post(f"/tasks/{row.pk}/replay", {"args": [1]})
+    assert (bad.status_code, _now(row).status) == (422, "FAILED")
+    assert _ok(acme.post(f"/tasks/{row.pk}/replay", {"args": [1, 2]}))["status"] == "PENDING"
+    assert _now(row).args == [1, 2]
+    assert not row.dead_letters.open().exists()
+
+
+def test_force_complete_needs_its_own_scope(acme: ApiClient) -> None:
+    row = a_task("FAILED", tenant=acme.tenant)
+    operator = a_client(acme.tenant, "operate")
+    assert operator.post(f"/tasks/{row.pk}/force-complete").status_code == 403
+    found = _ok(acme.post(f"/tasks/{row.pk}/force-complete", {"reason": "paid"}))
+    assert found["status"] == "SUCCESS"
+
+
+def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:
+    row = a_task(tenant=acme.tenant)
+    later = (timezone.now() + timedelta(days=2)).replace(microsecond=0)
+    _ok(acme.post(f"/tasks/{row.pk}/reschedule", {"run_at": later.isoformat()}))
+    assert _now(row).run_at == later
+    for body, pointer in (
+        ({}, "#/run_at"),
+        ({"run_at": "8000-01-01T00:00:00Z"}, "#/run_at"),
+        ({"run_at": None}, "#/run_at"),
+        ({"run_at": later.isoformat(), "when": 5}, "#/when"),
+        ({"run_at": later.isoformat(), "reason": "x" * 501}, "#/reason"),
+    ):
+        response = acme.post(f"/tasks/{row.pk}/reschedule", body)
+        assert response.status_code in (400, 422)
+        assert pointers(response) == [pointer]
