@@ -23,8 +23,10 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import ApiKeyAuthentication, Caller
 from django_durable_tasks.api.exception_mapping import problem_of
 from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
+from django_durable_tasks.api.openapi import EndpointSchema
 from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
@@ -45,7 +47,9 @@ class JsonNegotiation(BaseContentNegotiation):
         """Return the JSON renderer; raises Problem."""
         accepted = request.headers.get("Accept", "*/*").lower() or "*/*"
         kinds = [part.partition(";")[0].strip() for part in accepted.split(",")]
+        view: Any = request.parser_context["view"]
         fitting = {"*/*", "application/*", "application/json", problems.MEDIA_TYPE}
+        fitting |= set(view.media_types)
         if not fitting.intersection(kinds) and not getattr(request, "is_failing", False):
             raise Problem(problems.NOT_ACCEPTABLE, "Answers are application/json.")
         return renderers[0], renderers[0].media_type
@@ -55,6 +59,11 @@ class Endpoint(APIView):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
     ``scopes``: the scope that each method requires; a method without a scope is public.
+    ``bodies`` and ``answers``: the serializers of each method, for the OpenAPI document.
+    ``has_refusals``: a GET may answer 422.
+    ``operations``: those of the registry that its methods perform.
+    ``is_hidden``: the document does not contain it.
+    ``media_types``: what an answer that is not JSON is called in ``Accept``.
     ``parameters``: the query parameters of each method beside ``dry_run`` of a write.
     """
 
@@ -67,6 +76,13 @@ class Endpoint(APIView):
     metadata_class = None
     versioning_class = None
     scopes: ClassVar[Mapping[str, ApiScope]] = {}
+    bodies: ClassVar[Mapping[str, Any]] = {}
+    answers: ClassVar[Mapping[str, Any]] = {}
+    has_refusals: ClassVar[bool] = False
+    operations: ClassVar[tuple[Operation, ...]] = ()
+    is_hidden: ClassVar[bool] = False
+    schema = EndpointSchema()
+    media_types: ClassVar[Sequence[str]] = ()
     parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
     http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
 

@@ -20,9 +20,11 @@ from django_durable_tasks.engine.db.outages import is_unmigrated
 logger = logging.getLogger("django_durable_tasks.api")
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
+_FIELD_OF = {"interval": "interval_seconds"}
 _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
     | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
+    | {"start", "end", "until", "rrule", "at", "calendar", "fire_time", "move_to", "limit"}
 )
 
 
@@ -77,7 +79,8 @@ def _option(error: Exception) -> Problem:
     """Name the field whose option the engine refused; its message begins with the option."""
     found = _OPTION.match(str(error))
     known = found is not None and found["option"] in _FIELDS
-    pointer = f"#/{found['option']}" if found is not None and known else "#"
+    name = found["option"] if found is not None and known else ""
+    pointer = f"#/{_FIELD_OF.get(name, name)}" if name else "#"
     return problems.invalid_field(pointer, str(error))
 
 

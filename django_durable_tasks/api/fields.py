@@ -119,6 +119,26 @@ class Instant(serializers.DateTimeField):
         return text.replace("+00:00", "Z")
 
 
+class Day(serializers.DateField):
+    """A date in ISO 8601."""
+
+    def to_internal_value(self, value: Any) -> Any:
+        """Return the date; raises ValidationError."""
+        if not isinstance(value, str):
+            raise _type_error("a date such as 2026-12-25", value)
+        return super().to_internal_value(value)
+
+
+class WallTime(serializers.TimeField):
+    """A time of day in ISO 8601."""
+
+    def to_internal_value(self, value: Any) -> Any:
+        """Return the time; raises ValidationError."""
+        if not isinstance(value, str):
+            raise _type_error("a time such as 13:00:00", value)
+        return super().to_internal_value(value)
+
+
 def read_instant(text: str) -> datetime:
     """Return the aware time of a text; raises ValidationError."""
     try:

@@ -1,5 +1,4 @@
-"""Pages of lists by keyset: each list is ordered by its primary key, so that the order is unique
-and an index serves it.
+"""Pages of lists by keyset: each list is ordered by a unique column, which an index serves.
 
 A cursor contains the last key of a page. It is signed together with the tenant, the address and the
 filters, and refused with any others.
@@ -11,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -46,8 +46,11 @@ def limit_of(request: Request) -> int:
     return int(text)
 
 
-def cursor_of(request: Request, tenant_id: int, model: type[Model]) -> Any:
-    """Return the key after which the page begins; None for the first page. Raises Problem."""
+def cursor_of(request: Request, tenant_id: int, model: type[Model], by: str = "") -> Any:
+    """Return the key after which the page begins; None for the first page. Raises Problem.
+
+    ``by``: the unique column by which the list is ordered; by default the primary key.
+    """
     text = request.query_params.get("cursor")
     if text is None:
         return None
@@ -62,9 +65,9 @@ def cursor_of(request: Request, tenant_id: int, model: type[Model]) -> Any:
             "belongs to another list, other filters or another tenant; begin again without it",
             "bad_cursor",
         )
-    primary: Any = model._meta.pk
+    column: Any = model._meta.get_field(by) if by else model._meta.pk
     try:
-        return primary.to_python(key)
+        return column.to_python(key)
     except ValidationError:
         raise invalid_parameter("cursor", "cannot be read", "bad_cursor") from None
 
@@ -77,13 +80,24 @@ def _signature(request: Request, tenant_id: int, key: str) -> str:
     return salted_hmac(_SALT, signed, algorithm="sha256").hexdigest()[:_SIGNATURE]
 
 
-def page_of(rows: QuerySet[M], after: Any, limit: int, *, descending: bool = True) -> KeysetPage:
-    """Return the page of a queryset after a key."""
+def page_of(
+    rows: QuerySet[M], after: Any, limit: int, *, by: str = "pk", descending: bool | None = None
+) -> KeysetPage:
+    """Return the page of a queryset after a key.
+
+    ``by`` is a column that is unique in the queryset. A list by primary key begins with the newest
+    row, another one with the least value, unless ``descending`` is given.
+    """
+    falling = by == "pk" if descending is None else descending
     if after is not None:
-        rows = rows.filter(**{"pk__lt" if descending else "pk__gt": after})
-    found = list(rows.order_by("-pk" if descending else "pk")[: limit + 1])
+        rows = rows.filter(**{f"{by}__{'lt' if falling else 'gt'}": after})
+    found = list(rows.order_by(f"-{by}" if falling else by)[: limit + 1])
     more = len(found) > limit
-    return KeysetPage(found[:limit], found[limit - 1].pk if more else None)
+    return KeysetPage(found[:limit], getattr(found[limit - 1], by) if more else None)
+
+
+def _text(key: Any) -> str:
+    return key.isoformat() if isinstance(key, datetime) else str(key)
 
 
 def listed(
@@ -95,7 +109,7 @@ def listed(
     """Return the answer with this page, and the address of the next one in ``Link``."""
     cursor = None
     if page.next_key is not None:
-        key = str(page.next_key)
+        key = _text(page.next_key)
         content = _signature(request, tenant_id, key) + key
         cursor = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
     body = {

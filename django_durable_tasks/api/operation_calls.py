@@ -58,6 +58,9 @@ def body_of(
         )
     }
     for operation in operations:
+        if operation.modes:
+            names = [str(mode.name) for mode in operation.modes]
+            fields["mode"] = OneOf(choices=names, default=names[0])
         for argument in operation.fields:
             if argument.name not in without:
                 fields[argument.name] = _field(argument)
@@ -66,7 +69,7 @@ def body_of(
 
 def _field(argument: Argument) -> Any:
     options: dict[str, Any] = {
-        "required": argument.required,
+        "required": argument.required and argument.default is None,
         "help_text": str(argument.help or argument.label),
     }
     if argument.minimum is not None:
@@ -74,6 +77,10 @@ def _field(argument: Argument) -> Any:
     if argument.choices:
         return OneOf(choices=[str(value) for value, _label in argument.choices], **options)
     return _FIELDS[argument.kind](**options)
+
+
+def _default(argument: Argument) -> Any:
+    return False if argument.kind == ArgumentType.FLAG else argument.default
 
 
 def perform(
@@ -84,8 +91,8 @@ def perform(
     A field that the request leaves out gets the default of the registry.
     """
     fields = {
-        argument.name: given.get(argument.name, argument.default)
-        for argument in operation.fields
-        if argument.name in given or argument.default is not None
+        argument.name: given.get(argument.name, _default(argument)) for argument in operation.fields
     }
+    if operation.modes:
+        fields["mode"] = given.get("mode", operation.modes[0].name)
     return operation.perform(subject, by=caller.name, reason=given.get("reason", ""), **fields)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +24,6 @@ from django_durable_tasks.api.fields import (
     Seconds,
     Text,
 )
-from django_durable_tasks.api.json_body import JsonRenderer
 from django_durable_tasks.api.problems import invalid_parameter
 from django_durable_tasks.api.target_mapping import TargetKind, config_of, kind_of
 from django_durable_tasks.models import Task
@@ -141,6 +139,7 @@ class ExecutionAnswer(Body):
     duration = Seconds(allow_null=True, help_text="Seconds.")
     error_message = Text(allow_blank=True)
     worker = Text(allow_blank=True)
+    node = Id(allow_null=True)
 
 
 def included_of(request: Request, default: Collection[str] = ()) -> frozenset[str]:
@@ -203,16 +202,3 @@ def execution_json(row: Any, caller: Caller) -> dict[str, Any]:
     if not caller.reads_secrets:
         found["error_message"] = masked_text(found["error_message"], conf.settings().SECRET_NAMES)
     return found
-
-
-def entity_tag(version: int, body: Mapping[str, Any]) -> str:
-    """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
-    If-None-Match.
-    """
-    digest = hashlib.sha256(JsonRenderer().render(body)).hexdigest()[:12]
-    return f'"{version}-{digest}"'
-
-
-def version_in(tag: str) -> str:
-    """Return the version in an ETag; proxies that compress answers add ``W/``."""
-    return tag.strip().removeprefix("W/").strip('"').partition("-")[0]

@@ -1,24 +1,81 @@
 """The addresses of the API: ``path("api/v1/", include("django_durable_tasks.api.urls"))``."""
 
-from django.urls import path, re_path
+from collections.abc import Iterator, Sequence
 
-from django_durable_tasks.api.views.problem_pages import ProblemEndpoint, UnknownEndpoint
-from django_durable_tasks.api.views.task_operations import ACTIONS, endpoint_of
-from django_durable_tasks.api.views.tasks import ExecutionsEndpoint, TaskEndpoint, TasksEndpoint
+from django.urls import URLPattern, path, re_path
+
+from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.views import (
+    calendars,
+    dead_letters,
+    fire_times,
+    graphs,
+    problem_pages,
+    queues,
+    recurring_tasks,
+    scheduler,
+    schema_pages,
+    task_operations,
+    tasks,
+    workflows,
+)
+from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, endpoint_of
 
 app_name = "durable-api"
+_TASK = "tasks/<uuid:task_id>"
+_SCHEDULE = "recurring-tasks/<uuid:recurring_task_id>"
+_WORKFLOW = "workflows/<uuid:workflow_id>"
+_LETTER = "dead-letters/<int:letter_id>"
+
+
+def _at(address: str, endpoint: type[Endpoint], name: str) -> URLPattern:
+    found: URLPattern = path(address, endpoint.as_view(), name=name)
+    return found
+
+
+def _operations(
+    address: str, resource: Resource, actions: Sequence[ObjectAction]
+) -> Iterator[URLPattern]:
+    for action in actions:
+        endpoint = endpoint_of(resource, action)
+        yield _at(f"{address}/{action.path}", endpoint, f"{resource.name}-{action.path}")
+
+
 urlpatterns = [
-    path("tasks", TasksEndpoint.as_view(), name="tasks"),
-    path("tasks/<uuid:task_id>", TaskEndpoint.as_view(), name="task"),
-    path("tasks/<uuid:task_id>/executions", ExecutionsEndpoint.as_view(), name="task-executions"),
-    *[
-        path(
-            f"tasks/<uuid:task_id>/{action.path}",
-            endpoint_of(action).as_view(),
-            name=f"task-{action.path}",
-        )
-        for action in ACTIONS
-    ],
-    path("problems/<slug:code>", ProblemEndpoint.as_view(), name="problem"),
-    re_path("^.*$", UnknownEndpoint.as_view(), name="unknown"),
+    _at("tasks", tasks.TasksEndpoint, "tasks"),
+    _at(_TASK, tasks.TaskEndpoint, "task"),
+    _at(f"{_TASK}/executions", tasks.ExecutionsEndpoint, "task-executions"),
+    _at(f"{_TASK}/dependencies", graphs.DependenciesEndpoint, "task-dependencies"),
+    _at(f"{_TASK}/dependencies.svg", graphs.DependenciesImageEndpoint, "task-dependencies-svg"),
+    *_operations(_TASK, tasks.RESOURCE, task_operations.ACTIONS),
+    *_operations(_TASK, tasks.SINGLE, task_operations.ON_ONE_TASK),
+    _at("recurring-tasks", recurring_tasks.RecurringTasksEndpoint, "recurring-tasks"),
+    _at(_SCHEDULE, recurring_tasks.RecurringTaskEndpoint, "recurring-task"),
+    _at(f"{_SCHEDULE}/preview", fire_times.PreviewEndpoint, "recurring-task-preview"),
+    _at(f"{_SCHEDULE}/occurrences", fire_times.OccurrencesEndpoint, "recurring-task-occurrences"),
+    _at(f"{_SCHEDULE}/explain", fire_times.ExplainEndpoint, "recurring-task-explain"),
+    *_operations(_SCHEDULE, recurring_tasks.RESOURCE, recurring_tasks.ACTIONS),
+    _at("workflows", workflows.WorkflowsEndpoint, "workflows"),
+    _at(_WORKFLOW, workflows.WorkflowEndpoint, "workflow"),
+    _at(f"{_WORKFLOW}/graph", graphs.WorkflowGraphEndpoint, "workflow-graph"),
+    _at(f"{_WORKFLOW}/graph.svg", graphs.WorkflowImageEndpoint, "workflow-graph-svg"),
+    *_operations(_WORKFLOW, workflows.RESOURCE, workflows.ACTIONS),
+    _at("dead-letters", dead_letters.DeadLettersEndpoint, "dead-letters"),
+    _at(_LETTER, dead_letters.DeadLetterEndpoint, "dead-letter"),
+    *_operations(_LETTER, dead_letters.RESOURCE, dead_letters.ACTIONS),
+    _at("calendars", calendars.CalendarsEndpoint, "calendars"),
+    _at("calendars/<int:calendar_id>", calendars.CalendarEndpoint, "calendar"),
+    _at("queues", queues.QueuesEndpoint, "queues"),
+    *_operations("queues/<str:queue>", queues.RESOURCE, queues.ACTIONS),
+    _at("health", scheduler.HealthEndpoint, "health"),
+    _at("scheduler/status", scheduler.SchedulerStatusEndpoint, "scheduler-status"),
+    _at(
+        "scheduler/tasks/<uuid:task_id>/history",
+        scheduler.HistoryEndpoint,
+        "scheduler-task-history",
+    ),
+    _at("schema", schema_pages.SchemaEndpoint, "schema"),
+    _at("docs", schema_pages.DocsEndpoint, "docs"),
+    _at("problems/<slug:code>", problem_pages.ProblemEndpoint, "problem"),
+    re_path("^.*$", problem_pages.UnknownEndpoint.as_view(), name="unknown"),
 ]

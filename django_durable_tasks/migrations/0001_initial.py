@@ -2092,6 +2092,23 @@ class Migration(migrations.Migration):
                 fields=("tenant", "key", "operation"), name="durable_idempotent_request_once"
             ),
         ),
+        migrations.AddIndex(
+            model_name="deadletter",
+            index=models.Index(fields=["tenant", "id"], name="durable_dead_letter_tenant"),
+        ),
+        migrations.AddIndex(
+            model_name="deadletter",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("tenant", "open_task"),
+                fields=["tenant", "id"],
+                name="durable_dead_letter_open",
+                where=models.Q(("open_task__isnull", False)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="workflowrun",
+            index=models.Index(fields=["tenant", "id"], name="durable_workflow_tenant"),
+        ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),

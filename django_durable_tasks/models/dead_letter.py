@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
-from django_durable_tasks.models.indexes import PresentUnique
+from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import Resolution
 
@@ -100,6 +100,15 @@ class DeadLetter(GuardedModel):
         ]
         constraints: ClassVar = [
             PresentUnique(fields=("open_task",), name="durable_one_open_dead_letter")
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["tenant", "id"], name="durable_dead_letter_tenant"),
+            PartialIndex(
+                fields=["tenant", "id"],
+                where=models.Q(open_task__isnull=False),
+                elsewhere=("tenant", "open_task"),
+                name="durable_dead_letter_open",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -117,6 +117,7 @@ class WorkflowRun(GuardedModel):
             PresentUnique(fields=("tenant", "open_key"), name="durable_one_open_workflow_key")
         ]
         indexes: ClassVar = [
+            models.Index(fields=["tenant", "id"], name="durable_workflow_tenant"),
             PartialIndex(
                 fields=["deadline_at"],
                 where=models.Q(completed_at__isnull=True, deadline_at__isnull=False),

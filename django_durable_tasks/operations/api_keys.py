@@ -55,6 +55,7 @@ def _revoke(
     return OperationResult({"revoked": done}, message)
 
 
+_BY_OPERATORS = "a key must not create keys with more scopes"
 CREATE = Operation(
     target=Target.TENANT,
     name="create_api_key",
@@ -65,6 +66,7 @@ CREATE = Operation(
     ),
     permission="add_apikey",
     perform=_create,
+    not_in_api=_BY_OPERATORS,
     confirm=False,
     fields=(
         Argument(
@@ -106,6 +108,7 @@ REVOKE = Operation(
     help=_("Requests with these keys are refused from now on, or from a later time."),
     permission="revoke_apikey",
     perform=_revoke,
+    not_in_api=_BY_OPERATORS,
     fields=(
         Argument(
             name="at",

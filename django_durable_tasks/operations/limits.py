@@ -57,6 +57,7 @@ def _remove(scope: str, *, by: str, reason: str) -> OperationResult:
     return OperationResult({"removed": int(removed)}, message % scope)
 
 
+_SHARED = "an operator sets the limits of tenants"
 SET = Operation(
     target=Target.LIMIT,
     name="set",
@@ -67,6 +68,7 @@ SET = Operation(
     ),
     permission="change_limit",
     perform=_set,
+    not_in_api=_SHARED,
     confirm=False,
     fields=(
         Argument(
@@ -99,6 +101,7 @@ REMOVE = Operation(
     help=_("Limits of code and settings apply again."),
     permission="delete_limit",
     perform=_remove,
+    not_in_api=_SHARED,
 )
 
 OPERATIONS = (SET, REMOVE)

@@ -135,6 +135,7 @@ def _log(name: str, number: int, by: str, reason: str) -> None:
     logger.info("Operation %s has changed %d objects; by: %s; reason: %s", name, number, by, reason)
 
 
+_INSTALLATION = "it changes rows of all tenants"
 REPUBLISH = Operation(
     target=Target.INSTALLATION,
     name="republish",
@@ -144,6 +145,7 @@ REPUBLISH = Operation(
     ),
     permission="",
     perform=_republish,
+    not_in_api=_INSTALLATION,
     dry_run=True,
     confirm=False,
     not_in_admin="it can publish more messages than a web request has time for",
@@ -155,6 +157,7 @@ PRUNE = Operation(
     help=_("Deletes ended tasks after their retention, in batches. The leader does so regularly."),
     permission="",
     perform=_prune,
+    not_in_api=_INSTALLATION,
     dry_run=True,
     confirm=False,
     not_in_admin="it can delete more rows than a web request has time for",
@@ -169,6 +172,7 @@ SYNC = Operation(
     ),
     permission="",
     perform=_sync,
+    not_in_api=_INSTALLATION,
     dry_run=True,
     confirm=False,
     fields=(
@@ -194,6 +198,7 @@ IMPORT_BEAT = Operation(
     help=_("Imports periodic tasks and shows which of them will fire differently, and why."),
     permission="",
     perform=_import_beat,
+    not_in_api=_INSTALLATION,
     dry_run=True,
     confirm=False,
     not_in_admin="it is used once per migration",
@@ -205,6 +210,7 @@ REPAIR = Operation(
     help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
     permission="",
     perform=_repair,
+    not_in_api=_INSTALLATION,
     dry_run=True,
     not_in_admin="it reads whole tables",
 )

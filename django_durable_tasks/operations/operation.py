@@ -137,8 +137,8 @@ class Operation:
     not with a whole list; ``left_out`` returns the sentence about their number. ``group_by``:
     columns by which a confirmation counts the objects. ``check``: returns the errors of a set of
     fields by the name of the field. ``summary`` returns the sentence about several objects of an
-    operation on one object. ``not_in_admin`` and ``not_in_command``: why an interface does not
-    offer it.
+    operation on one object. ``not_in_admin``, ``not_in_command`` and ``not_in_api``: why an
+    interface does not offer it.
     """
 
     target: Target
@@ -162,6 +162,7 @@ class Operation:
     check: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=_valid)
     not_in_admin: str = ""
     not_in_command: str = ""
+    not_in_api: str = ""
 
     @property
     def key(self) -> str:

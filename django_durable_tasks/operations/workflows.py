@@ -106,6 +106,7 @@ FORCE_COMPLETE = Operation(
     name="force_complete_in_graph",
     title=_("Force-complete tasks of workflows"),
     help=_("The tasks become SUCCESS without running, and tasks that depend on them are released."),
+    not_in_api="tasks.force_complete has the same effect on one task",
     permission="force_workflowrun",
     perform=reported(operations.force_complete),
     reason=Reason.REQUIRED_IN_FORMS,

@@ -35,6 +35,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.admin",
     "django_durable_tasks",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "billing",
 ]
 MIDDLEWARE = [
@@ -87,7 +89,17 @@ CELERY_TASK_ROUTES = {"billing.tasks.build_usage_report": {"queue": f"{_prefix}r
 
 # The atomic tasks take milliseconds, so that the single writer of SQLite is soon available again.
 SILENCED_SYSTEM_CHECKS = ["durable_tasks.W011"]
-DURABLE_TASKS = json.loads(os.environ.get("DURABLE_TASKS", "{}"))
+DURABLE_TASKS = {
+    "API": True,
+    "API_TASKS": ["billing.tasks.*"],
+    **json.loads(os.environ.get("DURABLE_TASKS", "{}")),
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Billing platform",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "POSTPROCESSING_HOOKS": [],
+}
 
 LOGGING = {
     "version": 1,

@@ -16,10 +16,11 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks.engine.tenants import api_keys
-from django_durable_tasks.models import Tenant
+from django_durable_tasks.models import RecurringTask, SchedulerLease, Tenant
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 from tests.documentation.pages import blocks, name_of, pages
 from tests.factories import a_task
+from tests.project.tasks import noop
 
 
 @dataclass(slots=True)
@@ -70,11 +71,21 @@ def test_every_curl_command_of_a_page_succeeds(page: Path, settings: Any) -> Non
     key = api_keys.create(tenant, "docs", tuple(ApiScope), now=timezone.now()).text
     task = str(a_task().pk)
     later = (timezone.now() + timedelta(days=30)).isoformat()
+    schedule = RecurringTask.objects.upsert(name="hourly", task=noop, interval=3600)
+    SchedulerLease.objects.update_or_create(
+        name="leader", defaults={"expires_at": timezone.now() + timedelta(hours=1)}
+    )
     for command in _commands(page):
         client = Client()
         client.defaults["HTTP_AUTHORIZATION"] = f"Bearer {key}"
         tag = client.get(f"/api/v1/tasks/{task}").headers["ETag"]
-        known = {"$KEY": key, "$TASK": task, "$ETAG": tag, "$RUN_AT": later}
+        known = {
+            "$KEY": key,
+            "$TASK": task,
+            "$ETAG": tag,
+            "$RUN_AT": later,
+            "$SCHEDULE": str(schedule.pk),
+        }
         response = _send(command, known)
         assert response.status_code < 400, (command, response.content)
         assert json.loads(response.content)

@@ -36,6 +36,7 @@ class UnknownEndpoint(Endpoint):
     """Every other address."""
 
     authentication_classes = ()
+    is_hidden = True
     http_method_names = (*Endpoint.http_method_names, "put", "options", "trace")
 
     def http_method_not_allowed(self, request: Any, *args: Any, **kwargs: Any) -> Response:

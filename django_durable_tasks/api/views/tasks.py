@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from django.db.models import QuerySet
 from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import Endpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.objects import entity_tag, require_version, tagged
+from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.operation_calls import perform
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.target_mapping import (
@@ -24,15 +29,16 @@ from django_durable_tasks.api.target_mapping import (
     unmasked,
 )
 from django_durable_tasks.api.task_fields import (
+    ExecutionAnswer,
     NewTaskBody,
+    TaskAnswer,
     TaskEditBody,
-    entity_tag,
     execution_json,
     included_of,
     task_json,
-    version_in,
 )
 from django_durable_tasks.api.task_lists import PARAMETERS, filters_of, page_of_tasks, tasks_of
+from django_durable_tasks.api.views.object_operations import Resource, refused
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.publish_on_commit import created_so_far
@@ -80,6 +86,9 @@ class TasksEndpoint(WritingEndpoint):
     """All tasks of the tenant."""
 
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.CREATE}
+    bodies: ClassVar = {"POST": NewTaskBody}
+    answers: ClassVar = {"GET": list_of(TaskAnswer), "POST": TaskAnswer}
+    creates = True
     parameters: ClassVar = {"GET": PARAMETERS}
 
     def get(self, request: Request) -> Response:
@@ -125,6 +134,9 @@ class TaskEndpoint(WritingEndpoint):
     """One task."""
 
     scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.OPERATE}
+    bodies: ClassVar = {"PATCH": TaskEditBody}
+    operations: ClassVar = (EDIT,)
+    answers: ClassVar = {"GET": TaskAnswer, "PATCH": TaskAnswer}
     parameters: ClassVar = {"GET": frozenset({"include"})}
 
     def get(self, request: Request, task_id: uuid.UUID) -> Response:
@@ -173,47 +185,35 @@ class ExecutionsEndpoint(Endpoint):
     """The attempts of a task, the newest first."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
+    answers: ClassVar = {"GET": list_of(ExecutionAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
 
     def get(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the attempts that have ended."""
         tenant_id = self.caller.tenant.pk
         task_of(tenant_id, task_id)
-        rows = TaskExecutionLog.objects.using(tables.database()).filter(
-            task_id=task_id, tenant_id=tenant_id
-        )
         after = cursor_of(request, tenant_id, TaskExecutionLog)
-        page = page_of(rows.defer("traceback", "exception"), after, limit_of(request))
+        page = page_of(execution_rows(tenant_id, task_id), after, limit_of(request))
         return listed(request, tenant_id, page, lambda row: execution_json(row, self.caller))
 
 
-def tagged(request: Request, version: int, body: Mapping[str, Any]) -> Response:
-    """Return an object with its ETag, or 304 if the client has it."""
-    tag = entity_tag(version, body)
-    given = request.headers.get("If-None-Match", "")
-    if given == "*" or tag in [part.strip().removeprefix("W/") for part in given.split(",")]:
-        return Response(status=304, headers={"ETag": tag})
-    return Response(body, headers={"ETag": tag})
+def execution_rows(tenant_id: int, task_id: uuid.UUID) -> QuerySet[TaskExecutionLog]:
+    """Return the attempts of a task of the tenant, without their long texts."""
+    rows = TaskExecutionLog.objects.using(tables.database())
+    return rows.filter(task_id=task_id, tenant_id=tenant_id).defer("traceback", "exception")
 
 
-def require_version(request: Request, version: int) -> None:
-    """Check ``If-Match`` against the present version; raises Problem."""
-    given = request.headers.get("If-Match")
-    if given is None:
-        raise problems.invalid_header(
-            "If-Match", "send the ETag of the object.", problems.VERSION_REQUIRED
-        )
-    tags = [version_in(part) for part in given.split(",")]
-    if given.strip() != "*" and str(version) not in tags:
-        raise problems.invalid_header(
-            "If-Match", "the object has another version now.", problems.STALE_VERSION
-        )
+def _find(caller: Caller, task_id: uuid.UUID) -> Task:
+    return task_of(caller.tenant.pk, task_id)
 
 
-def refused(row: Task) -> Problem:
-    """Return the problem of an operation that the status of a task does not allow."""
-    return Problem(
-        problems.CONFLICT,
-        f"The task is {row.status}, which does not allow this operation.",
-        more={"task_status": row.status},
-    )
+RESOURCE = Resource(
+    name="task",
+    find=_find,
+    show=task_json,
+    answer=TaskAnswer,
+    version=lambda row: int(row.epoch),
+    subject=lambda row: tasks_of(row.tenant_id).filter(pk=row.pk),
+)
+SINGLE = replace(RESOURCE, subject=lambda row: row)
+"""For operations that take the task itself and not a queryset."""

@@ -51,7 +51,7 @@ SCOPE_HELP = {
     ApiScope.OPERATE: "edit, cancel, retry, replay and reschedule tasks",
     ApiScope.FORCE: "force-complete and force-run tasks",
     ApiScope.SCHEDULES: "change recurring tasks and calendars",
-    ApiScope.QUEUES: "pause and resume queues, which all tenants share",
+    ApiScope.QUEUES: "read and pause queues and read the state of nodes, which all tenants share",
     ApiScope.SECRETS: "read arguments and results unmasked",
 }
 

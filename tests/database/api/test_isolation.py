@@ -5,20 +5,23 @@ The tests read the URL patterns, so that a new endpoint without a row for its id
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.urls import URLPattern
 
+from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
 from django_durable_tasks.api.endpoint import Endpoint
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import Calendar, DeadLetter, RecurringTask, Task
 from tests.database.api.client import ApiClient, a_client
 from tests.factories import many_tasks
+from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
-PUBLIC = {"problem", "unknown"}
+PUBLIC = {"problem", "unknown", "health", "schema", "docs"}
 """Endpoints that answer without a key."""
 
 
@@ -35,32 +38,50 @@ def _methods(endpoint: type[Endpoint]) -> list[str]:
 def _rows_of(client: ApiClient) -> dict[str, Any]:
     """Create one row for each kind of id in the addresses, and return the ids."""
     task = many_tasks(1, "FAILED", tenant=client.tenant)[0]
-    return {"task_id": task.pk}
+    schedule = RecurringTask.objects.upsert(
+        name="nightly", task=noop, cron="0 2 * * *", tenant=client.tenant
+    )
+    workflow = Workflow("flow")
+    workflow.add(noop)
+    return {
+        "task_id": task.pk,
+        "recurring_task_id": schedule.pk,
+        "workflow_id": workflow.start(tenant=client.tenant).pk,
+        "letter_id": task.dead_letters.get().pk,
+        "calendar_id": Calendar.objects.upsert("office", tenant=client.tenant).pk,
+    }
 
 
+SHARED = "queues/"
+"""Objects that all tenants share, behind a scope of their own."""
 WITH_ID = [
     (address, method)
     for address, _pattern, endpoint in _patterns()
-    if "<" in address
+    if "<" in address and not address.startswith(SHARED)
     for method in _methods(endpoint)
 ]
 WITHOUT_ID = [
     (address, method)
     for address, _pattern, endpoint in _patterns()
-    if "<" not in address
+    if "<" not in address or address.startswith(SHARED)
     for method in _methods(endpoint)
 ]
 
 
 def _filled(address: str, ids: dict[str, Any]) -> str:
+    address = address.replace("<str:queue>", "mail")
     for name, value in ids.items():
         address = address.replace(f"<uuid:{name}>", str(value)).replace(f"<int:{name}>", str(value))
     assert "<" not in address, f"_rows_of() creates no row for {address}"
-    return f"/{address}"
+    return f"/{address}{'?at=2027-01-01T00:00:00Z' if address.endswith('/explain') else ''}"
 
 
 def _everything() -> dict[str, Any]:
-    return {str(row.pk): (row.epoch, row.status) for row in Task.objects.all()}
+    return {
+        **{str(row.pk): (row.epoch, row.status) for row in Task.objects.all()},
+        **{str(row.pk): (row.revision, row.status) for row in RecurringTask.objects.all()},
+        **{f"letter {row.pk}": row.resolution for row in DeadLetter.objects.all()},
+    }
 
 
 @pytest.mark.parametrize(("address", "method"), WITH_ID)
@@ -72,7 +93,10 @@ def test_the_id_of_another_tenant_is_answered_like_one_that_does_not_exist(
     body = None if method == "GET" else _VALID.get(address, {})
     answers = []
     for ids in (foreign, _never_used(foreign)):
-        answer = acme.send(method, _filled(address, ids), body, If_Match="*")
+        path = _filled(address, ids)
+        if method == "DELETE" and path.endswith("/dependencies"):
+            path += f"?upstream={foreign['task_id']}"
+        answer = acme.send(method, path, body, If_Match="*")
         problem = answer.json()
         answers.append((answer.status_code, problem["code"], problem["detail"]))
     assert answers[0] == answers[1]
@@ -82,6 +106,22 @@ def test_the_id_of_another_tenant_is_answered_like_one_that_does_not_exist(
 
 _VALID: dict[str, Any] = {
     "tasks/<uuid:task_id>/reschedule": {"run_at": "2026-12-01T00:00:00Z"},
+    "tasks/<uuid:task_id>/dependencies": {"upstream": str(uuid.uuid4()), "type": "MUST_SUCCEED"},
+    "recurring-tasks/<uuid:recurring_task_id>/snooze": {"until": "2027-01-01T00:00:00Z"},
+    "recurring-tasks/<uuid:recurring_task_id>/override": {
+        "fire_time": "2027-01-01T00:00:00Z",
+        "action": "SKIP",
+        "reason": "holiday",
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/remove-override": {
+        "fire_time": "2027-01-01T00:00:00Z"
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/backfill": {
+        "start": "2026-01-01T00:00:00Z",
+        "end": "2026-01-02T00:00:00Z",
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/explain": None,
+    "dead-letters/<int:letter_id>/discard": {"reason": "old"},
 }
 """Bodies of the endpoints that need one; the tests of single endpoints check the others."""
 
@@ -105,7 +145,8 @@ def test_a_list_contains_no_row_of_another_tenant(
     answer = acme.get(_filled(address, own))
     assert answer.status_code == 200
     text = answer.content.decode()
-    assert not [value for value in foreign.values() if str(value) in text]
+    ids = [str(value) for value in foreign.values() if isinstance(value, uuid.UUID)]
+    assert not [value for value in ids if value in text]
 
 
 @pytest.mark.parametrize(("address", "method"), [*WITH_ID, *WITHOUT_ID])

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.models import Task
-from tests.database.api.client import ADD, ApiClient, a_client, pointers
+from tests.database.api.client import ADD, ApiClient, a_client, call, pointers
 from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +33,7 @@ def test_a_task_is_cancelled_once_and_the_user_and_the_reason_are_stored(acme: A
     assert _now(row).reason.startswith("CANCELLED by API key ddt_live_")
     assert _now(row).reason.endswith("typing error")
     again = acme.post(f"/tasks/{row.pk}/cancel")
-    assert (again.status_code, again.json()["task_status"]) == (409, "CANCELLED")
+    assert (again.status_code, again.json()["object_status"]) == (409, "CANCELLED")
 
 
 def test_a_running_task_receives_a_request_to_stop(acme: ApiClient) -> None:
@@ -87,3 +87,16 @@ def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:
         response = acme.post(f"/tasks/{row.pk}/reschedule", body)
         assert response.status_code in (400, 422)
         assert pointers(response) == [pointer]
+
+
+def test_a_blocked_task_is_held_released_and_forced(acme: ApiClient) -> None:
+    upstream = a_task(tenant=acme.tenant)
+    body = call(depends_on=[str(upstream.pk)])
+    path = f"/tasks/{acme.post('/tasks', body).json()['task_id']}"
+    assert _ok(acme.post(f"{path}/hold", {"reason": "wait"}))["status"] == "BLOCKED"
+    assert _ok(acme.post(f"{path}/unhold"))["unresolved_dependencies_count"] == 1
+    assert _ok(acme.post(f"{path}/force-run"))["status"] == "PENDING"
+    assert _ok(acme.post(f"{path}/cancel-branch"))["status"] == "CANCELLED"
+    assert _ok(acme.post(f"{path}/replay-from"))["status"] in ("PENDING", "BLOCKED")
+    nothing = acme.post(f"{path}/approve")
+    assert (nothing.status_code, nothing.json()["code"]) == (409, "conflict")

@@ -223,7 +223,7 @@ def test_arguments_and_times_of_a_waiting_task_are_edited(acme: ApiClient) -> No
 def test_a_task_that_has_started_is_not_edited(acme: ApiClient) -> None:
     running = a_task("RUNNING", tenant=acme.tenant)
     response = acme.patch(f"/tasks/{running.pk}", {"priority": 1}, If_Match="*")
-    assert (response.status_code, response.json()["task_status"]) == (409, "RUNNING")
+    assert (response.status_code, response.json()["object_status"]) == (409, "RUNNING")
 
 
 def test_secrets_are_masked_and_a_mask_that_is_sent_back_keeps_them(acme: ApiClient) -> None:

@@ -17,6 +17,7 @@ from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.api import urls as api_urls
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.management.durable.subcommand import Subcommand
 from django_durable_tasks.operations.operation import Operation
@@ -70,6 +71,13 @@ def test_an_operation_is_offered_in_the_admin_or_gives_a_reason(key: str) -> Non
 def test_an_operation_is_offered_on_the_command_line_or_gives_a_reason(key: str) -> None:
     offered = any(OPERATIONS[key] in one.operations for one in CHANGING)
     assert offered != bool(OPERATIONS[key].not_in_command)
+
+
+@pytest.mark.parametrize("key", OPERATIONS)
+def test_an_operation_is_offered_in_the_api_or_gives_a_reason(key: str) -> None:
+    endpoints = [pattern.callback.cls for pattern in api_urls.urlpatterns]
+    offered = any(OPERATIONS[key] in one.operations for one in endpoints)
+    assert offered != bool(OPERATIONS[key].not_in_api)
 
 
 @pytest.mark.parametrize("key", OPERATIONS)

@@ -1,0 +1,215 @@
+"""``/recurring-tasks``: create, list, read and change recurring tasks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.db import IntegrityError
+from django.urls import reverse
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks import conf
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.objects import entity_tag, require_version, tagged
+from django_durable_tasks.api.openapi import list_of
+from django_durable_tasks.api.problems import Problem, invalid_parameter
+from django_durable_tasks.api.schedule_fields import (
+    NewScheduleBody,
+    ScheduleAnswer,
+    ScheduleEditBody,
+    options_of,
+    schedule_json,
+)
+from django_durable_tasks.api.target_mapping import (
+    TargetCall,
+    call_of,
+    check_recipient,
+    config_of,
+    kind_of,
+    unmasked,
+)
+from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
+from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring import schedules as engine
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.operations import schedules
+from django_durable_tasks.operations.operation import OperationResult
+from django_durable_tasks.rules.recurring.options import columns
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
+
+
+def schedules_of(tenant_id: int) -> RecurringTaskQuerySet:
+    """Return the recurring tasks of one tenant."""
+    found: RecurringTaskQuerySet = RecurringTask.objects.using(conf.settings().DATABASE)
+    return found.for_tenant(tenant_id)
+
+
+def schedule_of(caller: Caller, key: uuid.UUID, *, lock: bool = False) -> RecurringTask:
+    """Return a recurring task of the caller's tenant, locked if ``lock``; raises Problem."""
+    rows = schedules_of(caller.tenant.pk)
+    row = (rows.select_for_update() if lock else rows).filter(pk=key).first()
+    if row is None:
+        raise Problem(problems.NOT_FOUND, "There is no recurring task with this id.")
+    return row
+
+
+def _address(key: uuid.UUID) -> str:
+    return reverse("durable-api:recurring-task", kwargs={"recurring_task_id": key})
+
+
+class RecurringTasksEndpoint(WritingEndpoint):
+    """All recurring tasks of the tenant, by name."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.SCHEDULES}
+    bodies: ClassVar = {"POST": NewScheduleBody}
+    answers: ClassVar = {"GET": list_of(ScheduleAnswer), "POST": ScheduleAnswer}
+    creates = True
+    parameters: ClassVar = {"GET": PAGE_PARAMETERS | {"status"}}
+
+    def get(self, request: Request) -> Response:
+        """Return the recurring tasks that match the filter."""
+        tenant_id = self.caller.tenant.pk
+        rows = schedules_of(tenant_id)
+        if "status" in request.query_params:
+            status = request.query_params["status"]
+            if status not in set(RecurringStatus):
+                names = ", ".join(RecurringStatus)
+                raise invalid_parameter("status", f"is not one of {names}", "choice")
+            rows = rows.filter(status=status)
+        after = cursor_of(request, tenant_id, RecurringTask, "name")
+        page = page_of(rows, after, limit_of(request), by="name")
+        return listed(request, tenant_id, page, lambda row: schedule_json(row, self.caller))
+
+    def post(self, request: Request) -> Response:
+        """Create a recurring task, or return the one with the same idempotency key."""
+        body = NewScheduleBody(data=self.body(request))
+        body.is_valid(raise_exception=True)
+        given: Mapping[str, Any] = body.validated_data
+        target = call_of(given["target_type"], given["target_config"])
+        return self.write(request, lambda: self._created(given, target))
+
+    def _created(self, given: Mapping[str, Any], target: TargetCall) -> Answer:
+        name, tenant_id = given["name"], self.caller.tenant.pk
+        options = options_of(given) | {"args": list(target.args), "kwargs": dict(target.kwargs)}
+        values = columns(name, options, may_never_fire=given["paused"])
+        values["task"] = target.registered.options.name
+        known = given.get("idempotency_key")
+        same = known and schedules_of(tenant_id).filter(idempotency_key=known).exists()
+        try:
+            with tables.atomic():
+                row = engine.create(name, tenant_id, values, given["paused"])
+        except IntegrityError:
+            raise Problem(
+                problems.CONFLICT,
+                f"The tenant has a recurring task with the name {name!r}.",
+            ) from None
+        shown = schedule_json(schedule_of(self.caller, row.pk), self.caller)
+        headers = {"Location": _address(row.pk), "ETag": entity_tag(row.revision, shown)}
+        return Answer(200 if same else 201, shown, headers)
+
+
+class RecurringTaskEndpoint(WritingEndpoint):
+    """One recurring task."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.SCHEDULES}
+    bodies: ClassVar = {"PATCH": ScheduleEditBody}
+    answers: ClassVar = {"GET": ScheduleAnswer, "PATCH": ScheduleAnswer}
+
+    def get(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
+        """Return the recurring task."""
+        row = schedule_of(self.caller, recurring_task_id)
+        return tagged(request, row.revision, schedule_json(row, self.caller))
+
+    def patch(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
+        """Change the recurring task; only times after now fire."""
+        body = ScheduleEditBody(data=self.body(request), partial=True)
+        body.is_valid(raise_exception=True)
+        caller = self.caller
+
+        def act() -> Answer:
+            row = schedule_of(caller, recurring_task_id, lock=True)
+            require_version(request, row.revision)
+            options = self._options(row, body.validated_data)
+            RecurringTask.objects.upsert(
+                name=row.name,
+                task=row.task,
+                tenant=caller.tenant,
+                revision=row.revision,
+                **options,
+            )
+            changed = schedule_of(caller, recurring_task_id)
+            shown = schedule_json(changed, caller)
+            return Answer(200, shown, {"ETag": entity_tag(changed.revision, shown)})
+
+        return self.write(
+            request,
+            act,
+            lambda: schedule_json(schedule_of(caller, recurring_task_id), caller),
+        )
+
+    def _options(self, row: RecurringTask, given: Mapping[str, Any]) -> dict[str, Any]:
+        options = options_of(given)
+        if "target_config" not in given:
+            return options
+        pointer = "#/target_config"
+        stored = config_of(row.task, row.args, row.kwargs)
+        check_recipient(row.task, given["target_config"], stored, pointer)
+        config = unmasked(given["target_config"], stored, pointer)
+        target = call_of(kind_of(row.task), config)
+        if target.registered.options.name != row.task:
+            raise problems.invalid_field(f"{pointer}/task", "cannot be changed", "read_only")
+        return {**options, "args": list(target.args), "kwargs": dict(target.kwargs)}
+
+
+def _created_task(done: OperationResult) -> dict[str, Any]:
+    return {"task_id": str(done.value.pk)}
+
+
+def _steps(done: OperationResult) -> dict[str, Any]:
+    return {"counts": dict(done.counts), "message": done.message}
+
+
+RESOURCE = Resource(
+    name="recurring-task",
+    find=schedule_of,
+    show=schedule_json,
+    answer=ScheduleAnswer,
+    version=lambda row: int(row.revision),
+)
+_PLAIN = (
+    ("pause", schedules.PAUSE),
+    ("resume", schedules.RESUME),
+    ("snooze", schedules.SNOOZE),
+    ("override", schedules.OVERRIDE),
+    ("remove-override", schedules.REMOVE_OVERRIDE),
+    ("cancel", schedules.CANCEL),
+)
+ACTIONS = (
+    *(
+        ObjectAction(
+            path=path, scope=ApiScope.SCHEDULES, operations=(operation,), may_change_nothing=True
+        )
+        for path, operation in _PLAIN
+    ),
+    ObjectAction(
+        path="trigger-now",
+        scope=ApiScope.SCHEDULES,
+        operations=(schedules.RUN_NOW,),
+        result=_created_task,
+    ),
+    ObjectAction(
+        path="backfill",
+        scope=ApiScope.SCHEDULES,
+        operations=(schedules.BACKFILL,),
+        result=_steps,
+        may_change_nothing=True,
+    ),
+)

@@ -1,0 +1,145 @@
+"""``/health``, ``/scheduler/status`` and ``/scheduler/tasks/{id}/history``."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from django.db import Error
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.fields import Body, Instant, Integer, Text
+from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.objects import shown_by
+from django_durable_tasks.api.openapi import list_of
+from django_durable_tasks.api.task_fields import ExecutionAnswer, execution_json
+from django_durable_tasks.api.views.tasks import execution_rows, task_of
+from django_durable_tasks.engine.cluster.status import Overview, overview
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.models import (
+    Node,
+    NodeKind,
+    QueueControl,
+    SchedulerLease,
+    Task,
+    TaskExecutionLog,
+)
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
+
+_DAY = timedelta(hours=24)
+COUNTED = 100_000
+"""Endings are counted up to this number, because a full count would read a whole day."""
+
+
+class NodeAnswer(Body):
+    """A scheduler or a worker."""
+
+    name = Text()
+    kind = Text()
+    host = Text()
+    started_at = Instant()
+    last_seen_at = Instant()
+    last_scan_at = Instant(allow_null=True)
+    concurrency = Integer()
+
+
+class HealthEndpoint(Endpoint):
+    """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
+
+    authentication_classes = ()
+    parameters: ClassVar = {"GET": frozenset()}
+    may_be_unavailable = True
+
+    def get(self, request: Request) -> Response:
+        """Return liveness, readiness, and the age of the oldest task that is due.
+
+        The status is 503 unless a leader is alive and no task is due for longer than
+        OLDEST_DUE_MAX.
+        """
+        try:
+            found = _firing()
+        except Error:
+            found = {"leader": False, "oldest_due_age": None, "firing": False}
+            return Response({"alive": True, "ready": False, **found}, status=503)
+        return Response(
+            {"alive": True, "ready": True, **found}, status=200 if found["firing"] else 503
+        )
+
+
+def _firing() -> dict[str, Any]:
+    now = database_now()
+    led = SchedulerLease.objects.using(conf.settings().DATABASE).filter(expires_at__gt=now).exists()
+    paused = QueueControl.objects.using(conf.settings().DATABASE).filter(paused_at__isnull=False)
+    stopped = set(paused.values_list("name", flat=True))
+    due = [at for queue, at in heads().items() if at <= now and queue not in stopped]
+    age = (now - min(due)).total_seconds() if due else 0.0
+    firing = led and age <= conf.settings().OLDEST_DUE_MAX
+    return {"leader": led, "oldest_due_age": age, "firing": firing}
+
+
+class SchedulerStatusEndpoint(Endpoint):
+    """The state of the installation, which all tenants share."""
+
+    scopes: ClassVar = {"GET": ApiScope.QUEUES}
+
+    def get(self, request: Request) -> Response:
+        """Return nodes, shards, leader, last scan, endings of 24 hours, and running tasks."""
+        found = overview(registry.names())
+        return Response(
+            {
+                "now": Instant().to_representation(found.now),
+                "leader": found.leader.name if found.leader and found.is_led else None,
+                "term": found.term,
+                "nodes": [_node(node, found) for node in found.nodes],
+                "last_scan_at": _last_scan(found),
+                "completed_24h": _ended(Status.SUCCESS, found.now),
+                "failed_24h": _ended(Status.FAILED, found.now),
+                "running": sum(depth.running for depth in found.depths),
+                "open_dead_letters": found.dead_letters,
+                "late_recurring_tasks": found.late_schedules,
+            }
+        )
+
+
+def _node(node: Node, found: Overview) -> dict[str, Any]:
+    return {
+        **shown_by(NodeAnswer, node),
+        "shards": list(node.shards or []),
+        "silent": found.is_silent(node),
+        "stalled": found.stalled.get(node.pk, ""),
+    }
+
+
+def _last_scan(found: Overview) -> Any:
+    scans = [node.last_scan_at for node in found.alive(NodeKind.SCHEDULER) if node.last_scan_at]
+    return Instant().to_representation(max(scans)) if scans else None
+
+
+def _ended(status: Status, now: datetime) -> int:
+    """Count tasks outside of workflows that ended in the last day, at most COUNTED, by an index."""
+    rows = Task.objects.using(conf.settings().DATABASE).filter(
+        status=status, completed_at__gt=now - _DAY, workflow__isnull=True
+    )
+    return int(rows.order_by().values("pk")[:COUNTED].count())
+
+
+class HistoryEndpoint(Endpoint):
+    """The attempts of a task with their nodes, times and statuses."""
+
+    scopes: ClassVar = {"GET": ApiScope.READ}
+    answers: ClassVar = {"GET": list_of(ExecutionAnswer)}
+    parameters: ClassVar = {"GET": PAGE_PARAMETERS}
+
+    def get(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the attempts that have ended, the newest first."""
+        tenant_id = self.caller.tenant.pk
+        task_of(tenant_id, task_id)
+        after = cursor_of(request, tenant_id, TaskExecutionLog)
+        page = page_of(execution_rows(tenant_id, task_id), after, limit_of(request))
+        return listed(request, tenant_id, page, lambda row: execution_json(row, self.caller))

@@ -1,0 +1,154 @@
+"""Recurring tasks through the API."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_durable_tasks.models import RecurringTask, Task
+from tests.database.api.client import ADD, ApiClient, a_client, pointers
+
+pytestmark = pytest.mark.django_db
+
+
+def _body(**options: Any) -> dict[str, Any]:
+    config = {"task": ADD, "args": [1, 2]}
+    return {"name": "nightly", "target_config": config, "interval_seconds": 3600, **options}
+
+
+def _created(client: ApiClient, **options: Any) -> Any:
+    response = client.post("/recurring-tasks", _body(**options))
+    assert response.status_code == 201, response.content
+    return response
+
+
+def test_a_recurring_task_has_the_fields_of_the_specification(acme: ApiClient) -> None:
+    response = _created(acme, max_runs=5, idempotency_key="k")
+    found = response.json()
+    row = RecurringTask.objects.get()
+    assert (row.tenant_id, row.task, row.args) == (acme.tenant.pk, ADD, [1, 2])
+    assert (found["status"], found["interval_seconds"], found["max_runs"]) == ("ACTIVE", 3600, 5)
+    assert found["next_run_at"] is not None
+    assert acme.get(response.headers["Location"]).json() == found
+    again = acme.post("/recurring-tasks", _body(max_runs=5, idempotency_key="k"))
+    assert (again.status_code, again.json()["recurring_task_id"]) == (200, str(row.pk))
+
+
+def test_a_name_is_unique_within_its_tenant(acme: ApiClient, globex: ApiClient) -> None:
+    _created(acme)
+    taken = acme.post("/recurring-tasks", _body(cron="0 2 * * *"))
+    assert (taken.status_code, taken.json()["code"]) == (409, "conflict")
+    _created(globex)
+    assert RecurringTask.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"cron": "61 * * * *", "interval_seconds": None}, "#/interval_seconds"),
+        ({"interval_seconds": 0}, "#/interval_seconds"),
+        ({"timezone": "../../etc/passwd"}, "#/timezone"),
+        ({"timezone": "right/UTC"}, "#/timezone"),
+        ({"timezone": "Mars/Olympus"}, "#/timezone"),
+        ({"calendar": "nowhere"}, "#"),
+        ({"overlap": "MAYBE"}, "#/overlap"),
+        ({"max_runs": 0}, "#/max_runs"),
+        ({"target_config": {"task": "os.system"}}, "#/target_config/task"),
+        ({"target_config": {"task": ADD}}, "#/target_config"),
+        ({"every": "day"}, "#/every"),
+        ({"name": ""}, "#/name"),
+    ],
+)
+def test_a_bad_field_is_named(acme: ApiClient, change: dict[str, Any], pointer: str) -> None:
+    response = acme.post("/recurring-tasks", _body(**change))
+    assert response.status_code in (400, 422), response.content
+    assert pointers(response)[0].startswith(pointer), response.content
+    assert not RecurringTask.objects.exists()
+
+
+def test_a_wrong_cron_names_its_field(acme: ApiClient) -> None:
+    body = _body(cron="61 * * * *")
+    del body["interval_seconds"]
+    response = acme.post("/recurring-tasks", body)
+    assert (response.status_code, pointers(response)) == (422, ["#/cron"])
+    del body["cron"]
+    assert acme.post("/recurring-tasks", body).status_code == 422
+
+
+def test_a_list_is_ordered_by_name_and_continued(acme: ApiClient) -> None:
+    for name in ("c", "a", "d", "b", "e"):
+        _created(acme, name=name)
+    path, found = "/recurring-tasks?limit=2", []
+    while path:
+        page = acme.get(path).json()
+        found += [row["name"] for row in page["data"]]
+        path = page["next_cursor"] and f"/recurring-tasks?limit=2&cursor={page['next_cursor']}"
+    assert found == ["a", "b", "c", "d", "e"]
+    assert acme.get("/recurring-tasks?status=PAUSED").json()["data"] == []
+
+
+def test_a_patch_changes_the_given_fields_of_the_present_version(acme: ApiClient) -> None:
+    path = _created(acme, description="first").headers["Location"]
+    tag = acme.get(path).headers["ETag"]
+    changed = acme.patch(path, {"interval_seconds": 7200}, If_Match=tag)
+    assert changed.status_code == 200, changed.content
+    row = RecurringTask.objects.get()
+    assert (row.interval_seconds, row.description, row.args) == (7200, "first", [1, 2])
+    assert acme.patch(path, {"max_runs": 1}, If_Match=tag).status_code == 412
+    assert acme.patch(path, {"max_runs": 1}).status_code == 428
+    preview = acme.patch(f"{path}?dry_run=1", {"max_runs": 3}, If_Match="*").json()
+    assert preview["changes"]["max_runs"] == {"before": None, "after": 3}
+    assert RecurringTask.objects.get().max_runs is None
+
+
+def test_a_recurring_task_is_paused_resumed_triggered_and_ended(acme: ApiClient) -> None:
+    path = _created(acme).headers["Location"]
+    until = (timezone.now() + timedelta(days=1)).isoformat()
+    paused = acme.post(f"{path}/pause", {"reason": "month end", "until": until}).json()
+    assert (paused["status"], paused["status_reason"]) == ("PAUSED", "month end")
+    assert acme.post(f"{path}/resume").json()["status"] == "ACTIVE"
+    run = acme.post(f"{path}/trigger-now", {"request_id": "r"}).json()
+    again = acme.post(f"{path}/trigger-now", {"request_id": "r"}).json()
+    task = Task.objects.get()
+    assert run["task_id"] == again["task_id"] == str(task.pk)
+    assert (task.tenant_id, task.args) == (acme.tenant.pk, [1, 2])
+    assert acme.post(f"{path}/cancel", {"reason": "old"}).json()["status"] == "CANCELLED"
+    ended = acme.post(f"{path}/resume")
+    assert (ended.status_code, ended.json()["code"]) == (409, "conflict")
+
+
+def test_past_fire_times_are_backfilled_and_listed(acme: ApiClient) -> None:
+    start = timezone.now() - timedelta(hours=5)
+    path = _created(acme, start_time=start.isoformat()).headers["Location"]
+    span = {"start": start.isoformat(), "end": timezone.now().isoformat()}
+    planned = acme.post(f"{path}/backfill?dry_run=1", span).json()["would_return"]
+    assert planned["counts"]["created"] >= 4
+    assert not Task.objects.exists()
+    done = acme.post(f"{path}/backfill", span).json()
+    assert done["counts"]["created"] == planned["counts"]["created"] == Task.objects.count()
+    page = acme.get(f"{path}/occurrences?limit=2").json()
+    times = [entry["fire_time"] for entry in page["data"]]
+    assert times == sorted(times, reverse=True)
+    rest = acme.get(f"{path}/occurrences?limit=2&cursor={page['next_cursor']}").json()
+    assert rest["data"][0]["fire_time"] < times[-1]
+    explained = acme.get(f"{path}/explain?at={times[0]}").json()
+    assert explained["explanation"]
+    assert pointers(acme.get(f"{path}/explain")) == ["at"]
+
+
+def test_the_next_fire_times_are_shown(acme: ApiClient) -> None:
+    path = _created(acme).headers["Location"]
+    data = acme.get(f"{path}/preview?limit=3").json()["data"]
+    assert len(data) == 3
+    assert data[0]["nominal"] < data[1]["nominal"]
+
+
+def test_changing_a_recurring_task_needs_its_scope(acme: ApiClient) -> None:
+    path = _created(acme).headers["Location"]
+    reader = a_client(acme.tenant, "read", "operate")
+    assert reader.get(path).status_code == 200
+    assert reader.post(f"{path}/pause").status_code == 403
+    assert reader.post("/recurring-tasks", _body(name="x")).status_code == 403
