@@ -57,6 +57,10 @@ class IdempotencyConflict(DurableTasksError):
     """The idempotency key belongs to a call with other arguments."""
 
 
+class RequestConflict(IdempotencyConflict):
+    """The Idempotency-Key of a request belongs to a request with other contents."""
+
+
 class RequestInProgress(DurableTasksError):
     """A request with the same Idempotency-Key has not ended yet."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rest_framework.authentication import BaseAuthentication
@@ -25,6 +25,12 @@ class Caller:
     name: str
     scopes: frozenset[ApiScope]
     is_authenticated: bool = True
+
+    def without_secrets(self) -> Caller:
+        """Return the caller for the answer to a write, which may be stored and sent to another key
+        of the tenant.
+        """
+        return replace(self, scopes=self.scopes - {ApiScope.SECRETS})
 
     @property
     def reads_secrets(self) -> bool:

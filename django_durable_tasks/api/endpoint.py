@@ -30,6 +30,7 @@ from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_LENGTH = re.compile("[0-9]{1,12}")
 _WRITES = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 
@@ -58,7 +59,7 @@ class JsonNegotiation(BaseContentNegotiation):
 class Endpoint(APIView):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
-    ``scopes``: the scope that each method requires; a method without a scope is public.
+    ``scopes``: the scope that each method requires; an endpoint without authentication needs none.
     ``bodies`` and ``answers``: the serializers of each method, for the OpenAPI document.
     ``has_refusals``: a GET may answer 422.
     ``operations``: those of the registry that its methods perform.
@@ -125,9 +126,13 @@ class Endpoint(APIView):
 
     def _check_scope(self, method: str) -> None:
         method = "GET" if method == "HEAD" else method
-        scope = self.scopes.get(method)
-        if scope is None or method not in self.allowed_methods:
+        if not self.authentication_classes or method not in self.allowed_methods:
             return
+        # A method without a scope fails here, so that it cannot become public by mistake.
+        self.require_scope(self.scopes[method])
+
+    def require_scope(self, scope: ApiScope) -> None:
+        """Raise Problem unless the key has this scope."""
         if scope not in self.caller.scopes:
             raise Problem(
                 problems.SCOPE_MISSING,
@@ -156,7 +161,10 @@ class Endpoint(APIView):
     def _check_size(self, request: Request) -> None:
         most = conf.settings().API_BODY_MAX_BYTES
         length = request.META.get("CONTENT_LENGTH") or "0"
-        if length.isdecimal() and int(length) > most:
+        if "HTTP_TRANSFER_ENCODING" in request.META or not _LENGTH.fullmatch(length):
+            # Otherwise the body would be ignored, and the operation performed without its fields.
+            raise problems.invalid_header("Content-Length", "send the length of the body.")
+        if int(length) > most:
             raise too_large(most)
 
     def body(self, request: Request) -> dict[str, Any]:

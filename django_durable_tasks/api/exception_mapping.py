@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
@@ -18,6 +19,8 @@ from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.engine.db.outages import is_unmigrated
 
 logger = logging.getLogger("django_durable_tasks.api")
+_REPORTED = 20
+"""How many invalid parts of a request one problem names."""
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _FIELD_OF = {"interval": "interval_seconds"}
@@ -48,7 +51,7 @@ def _not_allowed(error: drf.MethodNotAllowed) -> Problem:
 
 
 def _validation(error: drf.ValidationError) -> Problem:
-    parts = list(_parts(error.detail, "#"))
+    parts = list(islice(_parts(error.detail, "#"), _REPORTED))
     unreadable = any(part.code == "unknown_field" for part in parts)
     kind = problems.MALFORMED if unreadable else problems.INVALID
     first = parts[0] if parts else InvalidPart("#", "The body is not valid.")
@@ -59,7 +62,7 @@ def _parts(detail: Any, pointer: str) -> Iterator[InvalidPart]:
     if isinstance(detail, dict):
         for name, inner in detail.items():
             whole = name == "non_field_errors"
-            yield from _parts(inner, pointer if whole else f"{pointer}/{escaped(str(name))}")
+            yield from _parts(inner, pointer if whole else f"{pointer}/{escaped(str(name))[:200]}")
     elif isinstance(detail, list) and all(isinstance(one, str) for one in detail):
         for text in detail:
             yield InvalidPart(pointer, str(text), str(getattr(text, "code", "invalid")))

@@ -21,6 +21,9 @@ else:
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 8999
 KEY_LENGTH = 200
+_ERRORS, _HINTS, _HINTED = 20, 5, 100
+"""At most 20 unknown fields are reported, 5 with a hint if their names have at most 100 characters.
+"""
 
 
 def _type_error(expected: str, value: Any) -> serializers.ValidationError:
@@ -160,6 +163,20 @@ def read_instant(text: str) -> datetime:
     return found.astimezone(UTC)
 
 
+class Items(serializers.ListField):
+    """A list, whose length is checked before its items."""
+
+    def to_internal_value(self, data: Any) -> list[Any]:
+        """Return the items; raises ValidationError."""
+        if not isinstance(data, list):
+            raise _type_error("a list", data)
+        if self.max_length is not None and len(data) > self.max_length:
+            raise serializers.ValidationError(
+                f"has {len(data):,} items, at most {self.max_length:,} are allowed", code="range"
+            )
+        return super().to_internal_value(data)
+
+
 @extend_schema_field({"type": "object", "additionalProperties": True})
 class JsonObject(_Field):
     """Any JSON object."""
@@ -216,12 +233,16 @@ class Body(_Serializer):
         unknown = [name for name in data if name not in known]
         if unknown:
             raise serializers.ValidationError(
-                {name: [unknown_field(str(name), known)] for name in unknown}
+                {
+                    name: [unknown_field(str(name), known if place < _HINTS else set())]
+                    for place, name in enumerate(unknown[:_ERRORS])
+                }
             )
         return super().to_internal_value(data)
 
 
 def unknown_field(name: str, known: set[str]) -> Any:
     """Return the error of a field that does not exist."""
-    text = f"is no field. {did_you_mean(name, known)}".strip()
+    hint = did_you_mean(name, known) if len(name) <= _HINTED else ""
+    text = f"is no field. {hint}".strip()
     return serializers.ErrorDetail(text, code="unknown_field")

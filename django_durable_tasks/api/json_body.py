@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import JSONRenderer
@@ -21,6 +21,7 @@ from django_durable_tasks.api.problems import InvalidPart, Problem
 _WRAPPING = 8
 """How many levels of a body may contain the arguments, whose own depth is JSON_MAX_DEPTH."""
 _DIGITS_MAX = 19
+_KEY_MAX = 1_000
 _INTEGER_MAX = 2**63
 
 
@@ -77,39 +78,71 @@ def loads(content: bytes) -> Any:
     return value
 
 
+class _Place(NamedTuple):
+    """A place in a body: the container's place and the key in it. The pointer is built only for an
+    error, because pointers of all values would take many times the memory of the body.
+    """
+
+    container: _Place | None
+    key: str | int
+
+    @property
+    def pointer(self) -> str:
+        """The JSON pointer."""
+        keys: list[str] = []
+        place: _Place | None = self
+        while place is not None and place.container is not None:
+            keys.append(escaped(str(place.key)))
+            place = place.container
+        return "/".join(["#", *reversed(keys)])
+
+
 def _check(value: Any) -> None:
     deepest = conf.settings().JSON_MAX_DEPTH + _WRAPPING
-    left: list[tuple[Any, str, int]] = [(value, "#", 0)]
+    left: list[tuple[Any, _Place, int]] = [(value, _Place(None, ""), 0)]
     while left:
-        current, pointer, depth = left.pop()
+        current, place, depth = left.pop()
         if isinstance(current, str):
-            _check_text(current, pointer)
+            _check_text(current, place)
         elif isinstance(current, _Unfit):
-            raise _malformed(pointer, f"is {current.detail}")
+            raise _malformed(place.pointer, f"is {current.detail}")
         elif isinstance(current, dict | list):
             if depth >= deepest:
-                raise _malformed(pointer, f"nested more than {deepest} levels deep", "too_deep")
-            left.extend((inner, at, depth + 1) for inner, at in _inside(current, pointer))
+                text = f"nested more than {deepest} levels deep"
+                raise _malformed(place.pointer, text, "too_deep")
+            left.extend((inner, at, depth + 1) for inner, at in _inside(current, place))
 
 
-def _inside(value: dict[str, Any] | list[Any], pointer: str) -> Iterator[tuple[Any, str]]:
+def _inside(value: dict[str, Any] | list[Any], place: _Place) -> Iterator[tuple[Any, _Place]]:
     if isinstance(value, list):
-        yield from ((item, f"{pointer}/{index}") for index, item in enumerate(value))
+        yield from (
+            (item, _Place(place, index)) for index, item in enumerate(value) if _is_checked(item)
+        )
         return
     if isinstance(value, _Members):
-        raise _malformed(pointer, f"has the key {value.duplicate[:50]!r} twice", "duplicate_key")
+        text = f"has the key {value.duplicate[:50]!r} twice"
+        raise _malformed(place.pointer, text, "duplicate_key")
     for name, item in value.items():
-        _check_text(name, pointer)
-        yield item, f"{pointer}/{escaped(name)}"
+        if len(name) > _KEY_MAX:
+            raise _malformed(place.pointer, f"has a key of more than {_KEY_MAX} characters")
+        _check_text(name, place)
+        if _is_checked(item):
+            yield item, _Place(place, name)
 
 
-def _check_text(text: str, pointer: str) -> None:
+def _is_checked(value: Any) -> bool:
+    return isinstance(value, str | dict | list | _Unfit)
+
+
+def _check_text(text: str, place: _Place) -> None:
     if "\x00" in text:
-        raise _malformed(pointer, "contains U+0000, which databases refuse", "nul_character")
+        detail = "contains U+0000, which databases refuse"
+        raise _malformed(place.pointer, detail, "nul_character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _malformed(pointer, "contains a lone surrogate, which is not UTF-8") from None
+        detail = "contains a lone surrogate, which is not UTF-8"
+        raise _malformed(place.pointer, detail) from None
 
 
 def _malformed(pointer: str, detail: str, code: str = "invalid") -> Problem:

@@ -14,7 +14,6 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.api.problems import Problem, invalid_field
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.masking import MASK, masked_text
 
 
 class TargetKind(StrEnum):
@@ -95,45 +94,3 @@ def config_of(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
     if name in _KIND_OF:
         return dict(kwargs)
     return {"task": name, "args": args, "kwargs": kwargs}
-
-
-def unmasked(given: Any, stored: Any, pointer: str) -> Any:
-    """Replace each mask in a changed value by the stored value at its place.
-
-    A client that sends a masked object back has not changed its secrets. Raises Problem if there
-    is no stored value at the place of a mask.
-    """
-    if isinstance(given, str) and MASK in given:
-        if stored is None or (given != MASK and masked_text_of(stored) != given):
-            raise invalid_field(
-                pointer, "is a mask, and there is no stored value to keep", "masked"
-            )
-        return stored
-    if isinstance(given, dict):
-        source = stored if isinstance(stored, dict) else {}
-        return {
-            name: unmasked(item, source.get(name), f"{pointer}/{name}")
-            for name, item in given.items()
-        }
-    if isinstance(given, list):
-        items = stored if isinstance(stored, list) else []
-        return [
-            unmasked(item, items[at] if at < len(items) else None, f"{pointer}/{at}")
-            for at, item in enumerate(given)
-        ]
-    return given
-
-
-def masked_text_of(value: Any) -> str:
-    """Return a text as it is shown; a secret may be a part of it."""
-    return masked_text(str(value), conf.settings().SECRET_NAMES)
-
-
-def check_recipient(name: str, given: Any, stored: Any, pointer: str) -> None:
-    """Refuse to send the stored secrets of an HTTP callback to a new address; raises Problem."""
-    if kind_of(name) != TargetKind.HTTP_CALLBACK or not isinstance(given, dict):
-        return
-    if given.get("url") != stored.get("url") and MASK in str(given):
-        raise invalid_field(
-            pointer, "has a new url: send its secrets again instead of their masks", "masked"
-        )

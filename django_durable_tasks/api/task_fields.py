@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -19,6 +19,7 @@ from django_durable_tasks.api.fields import (
     Id,
     Instant,
     Integer,
+    Items,
     JsonObject,
     OneOf,
     Seconds,
@@ -36,8 +37,13 @@ _PAST_MAX = timedelta(days=1)
 _UPSTREAMS_MAX = 100
 
 
+def is_past(value: datetime) -> bool:
+    """Return whether a start time is so old that it must be an error of the client."""
+    return value < timezone.now() - _PAST_MAX
+
+
 def _not_past(value: Any) -> None:
-    if value < timezone.now() - _PAST_MAX:
+    if is_past(value):
         raise serializers.ValidationError("is more than a day in the past", code="past")
 
 
@@ -78,9 +84,7 @@ class NewTaskBody(Body):
     max_attempts = Integer(required=False, min_value=1, max_value=ATTEMPTS_MAX)
     timeout = Seconds(required=False, min_value=0.001)
     expires_at = Instant(required=False, validators=[_future], help_text="The latest start.")
-    depends_on = serializers.ListField(
-        child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False
-    )
+    depends_on = Items(child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False)
 
 
 class TaskEditBody(Body):

@@ -6,6 +6,7 @@ the page is shorter and has a cursor that continues after the examined rows.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,8 @@ ROWS_EXAMINED = 10_000
 FILTERS = frozenset({"status", "queue", "name", "from", "to"})
 PARAMETERS = FILTERS | PAGE_PARAMETERS | {"include"}
 _LONGEST = 200
+_RANDOM = 80
+"""The bits of an id that follow its millisecond."""
 
 
 def filters_of(request: Request) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def _status(text: str) -> str:
 
 
 def _milliseconds(request: Request, name: str) -> int:
-    return int(instant_of(request, name).timestamp() * 1_000)
+    return max(0, int(instant_of(request, name).timestamp() * 1_000))
 
 
 def instant_of(request: Request, name: str) -> datetime:
@@ -104,9 +107,13 @@ def _by_index(tenant_id: int, filters: Mapping[str, Any]) -> tuple[QuerySet[Task
 
 
 def _last_examined(rows: QuerySet[Task], after: Any) -> Any:
-    """Return the id of the last row that the page may read; None if it may read all of them."""
+    """Return the least id that the page may read; None if it may read all rows.
+
+    It contains only the millisecond of a row, because that row may belong to another tenant and
+    the client receives the id in its cursor.
+    """
     if after is not None:
         rows = rows.filter(pk__lt=after)
     ids = rows.order_by("-pk").values_list("pk", flat=True)
     found: list[Any] = list(ids[ROWS_EXAMINED - 1 : ROWS_EXAMINED])
-    return found[0] if found else None
+    return uuid.UUID(int=found[0].int >> _RANDOM << _RANDOM) if found else None

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.db import transaction
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -21,12 +20,14 @@ from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import TimeLimits, bound_transaction
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.tenants.dry_runs import rolled_back
 from django_durable_tasks.engine.tenants.idempotent_requests import (
     RequestIdentity,
     StoredAnswer,
     once,
 )
-from django_durable_tasks.exceptions import IdempotencyConflict, RequestInProgress
+from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 
 _KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
@@ -51,15 +52,19 @@ class WritingEndpoint(Endpoint):
         comparison of a dry run.
         """
         key = idempotency_key(request)
-        with tables.atomic():
-            bound_transaction(_LIMITS)
-            if self.dry_run:
+
+        @retry_on_deadlock
+        def in_transaction() -> Answer:
+            with tables.atomic():
+                bound_transaction(_LIMITS)
+                return act() if key is None else self._once(request, key, act)
+
+        if self.dry_run:
+            with rolled_back():
+                bound_transaction(_LIMITS)
                 shown = before()
-                answer = act()
-                transaction.set_rollback(True, using=tables.database())
-                return _response(Answer(200, _preview(shown, answer)))
-            answer = act() if key is None else self._once(request, key, act)
-        return _response(answer)
+                return _response(Answer(200, _preview(shown, act())))
+        return _response(in_transaction())
 
     def _once(self, request: Request, key: str, act: Callable[[], Answer]) -> Answer:
         identity = RequestIdentity(
@@ -75,9 +80,7 @@ class WritingEndpoint(Endpoint):
 
         try:
             return once(identity, estimated_now(), plain_act)
-        except IdempotencyConflict as refused:
-            if "Idempotency-Key" not in str(refused):
-                raise
+        except RequestConflict as refused:
             raise problems.invalid_header(
                 "Idempotency-Key", str(refused), problems.KEY_REUSED
             ) from None

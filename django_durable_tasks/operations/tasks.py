@@ -62,8 +62,8 @@ def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationRe
 
 
 def _reschedule(tasks: TaskQuerySet, *, by: str, reason: str, run_at: datetime) -> OperationResult:
-    edit_waiting.check_run_at(run_at)
-    done = tasks.reschedule(run_at, by=by, reason=reason)
+    change = edit_waiting.TaskEdit(run_at=run_at)
+    done = edit_waiting.edit_waiting(tasks, change, by=by, reason=reason, action="rescheduled")
     message = ngettext("Rescheduled %d task.", "Rescheduled %d tasks.", done) % done
     return OperationResult({"rescheduled": done}, message)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.urls import reverse
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -20,6 +19,7 @@ from django_durable_tasks.api.fields import (
     Day,
     Instant,
     Integer,
+    Items,
     OneOf,
     Text,
     WallTime,
@@ -51,10 +51,8 @@ class CalendarEditBody(Body):
     """The fields of a calendar that can be changed. ``days`` replaces all special days."""
 
     description = Text(required=False, allow_blank=True, max_length=500)
-    working_days = serializers.ListField(
-        child=Integer(min_value=1, max_value=7), required=False, max_length=7
-    )
-    days = serializers.ListField(child=SpecialDayBody(), required=False, max_length=_DAYS)
+    working_days = Items(child=Integer(min_value=1, max_value=7), required=False, max_length=7)
+    days = Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
     reason = Text(required=False, allow_blank=True, max_length=500)
 
 

@@ -22,6 +22,14 @@ Find = Callable[[Caller, Any], Any]
 """Returns the object of this id, of the caller's tenant; raises Problem."""
 
 
+Prepare = Callable[[Any, Mapping[str, Any], Caller], Mapping[str, Any]]
+"""Returns the fields of an operation for an object and a body; raises Problem."""
+
+
+def _unchanged(_row: Any, given: Mapping[str, Any], _caller: Caller) -> Mapping[str, Any]:
+    return given
+
+
 def _nothing(_result: OperationResult) -> dict[str, Any]:
     return {}
 
@@ -47,6 +55,7 @@ class ObjectAction:
     """A path below an object, the scope it needs, and the operations of which it performs one.
 
     ``choose`` selects the operation by the object and the body; by default it is the first one.
+    ``prepare`` checks and completes the fields of the body.
     ``result`` returns further fields of the answer. An operation that changes nothing is refused
     unless ``may_change_nothing`` is set.
     """
@@ -55,6 +64,7 @@ class ObjectAction:
     scope: ApiScope
     operations: tuple[Operation, ...]
     choose: Callable[[Any, Mapping[str, Any]], Operation] | None = None
+    prepare: Prepare = _unchanged
     result: Callable[[OperationResult], dict[str, Any]] = _nothing
     may_change_nothing: bool = False
 
@@ -78,15 +88,19 @@ class OperationEndpoint(WritingEndpoint):
             row = resource.find(caller, key)
             action = self.object_action
             operation = action.operations[0] if action.choose is None else action.choose(row, given)
-            done = perform(operation, resource.subject(row), caller, given)
+            fields = action.prepare(row, given, caller)
+            done = perform(operation, resource.subject(row), caller, fields)
             if not done.changed and not action.may_change_nothing:
                 raise refused(row, str(done.message))
             changed = resource.find(caller, key)
-            shown = resource.show(changed, caller) | action.result(done)
+            shown = resource.show(changed, caller.without_secrets()) | action.result(done)
             tag = entity_tag(resource.version(changed), shown)
             return Answer(200, shown, {"ETag": tag})
 
-        return self.write(request, act, lambda: resource.show(resource.find(caller, key), caller))
+        def before() -> dict[str, Any]:
+            return resource.show(resource.find(caller, key), caller.without_secrets())
+
+        return self.write(request, act, before)
 
 
 def refused(row: Any, message: str = "") -> Problem:

@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
@@ -25,14 +26,7 @@ from django_durable_tasks.api.schedule_fields import (
     options_of,
     schedule_json,
 )
-from django_durable_tasks.api.target_mapping import (
-    TargetCall,
-    call_of,
-    check_recipient,
-    config_of,
-    kind_of,
-    unmasked,
-)
+from django_durable_tasks.api.target_mapping import TargetCall, call_of
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.engine.db import tables
@@ -93,6 +87,7 @@ class RecurringTasksEndpoint(WritingEndpoint):
         body = NewScheduleBody(data=self.body(request))
         body.is_valid(raise_exception=True)
         given: Mapping[str, Any] = body.validated_data
+        refuse_masks(given["target_config"])
         target = call_of(given["target_type"], given["target_config"])
         return self.write(request, lambda: self._created(given, target))
 
@@ -111,7 +106,7 @@ class RecurringTasksEndpoint(WritingEndpoint):
                 problems.CONFLICT,
                 f"The tenant has a recurring task with the name {name!r}.",
             ) from None
-        shown = schedule_json(schedule_of(self.caller, row.pk), self.caller)
+        shown = schedule_json(schedule_of(self.caller, row.pk), self.caller.without_secrets())
         headers = {"Location": _address(row.pk), "ETag": entity_tag(row.revision, shown)}
         return Answer(200 if same else 201, shown, headers)
 
@@ -132,7 +127,7 @@ class RecurringTaskEndpoint(WritingEndpoint):
         """Change the recurring task; only times after now fire."""
         body = ScheduleEditBody(data=self.body(request), partial=True)
         body.is_valid(raise_exception=True)
-        caller = self.caller
+        caller = self.caller.without_secrets()
 
         def act() -> Answer:
             row = schedule_of(caller, recurring_task_id, lock=True)
@@ -159,14 +154,8 @@ class RecurringTaskEndpoint(WritingEndpoint):
         options = options_of(given)
         if "target_config" not in given:
             return options
-        pointer = "#/target_config"
-        stored = config_of(row.task, row.args, row.kwargs)
-        check_recipient(row.task, given["target_config"], stored, pointer)
-        config = unmasked(given["target_config"], stored, pointer)
-        target = call_of(kind_of(row.task), config)
-        if target.registered.options.name != row.task:
-            raise problems.invalid_field(f"{pointer}/task", "cannot be changed", "read_only")
-        return {**options, "args": list(target.args), "kwargs": dict(target.kwargs)}
+        config = given["target_config"]
+        return {**options, **edited_arguments(row.task, row.args, row.kwargs, config, self.caller)}
 
 
 def _created_task(done: OperationResult) -> dict[str, Any]:

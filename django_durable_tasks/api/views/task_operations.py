@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django_durable_tasks.api.argument_edits import edited_arguments
+from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.problems import invalid_field
+from django_durable_tasks.api.target_mapping import TargetKind, kind_of
+from django_durable_tasks.api.task_fields import is_past
 from django_durable_tasks.api.views.object_operations import ObjectAction
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations import gates, tasks, workflows
@@ -22,6 +27,21 @@ def _replay(_task: Task, given: Mapping[str, Any]) -> Operation:
     return tasks.REPLAY_EDITED if {"args", "kwargs"} & set(given) else tasks.REPLAY
 
 
+def _arguments(task: Task, given: Mapping[str, Any], caller: Caller) -> Mapping[str, Any]:
+    """Check edited arguments as PATCH does."""
+    edited = {name: given[name] for name in ("args", "kwargs") if name in given}
+    if not edited:
+        return given
+    config = edited if kind_of(task.name) == TargetKind.CELERY_TASK else edited.get("kwargs", {})
+    return {**given, **edited_arguments(task.name, task.args, task.kwargs, config, caller)}
+
+
+def _not_in_the_past(_task: Task, given: Mapping[str, Any], _caller: Caller) -> Mapping[str, Any]:
+    if is_past(given["run_at"]):
+        raise invalid_field("#/run_at", "is more than a day in the past", "past")
+    return given
+
+
 ACTIONS = (
     ObjectAction(path="cancel", scope=ApiScope.OPERATE, operations=(tasks.CANCEL,)),
     ObjectAction(
@@ -35,10 +55,16 @@ ACTIONS = (
         scope=ApiScope.OPERATE,
         operations=(tasks.REPLAY, tasks.REPLAY_EDITED),
         choose=_replay,
+        prepare=_arguments,
     ),
     ObjectAction(path="force-complete", scope=ApiScope.FORCE, operations=(tasks.FORCE_COMPLETE,)),
     ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(workflows.FORCE_RUN,)),
-    ObjectAction(path="reschedule", scope=ApiScope.OPERATE, operations=(tasks.RESCHEDULE,)),
+    ObjectAction(
+        path="reschedule",
+        scope=ApiScope.OPERATE,
+        operations=(tasks.RESCHEDULE,),
+        prepare=_not_in_the_past,
+    ),
 )
 ON_ONE_TASK = tuple(
     ObjectAction(path=path, scope=ApiScope.OPERATE, operations=(operation,))

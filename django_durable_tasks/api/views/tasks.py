@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import Endpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
@@ -23,10 +24,6 @@ from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.target_mapping import (
     TargetCall,
     call_of,
-    check_recipient,
-    config_of,
-    kind_of,
-    unmasked,
 )
 from django_durable_tasks.api.task_fields import (
     ExecutionAnswer,
@@ -107,6 +104,7 @@ class TasksEndpoint(WritingEndpoint):
         body = NewTaskBody(data=self.body(request))
         body.is_valid(raise_exception=True)
         given: Mapping[str, Any] = body.validated_data
+        refuse_masks(given["target_config"])
         target = call_of(given["target_type"], given["target_config"])
         return self.write(request, lambda: self._created(given, target))
 
@@ -125,7 +123,9 @@ class TasksEndpoint(WritingEndpoint):
         is_new = created_so_far() > before
         if not is_new and given["on_conflict"] == "reject":
             raise IdempotencyConflict(f"Task {row.pk} has this idempotency key or unique key.")
-        shown = task_json(row, self.caller)
+        if not is_new and "key" in given:
+            self.require_scope(ApiScope.OPERATE)
+        shown = task_json(row, self.caller.without_secrets())
         headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
         return Answer(201 if is_new else 200, shown, headers)
 
@@ -159,11 +159,12 @@ class TaskEndpoint(WritingEndpoint):
             if not done.changed:
                 raise refused(row)
             edited = task_of(tenant_id, task_id)
-            shown = task_json(edited, self.caller, ("target_config",))
+            shown = task_json(edited, self.caller.without_secrets(), ("target_config",))
             return Answer(200, shown, {"ETag": entity_tag(edited.epoch, shown)})
 
         def before() -> Mapping[str, Any]:
-            return task_json(task_of(tenant_id, task_id), self.caller, ("target_config",))
+            row = task_of(tenant_id, task_id)
+            return task_json(row, self.caller.without_secrets(), ("target_config",))
 
         return self.write(request, act, before)
 
@@ -171,14 +172,8 @@ class TaskEndpoint(WritingEndpoint):
         changes = {name: value for name, value in given.items() if name != "target_config"}
         if "target_config" not in given:
             return changes
-        pointer = "#/target_config"
-        stored = config_of(row.name, row.args, row.kwargs)
-        check_recipient(row.name, given["target_config"], stored, pointer)
-        config = unmasked(given["target_config"], stored, pointer)
-        target = call_of(kind_of(row.name), config)
-        if target.registered.options.name != row.name:
-            raise problems.invalid_field(f"{pointer}/task", "cannot be changed", "read_only")
-        return {**changes, "args": list(target.args), "kwargs": dict(target.kwargs)}
+        config = given["target_config"]
+        return {**changes, **edited_arguments(row.name, row.args, row.kwargs, config, self.caller)}
 
 
 class ExecutionsEndpoint(Endpoint):

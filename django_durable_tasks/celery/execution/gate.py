@@ -185,7 +185,7 @@ def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
     if REFERS not in run.options:
         return run.args, run.kwargs
     with nullcontext() if live.eager else dedicated_connection():
-        return results.resolve(run.args, run.kwargs)
+        return results.resolve(run.args, run.kwargs, run.tenant_id)
 
 
 def _atomic_body(task: Any, live: LiveRun) -> Any:

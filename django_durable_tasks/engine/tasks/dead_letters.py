@@ -60,7 +60,7 @@ def replay(
             dead_letters.close_replayed([*replayed, *dependents], by=by, reason=reason)
     except IntegrityError as error:
         raise TransitionRefused(
-            f"A newer open task owns the key of one of these tasks: {error}"
+            "A newer open task owns the key of one of these tasks: cancel it first."
         ) from error
     return replayed
 

@@ -34,7 +34,12 @@ class TaskEdit:
 
 @retry_on_deadlock
 def edit_waiting(
-    queryset: TaskQuerySet, change: TaskEdit, *, by: str = "", reason: str = ""
+    queryset: TaskQuerySet,
+    change: TaskEdit,
+    *,
+    by: str = "",
+    reason: str = "",
+    action: str = "edited",
 ) -> int:
     """Edit the tasks that have not started; return how many.
 
@@ -47,15 +52,10 @@ def edit_waiting(
             this = tables.tasks().filter(pk=row.pk)
             columns = _columns(row, change)
             if by or reason:
-                columns["reason"] = done_by("edited", by, reason)
+                columns["reason"] = done_by(action, by, reason)
             transitions.return_to_pending(this, 0)
             edited += transitions.edit(this, **columns)
         return edited
-
-
-def check_run_at(run_at: datetime) -> None:
-    """Raise InvalidOption if a task cannot be moved to this time."""
-    check_options(call_options(CallOptions(), {"run_at": run_at}), conf.settings())
 
 
 def _columns(row: Task, change: TaskEdit) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from django.db import IntegrityError, OperationalError, connections
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
-from django_durable_tasks.exceptions import IdempotencyConflict, RequestInProgress
+from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import IdempotentRequest
 from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
+
+_NOWAIT_OF_MYSQL = 3572
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def requests() -> IdempotentRequestQuerySet:
 def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswer]) -> StoredAnswer:
     """Call ``act`` and store its answer; return the stored answer if there is one.
 
-    The caller has opened the transaction in which ``act`` writes. Raises IdempotencyConflict if the
+    The caller has opened the transaction in which ``act`` writes. Raises RequestConflict if the
     key belongs to a request with other contents, and RequestInProgress if such a request has not
     ended within the lock timeout.
     """
@@ -75,10 +77,10 @@ def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | N
     found = requests().filter(
         tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
     )
-    if connections[tables.database()].vendor == "mysql":
-        found = found.select_for_update(nowait=True)
-    with _in_progress(identity):
-        row = found.first()
+    row = found.first()
+    if row is None and connections[tables.database()].vendor == "mysql":
+        with _in_progress(identity):
+            row = found.select_for_update(nowait=True).first()
     if row is not None and row.created_at < now - _kept():
         requests().filter(pk=row.pk).delete()
         return None
@@ -108,7 +110,7 @@ def _in_progress(identity: RequestIdentity) -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
-        if code_of(error) not in LOCKED:
+        if code_of(error) not in LOCKED | {_NOWAIT_OF_MYSQL}:
             raise
         raise RequestInProgress(
             f"Idempotency-Key {identity.key!r}: a request with this key is running; repeat yours"
@@ -118,7 +120,7 @@ def _in_progress(identity: RequestIdentity) -> Iterator[None]:
 
 def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer:
     if row.fingerprint != identity.fingerprint:
-        raise IdempotencyConflict(
+        raise RequestConflict(
             f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send the"
             " same request, or another key."
         )

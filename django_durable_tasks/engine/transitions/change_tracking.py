@@ -37,9 +37,9 @@ _watch: ContextVar[Watch | None] = ContextVar("durable_tasks_watch", default=Non
 def watching(*, preview: bool) -> Iterator[Watch]:
     """Record every transition of this thread until the block ends.
 
-    In a preview ``tasks_transitioned`` is not sent.
+    In a preview, and in a block inside one, ``tasks_transitioned`` is not sent.
     """
-    watch = Watch(preview=preview)
+    watch = Watch(preview=preview or in_preview())
     token = _watch.set(watch)
     try:
         yield watch

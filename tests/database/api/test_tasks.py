@@ -204,7 +204,7 @@ def test_an_unchanged_object_is_not_sent_again(acme: ApiClient) -> None:
 
 def test_arguments_and_times_of_a_waiting_task_are_edited(acme: ApiClient) -> None:
     path = _created(acme).headers["Location"]
-    config = {"task": ADD, "args": [5, 6]}
+    config = {"task": ADD, "args": [5, 6], "kwargs": {}}
     answer = acme.patch(path, {"target_config": config, "queue": "durable-side"}, If_Match="*")
     row = Task.objects.get()
     assert answer.status_code == 200, answer.content
@@ -239,11 +239,17 @@ def test_secrets_are_masked_and_a_mask_that_is_sent_back_keeps_them(acme: ApiCli
     shown = reader.get(path).json()["target_config"]
     assert shown["kwargs"] == {"token": "********", "note": "a"}
     assert acme.get(path).json()["target_config"] == {**config, "args": []}
+    change = {"target_config": shown, "priority": 4}
+    assert reader.patch(path, change, If_Match="*").status_code == 200
+    row.refresh_from_db()
+    assert (row.kwargs, row.priority) == ({"token": "t0p", "note": "a"}, 4)
     shown["kwargs"]["note"] = "b"
-    assert reader.patch(path, {"target_config": shown}, If_Match="*").status_code == 200
+    redirected = reader.patch(path, {"target_config": shown}, If_Match="*")
+    assert pointers(redirected) == ["#/target_config"]
+    assert acme.patch(path, {"target_config": shown}, If_Match="*").status_code == 200
     assert Task.objects.get().kwargs == {"token": "t0p", "note": "b"}
     shown["kwargs"]["key"] = "********"
-    refused = reader.patch(path, {"target_config": shown}, If_Match="*")
+    refused = acme.patch(path, {"target_config": shown}, If_Match="*")
     assert pointers(refused) == ["#/target_config/kwargs/key"]
 
 

@@ -100,7 +100,10 @@ def test_results_are_passed_by_reference() -> None:
     succeed(of(run, "add"), result=json.dumps({"rows": [5, 7]}))
     resolve_all()
     started = begin(of(run, "second"))
-    assert results.resolve(started.args, started.kwargs) == ([{"rows": [5, 7]}], {"whole": 7})
+    assert results.resolve(started.args, started.kwargs, started.tenant_id) == (
+        [{"rows": [5, 7]}],
+        {"whole": 7},
+    )
 
 
 def test_a_reference_to_a_task_that_is_not_upstream_is_refused() -> None:
@@ -151,7 +154,9 @@ def test_sub_workflows_nest_and_pass_their_results_to_the_parent() -> None:
     succeed(of(run, "inner"), result='{"inmost": {"leaf": 2}}')
     resolve_all()
     started = begin(of(run, "last"))
-    assert results.resolve(started.args, started.kwargs)[0] == [{"inmost": {"leaf": 2}}]
+    assert results.resolve(started.args, started.kwargs, started.tenant_id)[0] == [
+        {"inmost": {"leaf": 2}}
+    ]
     assert not recount()
 
 
