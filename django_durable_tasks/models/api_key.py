@@ -32,7 +32,9 @@ class ApiKeyQuerySet(GuardedQuerySet["ApiKey"]):
 class ApiKey(GuardedModel):
     """The id and the digest of a key. The key itself is shown once and stored nowhere."""
 
-    instead: ClassVar[str] = "Create and revoke keys with `manage.py durable api-key`."
+    instead: ClassVar[str] = (
+        "Use `manage.py durable api-key` (create, revoke), or the page of API keys in the admin."
+    )
 
     id = models.BigAutoField(primary_key=True)
     tenant = models.ForeignKey(

@@ -21,7 +21,10 @@ class IdempotentRequest(GuardedModel):
     and parameters. Only successful answers are stored.
     """
 
-    instead: ClassVar[str] = "The HTTP API writes these rows; they are deleted when they expire."
+    instead: ClassVar[str] = (
+        "The HTTP API writes these rows, and a scheduler deletes them when they expire"
+        " (API_IDEMPOTENCY_RETENTION)."
+    )
 
     id = models.BigAutoField(primary_key=True)
     tenant = models.ForeignKey(

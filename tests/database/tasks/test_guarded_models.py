@@ -37,9 +37,11 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 def test_engine_owned_models_are_guarded() -> None:
     assert {model.__name__ for model in GUARDED} == {
+        "ApiKey",
         "Calendar",
         "CalendarDay",
         "DeadLetter",
+        "IdempotentRequest",
         "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
