@@ -110,7 +110,6 @@ class DeadLetterAdmin(ReadOnlyAdmin):
             "task__options",
             "task__progress",
             "task__last_error",
-            "task__target_config",
         )
 
     def get_search_results(

@@ -30,7 +30,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.operations import tasks, workflows
 
-_HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
+_HEAVY = ("args", "kwargs", "options", "result", "progress")
 _CREATED = display.instant_of("created_at", _("created at"))
 _UPDATED = display.instant_of("updated_at", _("updated at"))
 _RUN_AT = display.instant_of("run_at", _("run at"))
@@ -68,12 +68,19 @@ class TaskAdmin(ReadOnlyAdmin):
         filters.ConditionFilter,
         filters.QueueFilter,
         filters.NameFilter,
+        "target_type",
         filters.TenantFilter,
         filters.ReasonFilter,
         filters.CreatedFilter,
     )
     lookups_allowed = frozenset(
-        {"status__exact", "node__exact", "recurring_task__id__exact", "workflow__id__exact"}
+        {
+            "status__exact",
+            "target_type__exact",
+            "node__exact",
+            "recurring_task__id__exact",
+            "workflow__id__exact",
+        }
     )
     sortable_by = ()
     readonly_fields = (

@@ -441,12 +441,15 @@ class Migration(migrations.Migration):
                 (
                     "target_type",
                     models.CharField(
-                        default="CELERY_TASK", max_length=13, verbose_name="target type"
+                        choices=[
+                            ("CELERY_TASK", "CELERY_TASK"),
+                            ("HTTP_CALLBACK", "HTTP_CALLBACK"),
+                            ("QUEUE_MESSAGE", "QUEUE_MESSAGE"),
+                        ],
+                        default="CELERY_TASK",
+                        max_length=13,
+                        verbose_name="target type",
                     ),
-                ),
-                (
-                    "target_config",
-                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
                 ),
                 (
                     "timetable",
@@ -890,12 +893,15 @@ class Migration(migrations.Migration):
                 (
                     "target_type",
                     models.CharField(
-                        db_default="CELERY_TASK", max_length=13, verbose_name="target type"
+                        choices=[
+                            ("CELERY_TASK", "CELERY_TASK"),
+                            ("HTTP_CALLBACK", "HTTP_CALLBACK"),
+                            ("QUEUE_MESSAGE", "QUEUE_MESSAGE"),
+                        ],
+                        db_default="CELERY_TASK",
+                        max_length=13,
+                        verbose_name="target type",
                     ),
-                ),
-                (
-                    "target_config",
-                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
                 ),
                 (
                     "time_zone",

@@ -17,16 +17,15 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
-from django_durable_tasks.engine.tasks.new_task import Call, limit_key
+from django_durable_tasks.engine.tasks.new_task import Call, limit_key, prepared_kwargs
 from django_durable_tasks.engine.transitions import dead_letters
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Resolution
-from django_durable_tasks.rules.tasks.arguments import bind, encode
+from django_durable_tasks.rules.tasks.arguments import encode
 from django_durable_tasks.rules.tasks.comments import done_by
-from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.signals import dead_letters_grew
 
 
@@ -80,18 +79,18 @@ def _changed_arguments(
     new_args = rows[0].args if args is None else list(args)
     new_kwargs = rows[0].kwargs if kwargs is None else dict(kwargs)
     settings, task = conf.settings(), registry.get(rows[0].name)
-    bind(task.signature, rows[0].name, new_args, new_kwargs)
+    call = Call(task, tuple(new_args), new_kwargs)
     payload = encode(
         rows[0].name,
         new_args,
-        new_kwargs,
+        prepared_kwargs(call),
         max_bytes=settings.PAYLOAD_MAX_BYTES,
         max_depth=settings.JSON_MAX_DEPTH,
     )
     return {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),
-        "limit_key": limit_key(Call(task, tuple(new_args), new_kwargs, CallOptions())),
+        "limit_key": limit_key(call),
     }
 
 
