@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from django_durable_tasks.rules.recurring.calendars import SpecialDay
     from django_durable_tasks.rules.tasks.retries import Retry
     from django_durable_tasks.rules.workflows.followups import Schedule
+    from django_durable_tasks.targets.http_callback import http_callback
     from django_durable_tasks.workflows import Workflow
 
 __version__ = "0.1.0.dev0"
@@ -26,11 +27,13 @@ __all__ = [
     "Workflow",
     "__version__",
     "durable_task",
+    "http_callback",
     "recurring",
 ]
 
 _HOMES = {
     "durable_task": "django_durable_tasks.decorators",
+    "http_callback": "django_durable_tasks.targets.http_callback",
     "recurring": "django_durable_tasks.decorators",
     "Schedule": "django_durable_tasks.rules.workflows.followups",
     "SpecialDay": "django_durable_tasks.rules.recurring.calendars",

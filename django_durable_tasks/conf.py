@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -19,11 +18,14 @@ from django.core.signals import setting_changed
 
 from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
+    check_http,
     check_limits,
     check_names,
     check_schedules,
     check_task_defaults,
     check_verify_cron,
+    checked_seconds,
+    checked_value,
 )
 from django_durable_tasks.did_you_mean import did_you_mean
 
@@ -225,45 +227,35 @@ class Settings:
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
     )
+    HTTP_ALLOW: Sequence[str] = _value(
+        (),
+        "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
+        " not public: ['billing.internal:8080', '10.1.0.0/16'].",
+    )
+    HTTP_PORTS: Sequence[int] = _value(
+        (80, 443, 8080, 8443),
+        "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
+    )
+    HTTP_TIMEOUT: float = _duration(
+        15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
+    )
+    HTTP_TIMEOUT_MAX: float = _duration(60, "The longest `timeout=` of an HTTP callback.")
+    HTTP_CONNECT_TIMEOUT: float = _duration(
+        3, "The longest wait for the connection of an HTTP callback."
+    )
+    HTTP_ANSWER_MAX_BYTES: int = _count(
+        4_096, "How much of the answer of an HTTP callback is read and stored, in bytes."
+    )
+    HTTP_SIGNING_KEYS: Sequence[str] = _value(
+        (),
+        "Keys from which the signing secret of each endpoint is derived, the current one first. A"
+        " request has a signature for each key. Without a key requests are not signed.",
+    )
     PREPARED_STATEMENTS: bool | None = _value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
         " DISABLE_SERVER_SIDE_CURSORS.",
     )
-
-
-_ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
-
-
-def _seconds(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
-        )
-    return float(value)
-
-
-def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
-    kind = spec.metadata["kind"]
-    if value is None and spec.default is not None:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{spec.name!r}] is None: leave the key out for its default."
-        )
-    if kind == "duration":
-        return _seconds(spec.name, value)
-    if (
-        kind == "count"
-        and value is not None
-        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
-    ):
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{spec.name!r}] is {value!r}: give a whole number of 0 or more."
-        )
-    return value
 
 
 def read(raw: Mapping[str, Any]) -> Settings:
@@ -275,7 +267,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
         if key not in specs:
             hint = did_you_mean(key, specs, cutoff=0.5)
             raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}. {hint}".strip())
-    found = Settings(**{key: _checked(specs[key], value) for key, value in raw.items()})
+    found = Settings(
+        **{
+            key: checked_value(key, specs[key].metadata["kind"], value, specs[key].default)
+            for key, value in raw.items()
+        }
+    )
     if found.HEARTBEAT * 2 > found.LEASE:
         raise InvalidSetting(
             f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT."
@@ -297,6 +294,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_verify_cron(found.VERIFY_CRON)
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
+    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     plain = found.PLAIN_CELERY_TASKS
     if isinstance(plain, str) or not all(isinstance(name, str) for name in plain):
         raise InvalidSetting(
@@ -326,7 +324,7 @@ def retention() -> dict[str, float | None]:
                 f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}."
             )
     return {
-        status: _seconds(f"RETENTION[{status}]", kept)
+        status: checked_seconds(f"RETENTION[{status}]", kept)
         for status, kept in {**_KEPT, **given}.items()
     }
 

@@ -21,6 +21,10 @@ class InvalidTarget(InvalidOption):
     """A request or message to another system cannot be sent: a bad URL, header, address or name."""
 
 
+class DeliveryFailed(DurableTasksError):
+    """An endpoint refused a request or message in a way that another attempt would not change."""
+
+
 class InvalidSignature(DurableTasksError):
     """A received webhook is not signed with a secret of this endpoint, or is too old."""
 

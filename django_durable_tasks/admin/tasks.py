@@ -23,12 +23,14 @@ from django_durable_tasks.admin import (
     task_status,
 )
 from django_durable_tasks.admin.actions import action_of, labelled
+from django_durable_tasks.admin.deliveries import DeliveriesInline
 from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.operations import tasks, workflows
+from django_durable_tasks.rules.target_types import TargetType
 
 _HEAVY = ("args", "kwargs", "options", "result", "progress")
 _CREATED = display.instant_of("created_at", _("created at"))
@@ -172,6 +174,11 @@ class TaskAdmin(ReadOnlyAdmin):
             request.resolver_match.url_name
         ).endswith("_changelist")
         return rows.defer(*_HEAVY) if listed else rows.select_related("tenant", "recurring_task")
+
+    def get_inlines(self, request: HttpRequest, obj: Any) -> Any:
+        """Return the inlines; that of requests only for tasks that send them."""
+        sends = obj is not None and obj.target_type == TargetType.HTTP_CALLBACK
+        return (*self.inlines, DeliveriesInline) if sends else self.inlines
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order the tasks of one schedule by their fire times, as their index is; all others by

@@ -1963,6 +1963,76 @@ class Migration(migrations.Migration):
                 name="durable_task_lease",
             ),
         ),
+        migrations.CreateModel(
+            name="DeliveryAttempt",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("attempt_number", models.IntegerField(verbose_name="attempt")),
+                ("run_id", models.UUIDField(null=True, verbose_name="run id")),
+                ("outcome", models.CharField(max_length=6, verbose_name="outcome")),
+                ("started_at", models.DateTimeField(verbose_name="started at")),
+                ("method", models.CharField(max_length=7, verbose_name="method")),
+                ("url", models.TextField(verbose_name="URL")),
+                ("endpoint", models.CharField(max_length=300, verbose_name="endpoint")),
+                ("request_headers", models.JSONField(default=list, verbose_name="request headers")),
+                ("request_bytes", models.IntegerField(default=0, verbose_name="size of the body")),
+                ("status", models.SmallIntegerField(null=True, verbose_name="status")),
+                (
+                    "failure",
+                    models.CharField(blank=True, default="", max_length=11, verbose_name="failure"),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="reason"),
+                ),
+                ("retry_delay", models.FloatField(null=True, verbose_name="retry delay")),
+                (
+                    "response_headers",
+                    models.JSONField(default=list, verbose_name="response headers"),
+                ),
+                (
+                    "response_body",
+                    models.TextField(
+                        blank=True, default="", verbose_name="first bytes of the answer"
+                    ),
+                ),
+                (
+                    "response_truncated",
+                    models.BooleanField(default=False, verbose_name="answer truncated"),
+                ),
+                ("dns_seconds", models.FloatField(null=True, verbose_name="DNS")),
+                ("connect_seconds", models.FloatField(null=True, verbose_name="connection")),
+                ("tls_seconds", models.FloatField(null=True, verbose_name="TLS")),
+                ("first_byte_seconds", models.FloatField(null=True, verbose_name="first byte")),
+                ("total_seconds", models.FloatField(verbose_name="total")),
+                (
+                    "task",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="deliveries",
+                        to="django_durable_tasks.task",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_default=1,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "delivery attempt",
+                "verbose_name_plural": "delivery attempts",
+                "db_table": "durable_tasks_delivery_attempt",
+                "ordering": ["-id"],
+            },
+        ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),

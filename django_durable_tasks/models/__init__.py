@@ -5,6 +5,7 @@ engine.
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
+from django_durable_tasks.models.delivery_attempt import DeliveryAttempt
 from django_durable_tasks.models.ending_event import EndingEvent
 from django_durable_tasks.models.execution_log import TaskExecutionLog
 from django_durable_tasks.models.lease import SchedulerLease
@@ -29,6 +30,7 @@ __all__ = [
     "CalendarDay",
     "DayKind",
     "DeadLetter",
+    "DeliveryAttempt",
     "EndingEvent",
     "Limit",
     "LimitBucket",

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 class CallFailure(StrEnum):
     """Why a request has no answer. UNREACHABLE is the same for a refused address, an unknown name
-    and a closed port, so that nobody can scan the deployment's network.
+    and a closed port, so that requests cannot be used to scan the network.
     """
 
     UNREACHABLE = "UNREACHABLE"
