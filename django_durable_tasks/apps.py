@@ -33,6 +33,7 @@ class DurableTasksConfig(AppConfig):
             http_callback,
             maps,
             plain_celery_task,
+            queue_message,
             verify,
         )
 

@@ -20,6 +20,7 @@ from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
     check_http,
     check_limits,
+    check_list_of_names,
     check_names,
     check_schedules,
     check_task_defaults,
@@ -251,6 +252,11 @@ class Settings:
         "Keys from which the signing secret of each endpoint is derived, the current one first. A"
         " request has a signature for each key. Without a key requests are not signed.",
     )
+    QUEUE_ALLOW: Sequence[str] = _value(
+        (),
+        "The queues and exchanges to which queue_message may publish: ['invoices',"
+        " 'exchange:events'].",
+    )
     PREPARED_STATEMENTS: bool | None = _value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
@@ -295,12 +301,8 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
-    plain = found.PLAIN_CELERY_TASKS
-    if isinstance(plain, str) or not all(isinstance(name, str) for name in plain):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] is {plain!r}: give a list of names of Celery"
-            " tasks."
-        )
+    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
+    check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
     return found
 
 

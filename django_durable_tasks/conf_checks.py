@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +70,14 @@ def check_http(allow: object, ports: object, keys: object) -> None:
             "DURABLE_TASKS['HTTP_SIGNING_KEYS']: give a list of random strings of at least"
             f" {_SHORTEST_KEY} characters."
         )
+
+
+def check_list_of_names(key: str, value: object) -> None:
+    """Check that a setting is a list of strings."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
+    if not all(isinstance(name, str) for name in value):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
 
 
 def check_names(url: object, region: object) -> None:

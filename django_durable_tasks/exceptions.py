@@ -25,6 +25,10 @@ class DeliveryFailed(DurableTasksError):
     """An endpoint refused a request or message in a way that another attempt would not change."""
 
 
+class MessageRejected(DurableTasksError):
+    """The broker refused a message for another program, or no queue would receive it."""
+
+
 class InvalidSignature(DurableTasksError):
     """A received webhook is not signed with a secret of this endpoint, or is too old."""
 
