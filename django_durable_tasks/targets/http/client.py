@@ -87,16 +87,20 @@ class HttpClient:
         """Return the addresses of the host; raises LookupFailed, or AddressRefused if the rules
         refuse one of them.
         """
+        verdicts = self.verdicts(url, deadline)
+        for address, why in verdicts.items():
+            if why is not None:
+                raise AddressRefused(f"{url.host} resolved to {address}: {why}.")
+        return tuple(verdicts)
+
+    def verdicts(self, url: TargetUrl, deadline: Deadline) -> dict[Address, str | None]:
+        """Return why each address of the host is refused, or None; raises LookupFailed."""
         addresses = (
             (url.literal,)
             if url.literal is not None
             else self._resolver.addresses(url.host, url.port, deadline.at)
         )
-        for address in addresses:
-            why = self._policy.why_refused(url, address)
-            if why is not None:
-                raise AddressRefused(f"{url.host} resolved to {address}: {why}.")
-        return addresses
+        return {address: self._policy.why_refused(url, address) for address in addresses}
 
     def _exchange(self, request: OutgoingRequest, dial: Dial, watch: Stopwatch) -> Exchange:
         connection = pinned(request.url, dial, watch, self._tls or default_tls())

@@ -9,6 +9,7 @@ from django_durable_tasks.rules.targets.deliveries import TaskOrigin
 from django_durable_tasks.rules.targets.http_request import HttpLimits, HttpRequest
 from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
 from django_durable_tasks.rules.targets.signing import derived_secret, signed_headers
+from django_durable_tasks.rules.targets.urls import TargetUrl
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.targets.http.client import HttpClient
 from django_durable_tasks.targets.http.resolver import Resolver
@@ -52,13 +53,13 @@ def client() -> HttpClient:
     )
 
 
-def signing_secrets(tenant_id: int, request: HttpRequest) -> list[str]:
-    """Return the secrets of the request's endpoint, the current one first.
+def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
+    """Return the secrets of an endpoint, the current one first.
 
     The origin is a part of each, so that the name of another endpoint does not lead to its secret.
     """
     keys = conf.settings().HTTP_SIGNING_KEYS
-    return [derived_secret(key, tenant_id, request.url.origin, request.endpoint) for key in keys]
+    return [derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
 
 
 def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime) -> dict[str, str]:
@@ -78,7 +79,7 @@ def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime
         ours["Durable-Schedule-Id"] = str(origin.schedule_id)
     if "user-agent" not in {name.lower() for name in request.headers}:
         ours["User-Agent"] = f"django-durable-tasks/{__version__}"
-    secrets = signing_secrets(run.tenant_id, request)
+    secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
     signed = signed_headers(secrets, task_id, int(now.timestamp()), request.body)
     return {**ours, **signed, **request.headers}
 
