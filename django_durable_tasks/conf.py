@@ -252,6 +252,20 @@ class Settings:
         "Keys from which the signing secret of each endpoint is derived, the current one first. A"
         " request has a signature for each key. Without a key requests are not signed.",
     )
+    HTTP_ENDPOINT_CONCURRENCY: int | None = _count(
+        None,
+        "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
+        " LIMITS and of operators.",
+    )
+    HTTP_BREAKER_FAILURES: int = _count(
+        5,
+        "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
+        " callbacks to an endpoint wait. 0: never.",
+    )
+    HTTP_BREAKER_PAUSE: float = _duration(
+        30,
+        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
+    )
     QUEUE_ALLOW: Sequence[str] = _value(
         (),
         "The queues and exchanges to which queue_message may publish: ['invoices',"

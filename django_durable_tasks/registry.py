@@ -22,11 +22,13 @@ class TaskTarget:
     """What the tasks of a function do outside of the function itself.
 
     ``prepared`` checks the keyword arguments of a call and returns them as they are stored. It
-    raises an error of this package.
+    raises an error of this package. ``endpoint`` returns the key of the receiver from the tenant's
+    id and the keyword arguments: the ``limit_key`` of the task and the key of its breaker.
     """
 
     type: TargetType = TargetType.CELERY_TASK
     prepared: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    endpoint: Callable[[int, Mapping[str, Any]], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2033,6 +2033,66 @@ class Migration(migrations.Migration):
                 "ordering": ["-id"],
             },
         ),
+        migrations.CreateModel(
+            name="Endpoint",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "key",
+                    models.CharField(
+                        help_text="The limit key of its tasks: the origin of the URL, or `endpoint=`.",
+                        max_length=200,
+                        unique=True,
+                        verbose_name="key",
+                    ),
+                ),
+                ("failures", models.IntegerField(db_default=0, verbose_name="failures in a row")),
+                (
+                    "openings",
+                    models.IntegerField(
+                        db_default=0, verbose_name="openings since the last success"
+                    ),
+                ),
+                (
+                    "open_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="open until"),
+                ),
+                (
+                    "probe_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="probe until"),
+                ),
+                (
+                    "last_failure",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="last failure"
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_default=1,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "endpoint",
+                "verbose_name_plural": "endpoints",
+                "db_table": "durable_tasks_endpoint",
+                "ordering": ["key"],
+            },
+        ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),

@@ -7,6 +7,7 @@ from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
 from django_durable_tasks.models.delivery_attempt import DeliveryAttempt
 from django_durable_tasks.models.ending_event import EndingEvent
+from django_durable_tasks.models.endpoint import Endpoint
 from django_durable_tasks.models.execution_log import TaskExecutionLog
 from django_durable_tasks.models.lease import SchedulerLease
 from django_durable_tasks.models.limit import Limit
@@ -32,6 +33,7 @@ __all__ = [
     "DeadLetter",
     "DeliveryAttempt",
     "EndingEvent",
+    "Endpoint",
     "Limit",
     "LimitBucket",
     "Node",

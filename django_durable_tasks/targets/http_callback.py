@@ -20,7 +20,7 @@ from django_durable_tasks.celery.execution.live_runs import LiveRun, process_run
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import deliveries
+from django_durable_tasks.engine.tasks import deliveries, endpoints
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
@@ -35,6 +35,7 @@ from django_durable_tasks.rules.targets.deliveries import Delivery, TaskOrigin
 from django_durable_tasks.rules.targets.headers import masked_headers
 from django_durable_tasks.rules.targets.http_request import (
     HttpRequest,
+    endpoint_key,
     http_request,
     stored_arguments,
 )
@@ -96,7 +97,7 @@ def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 registry.declare_target(
     HTTP_CALLBACK_TASK,
-    TaskTarget(TargetType.HTTP_CALLBACK, _prepared),
+    TaskTarget(TargetType.HTTP_CALLBACK, _prepared, endpoint_key),
 )
 
 
@@ -127,7 +128,7 @@ class _Attempt:
             exchange = outgoing.client().send(call)
         except CallFailed as failed:
             self._log(failed)
-            meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed))
+            meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
             self._end(meaning, failed.timings, failure=failed.failure.value)
             raise AssertionError("A failed call is never DONE.") from failed
         names = {name.lower(): value for name, value in exchange.headers}
@@ -151,7 +152,7 @@ class _Attempt:
         wait = None
         if meaning.kind is AnswerKind.RETRY:
             wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
-        self._record(self._delivery(meaning, timings, wait, exchange, failure))
+        self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
         text = f"{self._request.method} {self._request.url.without_query}: {meaning.reason}"
         if wait is not None:
             raise DeliveryRetry(wait, text)
@@ -189,17 +190,36 @@ class _Attempt:
             total_seconds=timings.total,
         )
 
-    def _record(self, delivery: Delivery) -> None:
-        """Insert the record. An error must not cause another request, so it is logged only."""
+    def _record(self, delivery: Delivery, meaning: AnswerMeaning) -> None:
+        """Record the request and the health of the endpoint. An error must not cause another
+        request, so it is logged only.
+        """
         try:
             with _database(self._live):
                 deliveries.record(delivery)
+                self._record_health(meaning)
         except Error:
             logger.exception(
                 "The request of task %s was not recorded: %s",
                 delivery.task_id,
                 dataclasses.replace(delivery, response_body="", response_headers=[]),
                 extra={"task_id": str(delivery.task_id), "attempt": delivery.attempt_number},
+            )
+
+    def _record_health(self, meaning: AnswerMeaning) -> None:
+        run = self._run
+        key = endpoint_key(run.tenant_id, self._live.kwargs)
+        if key is None:
+            return
+        if not meaning.slows_endpoint:
+            endpoints.succeeded(key)
+        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason):
+            logger.warning(
+                "Callbacks to %s wait for %g s: %s",
+                key,
+                pause,
+                meaning.reason,
+                extra={"tenant": run.tenant_id},
             )
 
     def _log(self, failed: CallFailed) -> None:

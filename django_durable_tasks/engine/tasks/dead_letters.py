@@ -26,6 +26,7 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Resolution
 from django_durable_tasks.rules.tasks.arguments import encode
 from django_durable_tasks.rules.tasks.comments import done_by
+from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.signals import dead_letters_grew
 
 
@@ -79,7 +80,8 @@ def _changed_arguments(
     new_args = rows[0].args if args is None else list(args)
     new_kwargs = rows[0].kwargs if kwargs is None else dict(kwargs)
     settings, task = conf.settings(), registry.get(rows[0].name)
-    call = Call(task, tuple(new_args), new_kwargs)
+    tenant = CallOptions(tenant=rows[0].tenant_id)
+    call = Call(task, tuple(new_args), new_kwargs, tenant)
     payload = encode(
         rows[0].name,
         new_args,

@@ -158,9 +158,12 @@ def _called(unique: Callable[..., str], call: Call) -> str:
 
 
 def limit_key(call: Call) -> str | None:
-    """Return the key of the call in a PerKey limit, or None. Raises InvalidOption."""
+    """Return the key of the call in a PerKey limit or its endpoint, or None. Raises
+    InvalidOption.
+    """
     options = call.task.options
     template = key_of(options.rate_limit, options.max_concurrency)
     if template is None:
-        return None
+        endpoint = call.task.target.endpoint
+        return endpoint and endpoint(_tenant_id(call.options.tenant), call.kwargs)
     return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})

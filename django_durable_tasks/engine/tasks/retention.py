@@ -25,6 +25,7 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.limits import config
+from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.models import (
     DeadLetter,
     DeliveryAttempt,
@@ -101,6 +102,7 @@ def prune(
         if kept is not None:
             cutoff = now - timedelta(seconds=kept)
             deleted += _prune_ended(status, cutoff, now, limit - deleted, stayed, deadline)
+    endpoints.prune(now)
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,11 +14,13 @@ from django_durable_tasks.rules.targets.answers import RetryStatuses, checked_st
 from django_durable_tasks.rules.targets.headers import checked_request_headers
 from django_durable_tasks.rules.targets.policy import AddressPolicy
 from django_durable_tasks.rules.targets.urls import TargetUrl, parsed_url
-from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.rules.tasks.options import KEY_MAX, checked_key
 
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _WITHOUT_BODY = ("GET", "HEAD")
 _SHORTEST_TIMEOUT = 0.1
+_DEFAULT_TENANT = 1
+_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +105,19 @@ def _timeout(value: object, limits: HttpLimits) -> float:
             " (DURABLE_TASKS['HTTP_TIMEOUT_MAX'])."
         )
     return float(value)
+
+
+def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:
+    """Return the key of the receiver: origin and ``endpoint``, with the tenant unless it is the
+    default one. None if the URL is not known yet.
+    """
+    try:
+        origin = parsed_url(arguments.get("url")).origin
+    except InvalidTarget:
+        return None
+    name = arguments.get("endpoint")
+    key = f"{origin} {name}" if isinstance(name, str) else origin
+    key = key if tenant_id == _DEFAULT_TENANT else f"{tenant_id}:{key}"
+    if len(key) <= KEY_MAX:
+        return key
+    return key[: KEY_MAX - _DIGITS] + hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]

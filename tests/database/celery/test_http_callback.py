@@ -106,9 +106,9 @@ def test_the_signature_is_accepted_with_the_secret_of_each_key(server: Listener)
 
 def test_every_attempt_is_recorded_with_masked_secrets(server: Listener) -> None:
     task = _queued(
-        url=server.url("/hook?api_key=abc"),
-        headers={"Authorization": "Bearer abc", "X-Api-Key": "abc"},
-        body='{"password": "abc"}',
+        url=server.url("/hook?api_key=hunter2"),
+        headers={"Authorization": "Bearer hunter2", "X-Api-Key": "hunter2"},
+        body='{"password": "hunter2"}',
     )
     deliver(task)
     row = DeliveryAttempt.objects.get()
@@ -120,13 +120,13 @@ def test_every_attempt_is_recorded_with_masked_secrets(server: Listener) -> None
     assert sent["webhook-signature"] == MASK
     assert dict(row.response_headers)["Set-Cookie"] == MASK
     assert (row.response_body, row.response_truncated) == ('{"ok": true}', False)
-    assert row.request_bytes == len('{"password": "abc"}')
+    assert row.request_bytes == len('{"password": "hunter2"}')
     assert row.dns_seconds is not None
     assert row.connect_seconds is not None
     assert row.tls_seconds is None
     assert row.first_byte_seconds is not None
     assert row.total_seconds >= row.connect_seconds + row.first_byte_seconds
-    assert "abc" not in json.dumps(list(DeliveryAttempt.objects.values()), default=str)
+    assert "hunter2" not in json.dumps(list(DeliveryAttempt.objects.values()), default=str)
 
 
 def test_a_failed_attempt_waits_at_least_for_the_own_delay_and_the_retry_after() -> None:
