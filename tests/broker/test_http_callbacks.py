@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import http_callback
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt
-from tests.http_servers import Listener, answer, listening
+from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Endpoint
+from tests.http_servers import WAIT, Listener, answer, listening
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import ended, row
+from tests.waiting import until
 
 BUSY = answer("503 Service Unavailable")
 ANSWERS = {
@@ -41,6 +42,7 @@ def given(receiver: Listener) -> dict[str, Any]:
         **SHORT,
         "HTTP_ALLOW": [f"127.0.0.1:{receiver.port}"],
         "HTTP_SIGNING_KEYS": ["k" * 40],
+        "HTTP_BREAKER_FAILURES": 2,
     }
 
 
@@ -91,3 +93,23 @@ def test_a_failed_request_is_sent_again_with_the_same_id(server: Listener) -> No
     ids = {server.headers(number)["webhook-id"] for number in range(2)}
     assert ids == {str(task.pk)}
     assert [one.status for one in DeliveryAttempt.objects.order_by("id")] == [503, 200]
+
+
+def test_callbacks_to_an_endpoint_that_does_not_respond_wait_without_an_attempt(
+    server: Listener,
+) -> None:
+    url = "http://localhost/"
+    for number in (1, 2):
+        http_callback.schedule(url=url)
+        until(
+            lambda number=number: DeliveryAttempt.objects.count() >= number,  # type: ignore[misc]
+            within=WAIT,
+        )
+    until(Endpoint.objects.filter(open_until__isnull=False).exists, within=WAIT)
+    task = http_callback.schedule(url=url)
+    until(lambda: row(task).epoch > 1, within=WAIT, message="the task was returned")
+    found = row(task)
+    assert (found.status, found.attempts, found.failures) == ("PENDING", 0, 0)
+    other = http_callback.schedule(url=server.url("/ok"))
+    assert ended(other).status == "SUCCESS", "other endpoints are not affected"
+    assert row(task).attempts == 0

@@ -111,4 +111,6 @@ def _network(text: str) -> Network:
     try:
         return ip_network(text)
     except ValueError as error:
-        raise InvalidTarget(f"{text!r} is not a network: {error}.") from None
+        raise InvalidTarget(
+            f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16 ({error})."
+        ) from None
