@@ -124,40 +124,45 @@ class _Attempt:
             body=request.body,
             timeout=request.timeout,
         )
-        try:
-            exchange = outgoing.client().send(call)
-        except CallFailed as failed:
-            self._log(failed)
-            meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
-            self._end(meaning, failed.timings, failure=failed.failure.value)
-            raise AssertionError("A failed call is never DONE.") from failed
+        exchange = self._answer(call)
         names = {name.lower(): value for name, value in exchange.headers}
         meaning = interpret(exchange.status, names, request.retried, estimated_now())
-        self._end(meaning, exchange.timings, exchange)
+        error = self._ended(meaning, exchange.timings, exchange)
+        if meaning.kind is not AnswerKind.DONE:
+            raise error
         return {
             "status": exchange.status,
             "body": _text(exchange.body),
             "truncated": exchange.truncated,
         }
 
-    def _end(
+    def _answer(self, call: OutgoingRequest) -> Exchange:
+        """Return the answer, or record that there is none and raise DeliveryRetry."""
+        try:
+            return outgoing.client().send(call)
+        except CallFailed as error:
+            failed = error
+        # Outside of the handler: the log of the attempt keeps the traceback of the exception with
+        # its context, and a tenant must not learn why a server could not be reached.
+        self._log(failed)
+        meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
+        raise self._ended(meaning, failed.timings, failure=failed.failure.value)
+
+    def _ended(
         self,
         meaning: AnswerMeaning,
         timings: Timings,
         exchange: Exchange | None = None,
         failure: str = "",
-    ) -> None:
-        """Record the request; raise unless the answer means success."""
+    ) -> DeliveryRetry | DeliveryFailed:
+        """Record the request; return the exception for an answer that does not mean success."""
         run = self._run
         wait = None
         if meaning.kind is AnswerKind.RETRY:
             wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
         self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
         text = f"{self._request.method} {self._request.url.without_query}: {meaning.reason}"
-        if wait is not None:
-            raise DeliveryRetry(wait, text)
-        if meaning.kind is not AnswerKind.DONE:
-            raise DeliveryFailed(text)
+        return DeliveryFailed(text) if wait is None else DeliveryRetry(wait, text)
 
     def _delivery(
         self,

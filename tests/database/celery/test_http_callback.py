@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,13 @@ from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, RecurringTask, Task
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    RecurringTask,
+    Task,
+    TaskExecutionLog,
+)
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.targets.signing import derived_secret, verify
 from django_durable_tasks.rules.tasks.masking import MASK
@@ -222,7 +229,12 @@ def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
     texts = {error.split(": ", 2)[2] for _, error, _ in rows}
     assert texts == {"The endpoint could not be reached."}
     assert {(status, failures) for status, _, failures in rows} == {("PENDING", 1)}
-    columns = ("outcome", "failure", "reason", "status", "response_body")
+    traces = {
+        re.sub(r"http://[^/]*|attempt \d+", "", log.traceback)
+        for log in TaskExecutionLog.objects.all()
+    }
+    assert len(traces) == 1, "the traceback does not show the reason either"
+    columns = ("outcome", "failure", "reason", "status", "response_body", "connect_seconds")
     assert len(set(DeliveryAttempt.objects.values_list(*columns))) == 1
     assert "loopback" in caplog.text, "the operator's log has the reason"
 
