@@ -80,6 +80,20 @@ _LETTER = (
     "resolved_by",
     "comment",
 )
+_REQUEST = (
+    "attempt_number",
+    "outcome",
+    "status",
+    "failure",
+    "started_at",
+    "method",
+    "url",
+    "reason",
+    "retry_delay",
+    "total_seconds",
+    "response_body",
+)
+_REQUEST_LINE = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
 _TIMELINE = (
     "attempt_number",
     "status",
@@ -105,6 +119,7 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
     row["graph"] = workflow_pages.graph_of(task)
     row["executions"] = attempts
+    row["requests"] = list(task.deliveries.using(task._state.db).order_by("pk").values(*_REQUEST))
     row["dead_letters"] = list(
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER)
     )
@@ -153,6 +168,8 @@ def _text(facts: dict[str, Any], why: list[Sentence]) -> str:
             }
         )
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
+    if facts["requests"]:
+        lines += ["", table(_REQUEST_LINE, facts["requests"])]
     if facts["dead_letters"]:
         lines += ["", table(_LETTER, facts["dead_letters"])]
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from celery.exceptions import Ignore
 from django_durable_tasks import http_callback
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim, endpoints, retention
+from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
@@ -179,6 +180,43 @@ def test_the_limit_of_an_endpoint_holds_for_its_tasks(settings: Any) -> None:
     keys = sorted(Task.objects.queued().values_list("limit_key", flat=True))
     assert len(claimed) == 4
     assert keys == ["https://one.example.com"] * 2 + ["https://two.example.com"] * 2
+
+
+def test_a_limit_of_one_endpoint_holds_for_its_tasks_only(settings: Any) -> None:
+    settings.DURABLE_TASKS = {
+        "LIMITS": {"key:https://one.example.com": {"max_concurrency": 1}},
+    }
+    for host in ("one", "two"):
+        for _ in range(3):
+            http_callback.schedule(url=f"https://{host}.example.com/")
+    queue = Task.objects.all()[0].queue
+    claim.claim(queue, database_now(), 100, uuid.uuid4())
+    keys = sorted(Task.objects.queued().values_list("limit_key", flat=True))
+    assert keys == ["https://one.example.com"] + ["https://two.example.com"] * 3
+
+
+def test_a_replay_with_another_url_is_checked_and_belongs_to_the_other_endpoint() -> None:
+    tenant = Tenant.objects.create(slug="acme", name="Acme")
+    task = a_task(
+        Status.FAILED, name=NAME, kwargs={"url": "https://one.example.com/"}, tenant=tenant
+    )
+    rows = Task.objects.filter(pk=task.pk)
+    with pytest.raises(InvalidTarget, match="not a public address"):
+        rows.replay(by="ann", kwargs={"url": "http://10.0.0.1/"})
+    rows.replay(by="ann", kwargs={"url": "https://two.example.com/", "body": {"b": 1, "a": 2}})
+    task.refresh_from_db()
+    assert (task.status, task.kwargs["body"]) == ("PENDING", '{"b":1,"a":2}')
+    assert task.limit_key == f"{tenant.pk}:https://two.example.com"
+
+
+def test_scheduling_again_under_a_key_changes_the_endpoint() -> None:
+    later = database_now() + timedelta(hours=1)
+    for host in ("one", "two"):
+        task = http_callback.using(key="hook-7", run_at=later).schedule(
+            url=f"https://{host}.example.com/"
+        )
+    assert Task.objects.count() == 1
+    assert task.limit_key == "https://two.example.com"
 
 
 def test_a_long_origin_has_a_key_of_its_own() -> None:
