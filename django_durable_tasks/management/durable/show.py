@@ -22,6 +22,7 @@ from django_durable_tasks.management.durable.selectors import tasks
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.explanations import Sentence
 from django_durable_tasks.rules.tasks.masking import masked_positional
 
@@ -119,11 +120,18 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
     row["graph"] = workflow_pages.graph_of(task)
     row["executions"] = attempts
-    row["requests"] = list(task.deliveries.using(task._state.db).order_by("pk").values(*_REQUEST))
+    row["requests"] = _requests(task)
     row["dead_letters"] = list(
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER)
     )
     return row
+
+
+def _requests(task: Task) -> list[dict[str, Any]]:
+    """Return the HTTP requests of the task. Other tasks cost no statement."""
+    if task.target_type != TargetType.HTTP_CALLBACK:
+        return []
+    return list(task.deliveries.using(task._state.db).order_by("pk").values(*_REQUEST))
 
 
 def _parameters(name: str) -> list[str] | None:

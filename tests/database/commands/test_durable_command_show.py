@@ -192,7 +192,9 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_attempts() ->
 
 
 def test_show_lists_the_requests_of_a_callback() -> None:
-    row = a_task(Status.SUCCESS, name="django_durable_tasks.http_callback")
+    row = a_task(
+        Status.SUCCESS, name="django_durable_tasks.http_callback", target_type="HTTP_CALLBACK"
+    )
     request = DeliveryAttempt(
         task=row,
         attempt_number=1,
