@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from django_durable_tasks.rules.recurring.calendars import SpecialDay
     from django_durable_tasks.rules.tasks.retries import Retry
     from django_durable_tasks.rules.workflows.followups import Schedule
+    from django_durable_tasks.targets.http_callback import http_callback
+    from django_durable_tasks.targets.queue_message import queue_message
     from django_durable_tasks.workflows import Workflow
 
 __version__ = "0.1.0.dev0"
@@ -26,11 +28,15 @@ __all__ = [
     "Workflow",
     "__version__",
     "durable_task",
+    "http_callback",
+    "queue_message",
     "recurring",
 ]
 
 _HOMES = {
     "durable_task": "django_durable_tasks.decorators",
+    "http_callback": "django_durable_tasks.targets.http_callback",
+    "queue_message": "django_durable_tasks.targets.queue_message",
     "recurring": "django_durable_tasks.decorators",
     "Schedule": "django_durable_tasks.rules.workflows.followups",
     "SpecialDay": "django_durable_tasks.rules.recurring.calendars",

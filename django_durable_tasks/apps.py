@@ -28,7 +28,14 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.engine.db.seed_rows import write_first_rows
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
-        from django_durable_tasks.targets import end_of_workflow, maps, plain_celery_task, verify  # noqa: F401 - registers their tasks in every process
+        from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
+            end_of_workflow,
+            http_callback,
+            maps,
+            plain_celery_task,
+            queue_message,
+            verify,
+        )
 
         filesystem.register()
         call_guard.install()

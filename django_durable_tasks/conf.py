@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -19,12 +18,15 @@ from django.core.signals import setting_changed
 
 from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
+    check_http,
     check_limits,
+    check_list_of_names,
     check_names,
     check_schedules,
     check_task_defaults,
-    check_task_names,
     check_verify_cron,
+    checked_seconds,
+    checked_value,
 )
 from django_durable_tasks.did_you_mean import did_you_mean
 
@@ -240,45 +242,54 @@ class Settings:
     API_IDEMPOTENCY_RETENTION: float = _duration(
         86_400, "How long the answer to a request with an Idempotency-Key is kept; one day."
     )
+    HTTP_ALLOW: Sequence[str] = _value(
+        (),
+        "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
+        " not public: ['billing.internal:8080', '10.1.0.0/16'].",
+    )
+    HTTP_PORTS: Sequence[int] = _value(
+        (80, 443, 8080, 8443),
+        "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
+    )
+    HTTP_TIMEOUT: float = _duration(
+        15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
+    )
+    HTTP_TIMEOUT_MAX: float = _duration(60, "The longest `timeout=` of an HTTP callback.")
+    HTTP_CONNECT_TIMEOUT: float = _duration(
+        3, "The longest wait for the connection of an HTTP callback."
+    )
+    HTTP_ANSWER_MAX_BYTES: int = _count(
+        4_096, "How much of the answer of an HTTP callback is read and stored, in bytes."
+    )
+    HTTP_SIGNING_KEYS: Sequence[str] = _value(
+        (),
+        "Keys from which the signing secret of each endpoint is derived, the current one first. A"
+        " request has a signature for each key. Without a key requests are not signed.",
+    )
+    HTTP_ENDPOINT_CONCURRENCY: int | None = _count(
+        None,
+        "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
+        " LIMITS and of operators.",
+    )
+    HTTP_BREAKER_FAILURES: int = _count(
+        5,
+        "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
+        " callbacks to an endpoint wait. 0: never.",
+    )
+    HTTP_BREAKER_PAUSE: float = _duration(
+        30,
+        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
+    )
+    QUEUE_ALLOW: Sequence[str] = _value(
+        (),
+        "The queues and exchanges to which queue_message may publish: ['invoices',"
+        " 'exchange:events'].",
+    )
     PREPARED_STATEMENTS: bool | None = _value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
         " DISABLE_SERVER_SIDE_CURSORS.",
     )
-
-
-_ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
-
-
-def _seconds(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
-        )
-    return float(value)
-
-
-def _checked(spec: dataclasses.Field[Any], value: Any) -> Any:
-    kind = spec.metadata["kind"]
-    if value is None and spec.default is not None:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{spec.name!r}] is None: leave the key out for its default."
-        )
-    if kind == "duration":
-        return _seconds(spec.name, value)
-    if (
-        kind == "count"
-        and value is not None
-        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
-    ):
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{spec.name!r}] is {value!r}: give a whole number of 0 or more."
-        )
-    return value
 
 
 def read(raw: Mapping[str, Any]) -> Settings:
@@ -290,7 +301,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
         if key not in specs:
             hint = did_you_mean(key, specs, cutoff=0.5)
             raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}. {hint}".strip())
-    found = Settings(**{key: _checked(specs[key], value) for key, value in raw.items()})
+    found = Settings(
+        **{
+            key: checked_value(key, specs[key].metadata["kind"], value, specs[key].default)
+            for key, value in raw.items()
+        }
+    )
     if found.HEARTBEAT * 2 > found.LEASE:
         raise InvalidSetting(
             f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT."
@@ -312,8 +328,10 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_verify_cron(found.VERIFY_CRON)
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
-    check_task_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
-    check_task_names("API_TASKS", found.API_TASKS)
+    check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
+    check_list_of_names("API_TASKS", found.API_TASKS)
+    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
+    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
     return found
 
 
@@ -337,7 +355,7 @@ def retention() -> dict[str, float | None]:
                 f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}."
             )
     return {
-        status: _seconds(f"RETENTION[{status}]", kept)
+        status: checked_seconds(f"RETENTION[{status}]", kept)
         for status, kept in {**_KEPT, **given}.items()
     }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -11,6 +13,71 @@ from django.core.exceptions import ImproperlyConfigured
 
 class InvalidSetting(ImproperlyConfigured):
     """A key or value in settings.DURABLE_TASKS cannot be used."""
+
+
+_SHORTEST_KEY = 32
+_ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
+
+
+def checked_seconds(key: str, value: object) -> float | None:
+    """Return a duration in seconds; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
+        )
+    return float(value)
+
+
+def checked_value(key: str, kind: str, value: Any, default: object) -> Any:
+    """Return the value of a key of this kind: a duration, a count or any value."""
+    if value is None and default is not None:
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is None: leave the key out for its default.")
+    if kind == "duration":
+        return checked_seconds(key, value)
+    if (
+        kind == "count"
+        and value is not None
+        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
+    ):
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give a whole number of 0 or more."
+        )
+    return value
+
+
+def check_http(allow: object, ports: object, keys: object) -> None:
+    """Check the types of the settings of HTTP callbacks. The entries of HTTP_ALLOW are checked by
+    their parser.
+    """
+    if not isinstance(allow, list | tuple) or not all(isinstance(one, str) for one in allow):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['HTTP_ALLOW'] is {allow!r}: give a list of hosts, host:port or"
+            " networks."
+        )
+    if not isinstance(ports, list | tuple) or not all(
+        isinstance(port, int) and 0 < port < 65_536 for port in ports
+    ):
+        raise InvalidSetting(f"DURABLE_TASKS['HTTP_PORTS'] is {ports!r}: give a list of ports.")
+    if not isinstance(keys, list | tuple) or not all(
+        isinstance(key, str) and len(key) >= _SHORTEST_KEY for key in keys
+    ):
+        # The keys are omitted from the text, because they are secret.
+        raise InvalidSetting(
+            "DURABLE_TASKS['HTTP_SIGNING_KEYS']: give a list of random strings of at least"
+            f" {_SHORTEST_KEY} characters."
+        )
+
+
+def check_list_of_names(key: str, value: object) -> None:
+    """Check that a setting is a list of strings."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
+    if not all(isinstance(name, str) for name in value):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
 
 
 def check_names(url: object, region: object) -> None:
@@ -77,11 +144,3 @@ def check_verify_cron(audit: object) -> None:
             f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or"
             " None."
         )
-
-
-def check_task_names(key: str, names: object) -> None:
-    """Check that the setting is a list of names of tasks."""
-    if not isinstance(names, list | tuple | set | frozenset) or not all(
-        isinstance(name, str) for name in names
-    ):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {names!r}: give a list of names of tasks.")

@@ -17,6 +17,22 @@ class InvalidOption(DurableTasksError, ValueError):
     """An option of a durable task or of a call cannot be used."""
 
 
+class InvalidTarget(InvalidOption):
+    """A request or message to another system cannot be sent: a bad URL, header, address or name."""
+
+
+class DeliveryFailed(DurableTasksError):
+    """An endpoint refused a request or message in a way that another attempt would not change."""
+
+
+class MessageRejected(DurableTasksError):
+    """The broker refused a message for another program, or no queue would receive it."""
+
+
+class InvalidSignature(DurableTasksError):
+    """A received webhook is not signed with a secret of this endpoint, or is too old."""
+
+
 class InvalidCalendar(DurableTasksError, ValueError):
     """A calendar cannot be used: a bad date, a bad file, or no working day."""
 

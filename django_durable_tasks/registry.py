@@ -5,14 +5,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, UnknownTask
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.options import TaskOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTarget:
+    """What the tasks of a function do outside of the function itself.
+
+    ``prepared`` checks the keyword arguments of a call and returns them as they are stored. It
+    raises an error of this package. ``endpoint`` returns the key of the receiver from the tenant's
+    id and the keyword arguments: the ``limit_key`` of the task and the key of its breaker.
+    """
+
+    type: TargetType = TargetType.CELERY_TASK
+    prepared: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    endpoint: Callable[[int, Mapping[str, Any]], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,7 @@ class Registered:
     options: TaskOptions
     signature: inspect.Signature
     function: Any
+    target: TaskTarget = TaskTarget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,11 @@ def add(registered: Registered) -> None:
             f"name={name!r} is taken by {'.'.join(_origin(existing.function))}; give another name."
         )
     _tasks[name] = registered
+
+
+def declare_target(name: str, target: TaskTarget) -> None:
+    """Declare what the tasks of this registered name do; for the tasks of this package."""
+    _tasks[name] = dataclasses.replace(get(name), target=target)
 
 
 def _origin(function: Any) -> tuple[str, str]:

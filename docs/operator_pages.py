@@ -47,7 +47,7 @@ manage.py durable SUBCOMMAND ... # inspect and change tasks, workflows and sched
 | exit code | meaning |
 |---|---|
 | 0 | done; `status`: everything is within its thresholds; `health`: healthy or unknown |
-| 1 | `status`, `health`, `sync --check`, `shadow` or `verify` found something, or database or broker do not answer |
+| 1 | `status`, `health`, `sync --check`, `shadow` or `verify` found something, `check-url` refused the URL, or database or broker do not answer |
 | 2 | wrong usage, no such row, nothing could be changed, or `verify` could not check |
 
 ## What status watches

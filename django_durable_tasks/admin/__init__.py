@@ -4,6 +4,7 @@ from django_durable_tasks.admin.api_keys import ApiKeyAdmin
 from django_durable_tasks.admin.calendars import CalendarAdmin
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
+from django_durable_tasks.admin.endpoints import EndpointAdmin
 from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
 from django_durable_tasks.admin.limits import LimitAdmin
@@ -18,6 +19,7 @@ __all__ = [
     "ApiKeyAdmin",
     "CalendarAdmin",
     "DeadLetterAdmin",
+    "EndpointAdmin",
     "LimitAdmin",
     "NodeAdmin",
     "OccurrenceRecordAdmin",

@@ -111,7 +111,6 @@ class DeadLetterAdmin(NewestRowsAdmin):
             "task__options",
             "task__progress",
             "task__last_error",
-            "task__target_config",
         )
 
     def filters_without_index(self, request: HttpRequest) -> bool:

@@ -26,7 +26,7 @@ from django_durable_tasks.operations import schedules
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.describe import words
 
-_HEAVY = ("args", "kwargs", "options", "target_config")
+_HEAVY = ("args", "kwargs", "options")
 _CREATED = display.instant_of("created_at", _("created at"))
 _UPDATED = display.instant_of("updated_at", _("updated at"))
 _START = display.instant_of("start_time", _("start time"))
@@ -41,7 +41,13 @@ class RecurringTaskAdmin(ScreenAdmin):
 
     named_by = ("name",)
     list_display = ("named", "when", "state", "next_run", "last_outcomes", "not_run")
-    list_filter = ("status", ScheduleConditionFilter, SourceFilter, filters.TenantFilter)
+    list_filter = (
+        "status",
+        ScheduleConditionFilter,
+        "target_type",
+        SourceFilter,
+        filters.TenantFilter,
+    )
     lookups_allowed = frozenset({"status__exact"})
     sortable_by = ()
     ordering = ("tenant_id", "name")

@@ -23,14 +23,16 @@ from django_durable_tasks.admin import (
     task_status,
 )
 from django_durable_tasks.admin.actions import action_of, labelled
+from django_durable_tasks.admin.deliveries import DeliveriesInline
 from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.operations import tasks, workflows
+from django_durable_tasks.rules.target_types import TargetType
 
-_HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
+_HEAVY = ("args", "kwargs", "options", "result", "progress")
 _CREATED = display.instant_of("created_at", _("created at"))
 _UPDATED = display.instant_of("updated_at", _("updated at"))
 _RUN_AT = display.instant_of("run_at", _("run at"))
@@ -68,12 +70,19 @@ class TaskAdmin(ReadOnlyAdmin):
         filters.ConditionFilter,
         filters.QueueFilter,
         filters.NameFilter,
+        "target_type",
         filters.TenantFilter,
         filters.ReasonFilter,
         filters.CreatedFilter,
     )
     lookups_allowed = frozenset(
-        {"status__exact", "node__exact", "recurring_task__id__exact", "workflow__id__exact"}
+        {
+            "status__exact",
+            "target_type__exact",
+            "node__exact",
+            "recurring_task__id__exact",
+            "workflow__id__exact",
+        }
     )
     sortable_by = ()
     readonly_fields = (
@@ -165,6 +174,11 @@ class TaskAdmin(ReadOnlyAdmin):
             request.resolver_match.url_name
         ).endswith("_changelist")
         return rows.defer(*_HEAVY) if listed else rows.select_related("tenant", "recurring_task")
+
+    def get_inlines(self, request: HttpRequest, obj: Any) -> Any:
+        """Return the inlines; that of requests only for tasks that send them."""
+        sends = obj is not None and obj.target_type == TargetType.HTTP_CALLBACK
+        return (*self.inlines, DeliveriesInline) if sends else self.inlines
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order the tasks of one schedule by their fire times, as their index is; all others by

@@ -29,7 +29,7 @@ from django_durable_tasks.rules.workflows.plan import WorkflowStatus
 TASKS = 50
 RUNS = 200
 _DEEPEST = 8
-_HEAVY = ("args", "kwargs", "options", "result", "progress", "target_config")
+_HEAVY = ("args", "kwargs", "options", "result", "progress")
 
 
 def of_page(request: HttpRequest, run: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 from django_durable_tasks import conf
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.problems import invalid_field
-from django_durable_tasks.api.target_mapping import TargetKind, call_of, config_of, kind_of
+from django_durable_tasks.api.target_mapping import call_of, config_of, kind_of
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.masking import MASK, masked_text
 from django_durable_tasks.rules.workflows.plan import MARK
 
@@ -43,7 +44,7 @@ def edited_arguments(
     cannot read a secret could send it to a recipient of its choice. Raises Problem.
     """
     stored = config_of(name, args, kwargs)
-    merged = kind_of(name) == TargetKind.CELERY_TASK
+    merged = kind_of(name) == TargetType.CELERY_TASK
     config = {**stored, **given} if merged else dict(given)
     if any(MASK in text for text in _texts(given)):
         config = _kept(config, stored, _POINTER)

@@ -56,7 +56,7 @@ class JsonNegotiation(BaseContentNegotiation):
         return renderers[0], renderers[0].media_type
 
 
-class Endpoint(APIView):
+class ApiEndpoint(APIView):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
     ``scopes``: the scope that each method requires; an endpoint without authentication needs none.

@@ -148,7 +148,7 @@ class EndpointSchema(AutoSchema):
 
     def get_operation_id(self) -> str:
         """Return the name of the endpoint and the method, which do not change with the path."""
-        name = type(self.view).__name__.removesuffix("Endpoint")
+        name = type(self.view).__name__.removesuffix("ApiEndpoint")
         return f"{self.method.lower()}{name}"
 
     def get_tags(self) -> list[str]:

@@ -24,7 +24,7 @@ from django_durable_tasks.api.fields import (
     Text,
 )
 from django_durable_tasks.api.objects import shown_by
-from django_durable_tasks.api.target_mapping import TargetKind, config_of, kind_of
+from django_durable_tasks.api.target_mapping import config_of, kind_of
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import Roll
 from django_durable_tasks.rules.recurring.policies import (
@@ -34,6 +34,7 @@ from django_durable_tasks.rules.recurring.policies import (
     RecurringStatus,
 )
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.masking import masked
 
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
@@ -79,7 +80,7 @@ class NewScheduleBody(ScheduleEditBody):
     """A recurring task to create, with one of interval_seconds, cron, rrule and at."""
 
     name = Text(max_length=KEY_LENGTH, help_text="Unique within the tenant.")
-    target_type = OneOf(choices=_choices(TargetKind), default=TargetKind.CELERY_TASK.value)
+    target_type = OneOf(choices=_choices(TargetType), default=TargetType.CELERY_TASK.value)
     target_config = JsonObject()
     idempotency_key = Text(required=False, max_length=KEY_LENGTH)
     paused = Flag(default=False)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,21 +13,18 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.api.problems import Problem, invalid_field
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.target_types import (
+    HTTP_CALLBACK_TASK,
+    QUEUE_MESSAGE_TASK,
+    TargetType,
+    target_config,
+)
 
-
-class TargetKind(StrEnum):
-    """What a task does, in the words of a request."""
-
-    CELERY_TASK = "CELERY_TASK"
-    HTTP_CALLBACK = "HTTP_CALLBACK"
-    QUEUE_MESSAGE = "QUEUE_MESSAGE"
-
-
-BUILT_IN = {
-    TargetKind.HTTP_CALLBACK: "django_durable_tasks.http_callback",
-    TargetKind.QUEUE_MESSAGE: "django_durable_tasks.queue_message",
+_BUILT_IN = {
+    TargetType.HTTP_CALLBACK: HTTP_CALLBACK_TASK,
+    TargetType.QUEUE_MESSAGE: QUEUE_MESSAGE_TASK,
 }
-_KIND_OF = {name: kind for kind, name in BUILT_IN.items()}
+_TYPE_OF = {name: kind for kind, name in _BUILT_IN.items()}
 _CONFIG = frozenset({"task", "args", "kwargs"})
 
 
@@ -48,8 +44,8 @@ def call_of(kind: str, config: Mapping[str, Any], pointer: str = "#") -> TargetC
     the same, so that they do not reveal which tasks exist.
     """
     place = f"{pointer}/target_config"
-    if kind != TargetKind.CELERY_TASK:
-        built_in = _registered(BUILT_IN[TargetKind(kind)], f"{pointer}/target_type")
+    if kind != TargetType.CELERY_TASK:
+        built_in = _registered(_BUILT_IN[TargetType(kind)], f"{pointer}/target_type")
         return TargetCall(built_in, (), config)
     for member in config:
         if member not in _CONFIG:
@@ -84,13 +80,11 @@ def _unknown(name: str, pointer: str) -> Problem:
     )
 
 
-def kind_of(name: str) -> TargetKind:
-    """Return the kind of target of a task with this name."""
-    return _KIND_OF.get(name, TargetKind.CELERY_TASK)
+def kind_of(name: str) -> TargetType:
+    """Return the type of target of a task with this name."""
+    return _TYPE_OF.get(name, TargetType.CELERY_TASK)
 
 
 def config_of(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the ``target_config`` of a task with this name and these arguments."""
-    if name in _KIND_OF:
-        return dict(kwargs)
-    return {"task": name, "args": args, "kwargs": kwargs}
+    return target_config(kind_of(name), name, args, kwargs)

@@ -26,9 +26,10 @@ from django_durable_tasks.api.fields import (
     Text,
 )
 from django_durable_tasks.api.problems import invalid_parameter
-from django_durable_tasks.api.target_mapping import TargetKind, config_of, kind_of
+from django_durable_tasks.api.target_mapping import config_of, kind_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX
 
@@ -56,8 +57,8 @@ class NewTaskBody(Body):
     """A task to create."""
 
     target_type = OneOf(
-        choices=[kind.value for kind in TargetKind],
-        default=TargetKind.CELERY_TASK.value,
+        choices=[kind.value for kind in TargetType],
+        default=TargetType.CELERY_TASK.value,
         help_text="CELERY_TASK runs a durable task of this installation.",
     )
     target_config = JsonObject(
@@ -103,7 +104,7 @@ class TaskAnswer(Body):
 
     task_id = Id(source="pk")
     name = Text()
-    target_type = OneOf(choices=[kind.value for kind in TargetKind])
+    target_type = OneOf(choices=[kind.value for kind in TargetType])
     target_config = JsonObject(required=False)
     status = OneOf(choices=[status.value for status in Status])
     reason = Text(allow_blank=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from django.urls import URLPattern, path, re_path
 
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.views import (
     calendars,
     dead_letters,
@@ -28,7 +28,7 @@ _WORKFLOW = "workflows/<uuid:workflow_id>"
 _LETTER = "dead-letters/<int:letter_id>"
 
 
-def _at(address: str, endpoint: type[Endpoint], name: str) -> URLPattern:
+def _at(address: str, endpoint: type[ApiEndpoint], name: str) -> URLPattern:
     found: URLPattern = path(address, endpoint.as_view(), name=name)
     return found
 

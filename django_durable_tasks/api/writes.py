@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.json_body import JsonRenderer
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.engine.db import tables
@@ -36,7 +36,7 @@ Answer = StoredAnswer
 """The status, the body and the headers of an answer."""
 
 
-class WritingEndpoint(Endpoint):
+class WritingEndpoint(ApiEndpoint):
     """An endpoint whose methods change data through ``write``."""
 
     def write(

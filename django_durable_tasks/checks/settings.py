@@ -14,8 +14,9 @@ from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.conf import InvalidSetting, Settings
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.limits import config
-from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
+from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
 from django_durable_tasks.models import Task
+from django_durable_tasks.rules.targets.policy import address_policy
 from django_durable_tasks.rules.tasks.options import TaskOptions, checked_defaults, task_options
 from django_durable_tasks.scheduler.leader import terms
 
@@ -37,6 +38,13 @@ def _check_task_defaults(settings: Settings) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] cannot be used: {invalid}") from None
 
 
+def _check_http_allow(settings: Settings) -> None:
+    try:
+        address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
+    except InvalidTarget as invalid:
+        raise InvalidSetting(f"DURABLE_TASKS['HTTP_ALLOW']: {invalid}") from None
+
+
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
     found = [] if conf.uses_time_zones() else [FINDINGS["E003"]()]
@@ -45,6 +53,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         conf.retention()
         config.coded()
         _check_task_defaults(settings)
+        _check_http_allow(settings)
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:

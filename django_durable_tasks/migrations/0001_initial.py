@@ -442,12 +442,15 @@ class Migration(migrations.Migration):
                 (
                     "target_type",
                     models.CharField(
-                        default="CELERY_TASK", max_length=13, verbose_name="target type"
+                        choices=[
+                            ("CELERY_TASK", "CELERY_TASK"),
+                            ("HTTP_CALLBACK", "HTTP_CALLBACK"),
+                            ("QUEUE_MESSAGE", "QUEUE_MESSAGE"),
+                        ],
+                        default="CELERY_TASK",
+                        max_length=13,
+                        verbose_name="target type",
                     ),
-                ),
-                (
-                    "target_config",
-                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
                 ),
                 (
                     "timetable",
@@ -891,12 +894,15 @@ class Migration(migrations.Migration):
                 (
                     "target_type",
                     models.CharField(
-                        db_default="CELERY_TASK", max_length=13, verbose_name="target type"
+                        choices=[
+                            ("CELERY_TASK", "CELERY_TASK"),
+                            ("HTTP_CALLBACK", "HTTP_CALLBACK"),
+                            ("QUEUE_MESSAGE", "QUEUE_MESSAGE"),
+                        ],
+                        db_default="CELERY_TASK",
+                        max_length=13,
+                        verbose_name="target type",
                     ),
-                ),
-                (
-                    "target_config",
-                    models.JSONField(blank=True, null=True, verbose_name="target configuration"),
                 ),
                 (
                     "time_zone",
@@ -2108,6 +2114,136 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="workflowrun",
             index=models.Index(fields=["tenant", "id"], name="durable_workflow_tenant"),
+        ),
+        migrations.CreateModel(
+            name="DeliveryAttempt",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("attempt_number", models.IntegerField(verbose_name="attempt")),
+                ("run_id", models.UUIDField(null=True, verbose_name="run id")),
+                ("outcome", models.CharField(max_length=6, verbose_name="outcome")),
+                ("started_at", models.DateTimeField(verbose_name="started at")),
+                ("method", models.CharField(max_length=7, verbose_name="method")),
+                ("url", models.TextField(verbose_name="URL")),
+                ("endpoint", models.CharField(max_length=300, verbose_name="endpoint")),
+                ("request_headers", models.JSONField(default=list, verbose_name="request headers")),
+                ("request_bytes", models.IntegerField(default=0, verbose_name="size of the body")),
+                ("status", models.SmallIntegerField(null=True, verbose_name="status")),
+                (
+                    "failure",
+                    models.CharField(blank=True, default="", max_length=11, verbose_name="failure"),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="reason"),
+                ),
+                ("retry_delay", models.FloatField(null=True, verbose_name="retry delay")),
+                (
+                    "response_headers",
+                    models.JSONField(default=list, verbose_name="response headers"),
+                ),
+                (
+                    "response_body",
+                    models.TextField(
+                        blank=True, default="", verbose_name="first bytes of the answer"
+                    ),
+                ),
+                (
+                    "response_truncated",
+                    models.BooleanField(default=False, verbose_name="answer truncated"),
+                ),
+                ("dns_seconds", models.FloatField(null=True, verbose_name="DNS")),
+                ("connect_seconds", models.FloatField(null=True, verbose_name="connection")),
+                ("tls_seconds", models.FloatField(null=True, verbose_name="TLS")),
+                ("first_byte_seconds", models.FloatField(null=True, verbose_name="first byte")),
+                ("total_seconds", models.FloatField(verbose_name="total")),
+                (
+                    "task",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="deliveries",
+                        to="django_durable_tasks.task",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_default=1,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "delivery attempt",
+                "verbose_name_plural": "delivery attempts",
+                "db_table": "durable_tasks_delivery_attempt",
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.CreateModel(
+            name="Endpoint",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "key",
+                    models.CharField(
+                        help_text="The limit key of its tasks: the origin of the URL, or `endpoint=`.",
+                        max_length=200,
+                        unique=True,
+                        verbose_name="key",
+                    ),
+                ),
+                ("failures", models.IntegerField(db_default=0, verbose_name="failures in a row")),
+                (
+                    "openings",
+                    models.IntegerField(
+                        db_default=0, verbose_name="openings since the last success"
+                    ),
+                ),
+                (
+                    "open_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="open until"),
+                ),
+                (
+                    "probe_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="probe until"),
+                ),
+                (
+                    "last_failure",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="last failure"
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_default=1,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "endpoint",
+                "verbose_name_plural": "endpoints",
+                "db_table": "durable_tasks_endpoint",
+                "ordering": ["key"],
+            },
         ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),

@@ -6,7 +6,9 @@ from django_durable_tasks.models.api_key import ApiKey
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
+from django_durable_tasks.models.delivery_attempt import DeliveryAttempt
 from django_durable_tasks.models.ending_event import EndingEvent
+from django_durable_tasks.models.endpoint import Endpoint
 from django_durable_tasks.models.execution_log import TaskExecutionLog
 from django_durable_tasks.models.idempotent_request import IdempotentRequest
 from django_durable_tasks.models.lease import SchedulerLease
@@ -32,7 +34,9 @@ __all__ = [
     "CalendarDay",
     "DayKind",
     "DeadLetter",
+    "DeliveryAttempt",
     "EndingEvent",
+    "Endpoint",
     "IdempotentRequest",
     "Limit",
     "LimitBucket",

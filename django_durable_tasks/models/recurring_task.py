@@ -28,6 +28,7 @@ from django_durable_tasks.rules.recurring.policies import (
     Overlap,
     RecurringStatus,
 )
+from django_durable_tasks.rules.target_types import TargetType, target_config
 from django_durable_tasks.rules.tasks.identifiers import uuid7
 
 
@@ -120,8 +121,12 @@ class RecurringTask(GuardedModel):
     options = models.JSONField(
         _("options"), default=dict, blank=True, help_text=_("As for .using() of the task.")
     )
-    target_type = models.CharField(_("target type"), max_length=13, default="CELERY_TASK")
-    target_config = models.JSONField(_("target configuration"), null=True, blank=True)
+    target_type = models.CharField(
+        _("target type"),
+        max_length=13,
+        choices=_choices(TargetType),
+        default=TargetType.CELERY_TASK.value,
+    )
 
     timetable = models.JSONField(_("timetable"), help_text=_("One or more parts, combined by OR."))
     interval_seconds = models.FloatField(
@@ -234,6 +239,11 @@ class RecurringTask(GuardedModel):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def target_config(self) -> dict[str, Any]:
+        """What its tasks do, from name and arguments. It contains the secrets of the arguments."""
+        return target_config(self.target_type, self.task, self.args, self.kwargs)
 
     @alters_data
     def pause(self, reason: str = "", *, until: datetime | None = None, by: str = "") -> None:

@@ -8,7 +8,7 @@ Every open task has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNN
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -27,6 +27,7 @@ from django_durable_tasks.models.task_queries import (
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.dependencies import OnUpstreamFailure
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, OnOrphan, Status
+from django_durable_tasks.rules.target_types import TargetType, target_config
 
 _RARE = sorted(status.value for status in REPLAYABLE)
 _PENDING, _QUEUED, _RUNNING = Status.PENDING.value, Status.QUEUED.value, Status.RUNNING.value
@@ -100,8 +101,12 @@ class Task(GuardedModel):
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
 
-    target_type = models.CharField(_("target type"), max_length=13, db_default="CELERY_TASK")
-    target_config = models.JSONField(_("target configuration"), null=True, blank=True)
+    target_type = models.CharField(
+        _("target type"),
+        max_length=13,
+        choices=[(kind.value, kind.value) for kind in TargetType],
+        db_default=TargetType.CELERY_TASK.value,
+    )
     time_zone = models.CharField(_("time zone"), max_length=64, db_default="", blank=True)
     recurring_task = models.ForeignKey(
         "django_durable_tasks.RecurringTask",
@@ -256,6 +261,11 @@ class Task(GuardedModel):
 
     def __str__(self) -> str:
         return f"{self.name} {self.id}"
+
+    @property
+    def target_config(self) -> dict[str, Any]:
+        """What the task does, from its name and arguments. It contains secrets of the arguments."""
+        return target_config(self.target_type, self.name, self.args, self.kwargs)
 
     @property
     def dedupe_key(self) -> str:

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Id, Instant, Integer, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import shown_by, tagged
@@ -63,7 +63,7 @@ def _find(caller: Caller, key: int) -> DeadLetter:
     return row
 
 
-class DeadLettersEndpoint(Endpoint):
+class DeadLettersEndpoint(ApiEndpoint):
     """The dead letters of the tenant."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -82,7 +82,7 @@ class DeadLettersEndpoint(Endpoint):
         return listed(request, tenant_id, page, lambda row: letter_json(row, self.caller))
 
 
-class DeadLetterEndpoint(Endpoint):
+class DeadLetterEndpoint(ApiEndpoint):
     """One dead letter."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import shown_by
 from django_durable_tasks.api.openapi import list_of
@@ -26,7 +26,7 @@ from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 
-class PreviewEndpoint(Endpoint):
+class PreviewEndpoint(ApiEndpoint):
     """The next fire times."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -41,7 +41,7 @@ class PreviewEndpoint(Endpoint):
         return Response({"data": [shown_by(FireTimeAnswer, one) for one in fires]})
 
 
-class OccurrencesEndpoint(Endpoint):
+class OccurrencesEndpoint(ApiEndpoint):
     """The ledger: what happened at each fire time, the latest first."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -60,7 +60,7 @@ class OccurrencesEndpoint(Endpoint):
         return listed(request, tenant_id, page, occurrence_json)
 
 
-class ExplainEndpoint(Endpoint):
+class ExplainEndpoint(ApiEndpoint):
     """Why a fire time has run or not, or what will happen at it."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

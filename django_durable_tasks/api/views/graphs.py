@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, JsonObject
 from django_durable_tasks.api.operation_calls import body_of, perform
 from django_durable_tasks.api.problems import Problem, invalid_field, invalid_parameter
@@ -56,7 +56,7 @@ def _image(diagram: Diagram) -> HttpResponse:
     return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
 
 
-class WorkflowGraphEndpoint(Endpoint):
+class WorkflowGraphEndpoint(ApiEndpoint):
     """The tasks and dependencies of a workflow run."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -67,7 +67,7 @@ class WorkflowGraphEndpoint(Endpoint):
         return Response(_json(_of_workflow(self.caller, workflow_id)))
 
 
-class WorkflowImageEndpoint(Endpoint):
+class WorkflowImageEndpoint(ApiEndpoint):
     """The graph of a workflow run as SVG."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -132,7 +132,7 @@ class DependenciesEndpoint(WritingEndpoint):
             raise invalid_field("#/upstream", "is the id of no task", "unknown_task") from None
 
 
-class DependenciesImageEndpoint(Endpoint):
+class DependenciesImageEndpoint(ApiEndpoint):
     """The tasks connected with a task as SVG."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

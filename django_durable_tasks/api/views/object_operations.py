@@ -119,7 +119,7 @@ def endpoint_of(resource: Resource, action: ObjectAction) -> type[OperationEndpo
     name = "".join(part.title() for part in f"{resource.name}-{action.path}".split("-"))
     body = body_of(f"{name}Body", *action.operations)
     return type(
-        f"{name}Endpoint",
+        f"{name}ApiEndpoint",
         (OperationEndpoint,),
         {
             "resource": resource,

@@ -8,11 +8,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.problems import Problem
 
 
-class ProblemEndpoint(Endpoint):
+class ProblemEndpoint(ApiEndpoint):
     """A type of problem. It needs no key, because its address is in answers with status 401."""
 
     authentication_classes = ()
@@ -32,12 +32,12 @@ class ProblemEndpoint(Endpoint):
         )
 
 
-class UnknownEndpoint(Endpoint):
+class UnknownEndpoint(ApiEndpoint):
     """Every other address."""
 
     authentication_classes = ()
     is_hidden = True
-    http_method_names = (*Endpoint.http_method_names, "put", "options", "trace")
+    http_method_names = (*ApiEndpoint.http_method_names, "put", "options", "trace")
 
     def http_method_not_allowed(self, request: Any, *args: Any, **kwargs: Any) -> Response:
         """Answer 404 to every method."""

@@ -9,7 +9,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, Text
 from django_durable_tasks.api.objects import shown_by
 from django_durable_tasks.api.openapi import list_of
@@ -54,7 +54,7 @@ def _find(_caller: Caller, name: str) -> Depth:
     return next(depth for depth in depths(database_now(), [name]) if depth.queue == name)
 
 
-class QueuesEndpoint(Endpoint):
+class QueuesEndpoint(ApiEndpoint):
     """All queues."""
 
     scopes: ClassVar = {"GET": ApiScope.QUEUES}

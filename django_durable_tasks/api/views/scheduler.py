@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import shown_by
@@ -49,7 +49,7 @@ class NodeAnswer(Body):
     concurrency = Integer()
 
 
-class HealthEndpoint(Endpoint):
+class HealthEndpoint(ApiEndpoint):
     """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
 
     authentication_classes = ()
@@ -83,7 +83,7 @@ def _firing() -> dict[str, Any]:
     return {"leader": led, "oldest_due_age": age, "firing": firing}
 
 
-class SchedulerStatusEndpoint(Endpoint):
+class SchedulerStatusEndpoint(ApiEndpoint):
     """The state of the installation, which all tenants share."""
 
     scopes: ClassVar = {"GET": ApiScope.QUEUES}
@@ -129,7 +129,7 @@ def _ended(status: Status, now: datetime) -> int:
     return int(rows.order_by().values("pk")[:COUNTED].count())
 
 
-class HistoryEndpoint(Endpoint):
+class HistoryEndpoint(ApiEndpoint):
     """The attempts of a task with their nodes, times and statuses."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

@@ -10,13 +10,13 @@ from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.openapi import document
 
 _HTML = "text/html"
 
 
-class SchemaEndpoint(Endpoint):
+class SchemaEndpoint(ApiEndpoint):
     """The OpenAPI 3.1 document. It contains no data of a tenant and needs no key."""
 
     authentication_classes = ()
@@ -27,7 +27,7 @@ class SchemaEndpoint(Endpoint):
         return Response(document(root))
 
 
-class DocsEndpoint(Endpoint):
+class DocsEndpoint(ApiEndpoint):
     """A page on which a user enters a key and sends requests.
 
     Its scripts are files of ``drf_spectacular_sidecar`` and of this package, so that a strict

@@ -8,13 +8,14 @@ from typing import Any
 from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.problems import invalid_field
-from django_durable_tasks.api.target_mapping import TargetKind, kind_of
+from django_durable_tasks.api.target_mapping import kind_of
 from django_durable_tasks.api.task_fields import is_past
 from django_durable_tasks.api.views.object_operations import ObjectAction
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations import gates, tasks, workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.states import REPLAYABLE
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 
@@ -32,7 +33,7 @@ def _arguments(task: Task, given: Mapping[str, Any], caller: Caller) -> Mapping[
     edited = {name: given[name] for name in ("args", "kwargs") if name in given}
     if not edited:
         return given
-    config = edited if kind_of(task.name) == TargetKind.CELERY_TASK else edited.get("kwargs", {})
+    config = edited if kind_of(task.name) == TargetType.CELERY_TASK else edited.get("kwargs", {})
     return {**given, **edited_arguments(task.name, task.args, task.kwargs, config, caller)}
 
 

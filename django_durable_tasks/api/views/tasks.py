@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
 from django_durable_tasks.api.openapi import list_of
@@ -176,7 +176,7 @@ class TaskEndpoint(WritingEndpoint):
         return {**changes, **edited_arguments(row.name, row.args, row.kwargs, config, self.caller)}
 
 
-class ExecutionsEndpoint(Endpoint):
+class ExecutionsEndpoint(ApiEndpoint):
     """The attempts of a task, the newest first."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

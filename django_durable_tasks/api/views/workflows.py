@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Id, Instant, Integer, OneOf, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import shown_by, tagged
@@ -71,7 +71,7 @@ def _version(row: WorkflowRun) -> int:
     return int(row.updated_at.timestamp() * 1_000_000)
 
 
-class WorkflowsEndpoint(Endpoint):
+class WorkflowsEndpoint(ApiEndpoint):
     """The workflow runs of the tenant."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}
@@ -86,7 +86,7 @@ class WorkflowsEndpoint(Endpoint):
         return listed(request, tenant_id, page, lambda row: workflow_json(row, self.caller))
 
 
-class WorkflowEndpoint(Endpoint):
+class WorkflowEndpoint(ApiEndpoint):
     """One workflow run."""
 
     scopes: ClassVar = {"GET": ApiScope.READ}

@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
 from django.db import Error, OperationalError, transaction
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution import consumed_queue, endings, worker_node
 from django_durable_tasks.celery.execution.body_request import of_row
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
@@ -31,7 +31,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.deadlocks import SERIALIZATION_FAILURE, code_of
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.dependencies import results
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
@@ -116,7 +116,8 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
     """
     row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
     start = partial(
-        attempts.open_run,
+        _open_run,
+        task,
         row,
         envelope.epoch,
         place,
@@ -139,6 +140,14 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
                 raise
         _idle.wait(pause)
         pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+
+def _open_run(task: Any, row: uuid.UUID, epoch: int, *rest: Any, **more: Any) -> Run | Refusal:
+    """Start the run unless the breaker of the task's endpoint is open."""
+    known = registry.find(task.name)
+    if known is not None and known.target.endpoint is not None and endpoints.postpone(row, epoch):
+        return Refusal.POSTPONED
+    return attempts.open_run(row, epoch, *rest, **more)
 
 
 def _start_or_read_back(

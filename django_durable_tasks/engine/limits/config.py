@@ -139,8 +139,21 @@ def read() -> LimitConfig:
         name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
+    scopes = {**coded(), **operators()}
+    per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
-    return LimitConfig({**coded(), **operators()}, per_key, len(tenants) > 1)
+    return LimitConfig(scopes, per_key, len(tenants) > 1)
+
+
+def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
+    """Return the limit of each endpoint for the tasks that have one. An empty limit, if only keys
+    of settings or operators are limited, makes these tasks be checked.
+    """
+    places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
+    if not places and not any(scope.startswith("key:") for scope in scopes):
+        return {}
+    names = (name for name in registry.names() if registry.get(name).target.endpoint is not None)
+    return {name: Allowance(places or None) for name in names}
 
 
 class RecentLimits:

@@ -124,7 +124,7 @@ def create(
         return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
-    occurrence_tasks.unkept_template(row)
+    row.target_type = occurrence_tasks.unkept_template(row).target_type
     _plan(row, now)
     writes.insert(row)
     return row
@@ -156,7 +156,7 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
     if not changed:
         return row
     row.updated_at = database_now()
-    occurrence_tasks.unkept_template(row)
+    row.target_type = occurrence_tasks.unkept_template(row).target_type
     if _WHEN & changed:
         _plan(row, row.updated_at)
     writes.rewrite(row)

@@ -53,6 +53,7 @@ class Refusal(StrEnum):
     PAUSED = "PAUSED"
     DUPLICATE = "DUPLICATE"
     MISROUTED = "MISROUTED"
+    POSTPONED = "POSTPONED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

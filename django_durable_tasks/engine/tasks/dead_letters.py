@@ -75,7 +75,7 @@ def _changed_arguments(
         raise TransitionRefused("Edited arguments can replay one task at a time.")
     new_args = list(rows[0].args if args is None else args)
     new_kwargs = dict(rows[0].kwargs if kwargs is None else kwargs)
-    return arguments_columns(rows[0].name, new_args, new_kwargs)
+    return arguments_columns(rows[0], new_args, new_kwargs)
 
 
 @retry_on_deadlock

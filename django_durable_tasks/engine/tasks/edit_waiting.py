@@ -12,12 +12,18 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.tasks.new_task import Call, check_options, limit_key
+from django_durable_tasks.engine.tasks.new_task import (
+    Call,
+    check_options,
+    limit_key,
+    prepared_kwargs,
+)
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.tasks.arguments import bind, encode
 from django_durable_tasks.rules.tasks.comments import done_by
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, checked_name
+from django_durable_tasks.rules.workflows.plan import REFERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +83,35 @@ def _columns(row: Task, change: TaskEdit) -> dict[str, Any]:
     args = list(row.args if change.args is None else change.args)
     kwargs = dict(row.kwargs if change.kwargs is None else change.kwargs)
     if change.args is not None or change.kwargs is not None:
-        columns |= arguments_columns(row.name, args, kwargs)
+        columns |= arguments_columns(row, args, kwargs)
     if change.queue is not None:
         queue = ports.queue_of(row.name, change.queue, args, kwargs)
         columns["queue"] = checked_name("queue", queue)
     return columns
 
 
-def arguments_columns(name: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of changed arguments; raises DurableTasksError if a call could not have
-    them.
+def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of changed arguments of a task; raises DurableTasksError if a call could
+    not have them.
+
+    Arguments with references to results are checked by the target when the references are resolved.
     """
-    settings, task = conf.settings(), registry.get(name)
-    bind(task.signature, name, args, kwargs)
+    settings, task = conf.settings(), registry.get(row.name)
+    call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
+    if REFERS in (row.options or {}):
+        bind(task.signature, row.name, args, kwargs)
+        stored: Mapping[str, Any] = kwargs
+    else:
+        stored = prepared_kwargs(call)
     payload = encode(
-        name,
+        row.name,
         args,
-        kwargs,
+        stored,
         max_bytes=settings.PAYLOAD_MAX_BYTES,
         max_depth=settings.JSON_MAX_DEPTH,
     )
     return {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),
-        "limit_key": limit_key(Call(task, tuple(args), kwargs, CallOptions())),
+        "limit_key": limit_key(call),
     }

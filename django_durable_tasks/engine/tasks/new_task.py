@@ -43,23 +43,39 @@ def planned_task(call: Call, *, refers: bool = False) -> NewTask:
     ``refers``: the arguments contain references to results, which are resolved when the task
     starts.
     """
-    return new_task(call, {**call.options.overrides(), REFERS: 1} if refers else None)
+    if not refers:
+        return new_task(call)
+    # The target checks the arguments when the task starts and the references are resolved.
+    bind(call.task.signature, call.task.options.name, call.args, call.kwargs)
+    return _new_task(call, call.kwargs, {**call.options.overrides(), REFERS: 1})
 
 
-def new_task(call: Call, overrides: Mapping[str, Any] | None = None) -> NewTask:
+def new_task(call: Call) -> NewTask:
     """Check a call and return its task, PENDING. Raises DurableTasksError; writes nothing."""
+    return _new_task(call, prepared_kwargs(call), call.options.overrides())
+
+
+def prepared_kwargs(call: Call) -> Mapping[str, Any]:
+    """Return the keyword arguments of a call as its target stores them; raises
+    DurableTasksError.
+    """
+    bind(call.task.signature, call.task.options.name, call.args, call.kwargs)
+    prepared = call.task.target.prepared
+    return call.kwargs if prepared is None else prepared(call.kwargs)
+
+
+def _new_task(call: Call, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> NewTask:
     task, given, settings = call.task.options, call.options, conf.settings()
-    bind(call.task.signature, task.name, call.args, call.kwargs)
     payload = encode(
         task.name,
         call.args,
-        call.kwargs,
+        kwargs,
         max_bytes=settings.PAYLOAD_MAX_BYTES,
         max_depth=settings.JSON_MAX_DEPTH,
     )
     check_options(given, settings)
     queue = ports.queue_of(task.name, given.queue or task.queue, call.args, call.kwargs)
-    task_id, options = given.task_id or new_task_id(), overrides or given.overrides()
+    task_id = given.task_id or new_task_id()
     return NewTask(
         id=task_id,
         args=payload.args,
@@ -84,6 +100,7 @@ def new_task(call: Call, overrides: Mapping[str, Any] | None = None) -> NewTask:
         key=given.key,
         unique_key=_unique_key(call),
         on_upstream_failure=given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
+        target_type=call.task.target.type.value,
     )
 
 
@@ -142,9 +159,12 @@ def _called(unique: Callable[..., str], call: Call) -> str:
 
 
 def limit_key(call: Call) -> str | None:
-    """Return the key of the call in a PerKey limit, or None. Raises InvalidOption."""
+    """Return the key of the call in a PerKey limit or its endpoint, or None. Raises
+    InvalidOption.
+    """
     options = call.task.options
     template = key_of(options.rate_limit, options.max_concurrency)
     if template is None:
-        return None
+        endpoint = call.task.target.endpoint
+        return endpoint and endpoint(_tenant_id(call.options.tenant), call.kwargs)
     return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})

@@ -25,7 +25,15 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.limits import config
-from django_durable_tasks.models import DeadLetter, LimitBucket, Node, Task, TaskExecutionLog
+from django_durable_tasks.engine.tasks import endpoints
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    LimitBucket,
+    Node,
+    Task,
+    TaskExecutionLog,
+)
 from django_durable_tasks.models.limit_bucket import LOCK
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
@@ -94,6 +102,7 @@ def prune(
         if kept is not None:
             cutoff = now - timedelta(seconds=kept)
             deleted += _prune_ended(status, cutoff, now, limit - deleted, stayed, deadline)
+    endpoints.prune(now)
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 
@@ -184,12 +193,13 @@ def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) 
 
 
 def _delete(deletable: list[uuid.UUID]) -> None:
-    """Delete tasks with their log entries, dead letters and edges to their upstreams.
+    """Delete tasks with their log entries, requests, dead letters and edges to their upstreams.
 
     The edges of their dependents are kept with the outcome.
     """
     database = tables.database()
     TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    DeliveryAttempt.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
     DeadLetter.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
     Task.objects.using(database).unguarded().filter(pk__in=deletable).delete()
 

@@ -16,6 +16,7 @@ from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.management.durable.api_key_actions import API_KEY
 from django_durable_tasks.management.durable.calendar_actions import CALENDARS
+from django_durable_tasks.management.durable.check_url import CHECK_URL, SIGNING_SECRET
 from django_durable_tasks.management.durable.dst import DST_REPORT, TZDATA
 from django_durable_tasks.management.durable.edit_actions import EDIT_ACTIONS
 from django_durable_tasks.management.durable.explain import EXPLAIN
@@ -63,6 +64,8 @@ SUBCOMMANDS = {
         IMPORT_BEAT,
         SHADOW,
         VERIFY,
+        CHECK_URL,
+        SIGNING_SECRET,
     )
 }
 

@@ -22,6 +22,7 @@ from django_durable_tasks.management.durable.selectors import tasks
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.explanations import Sentence
 from django_durable_tasks.rules.tasks.masking import masked_positional
 
@@ -80,6 +81,20 @@ _LETTER = (
     "resolved_by",
     "comment",
 )
+_REQUEST = (
+    "attempt_number",
+    "outcome",
+    "status",
+    "failure",
+    "started_at",
+    "method",
+    "url",
+    "reason",
+    "retry_delay",
+    "total_seconds",
+    "response_body",
+)
+_REQUEST_LINE = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
 _TIMELINE = (
     "attempt_number",
     "status",
@@ -105,10 +120,18 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
     row["graph"] = workflow_pages.graph_of(task)
     row["executions"] = attempts
+    row["requests"] = _requests(task)
     row["dead_letters"] = list(
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER)
     )
     return row
+
+
+def _requests(task: Task) -> list[dict[str, Any]]:
+    """Return the HTTP requests of the task. Other tasks cost no statement."""
+    if task.target_type != TargetType.HTTP_CALLBACK:
+        return []
+    return list(task.deliveries.using(task._state.db).order_by("pk").values(*_REQUEST))
 
 
 def _parameters(name: str) -> list[str] | None:
@@ -153,6 +176,8 @@ def _text(facts: dict[str, Any], why: list[Sentence]) -> str:
             }
         )
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
+    if facts["requests"]:
+        lines += ["", table(_REQUEST_LINE, facts["requests"])]
     if facts["dead_letters"]:
         lines += ["", table(_LETTER, facts["dead_letters"])]
     return "\n".join(lines)

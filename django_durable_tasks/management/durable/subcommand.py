@@ -20,7 +20,8 @@ EXIT_CODES = (
     "exit codes:\n"
     "  0  done; `status`: everything is within its thresholds; `health`: healthy or unknown\n"
     "  1  `status` exceeded a threshold, `health` found a node to restart, `sync --check`,\n"
-    "     `shadow` or `verify` found something, or the database or broker does not answer\n"
+    "     `shadow` or `verify` found something, `check-url` refused the URL, or the database or\n"
+    "     broker does not answer\n"
     "  2  wrong usage, no such object, nothing could be changed, or `verify` could not check\n"
 )
 Options = Mapping[str, Any]

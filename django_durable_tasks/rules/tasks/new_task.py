@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.target_types import TargetType
 
 _PER_CALL = 5
 
@@ -58,6 +59,7 @@ class NewTask(NamedTuple):
     overlap_key: str | None = None
     workflow_id: uuid.UUID | None = None
     step: str | None = None
+    target_type: str = TargetType.CELERY_TASK
 
     def waiting_for(self, unresolved: int, join_count: int | None) -> NewTask:
         """Return the task as BLOCKED by this many upstreams; as PENDING if there are none."""

@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
+from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import list_of, operator, page_of, staff
 from tests.factories import a_log_row, a_task
@@ -115,3 +115,36 @@ def test_the_page_that_edits_arguments_shows_them_only_with_permission() -> None
     assert staff(*VIEWS, "replay_deadletter").get(address).status_code == 403
     assert staff(*VIEWS, "view_task_arguments").get(address).status_code == 403
     assert SECRET in operator().get(address).content.decode()
+
+
+def test_secrets_of_a_callback_are_masked_on_its_page() -> None:
+    task = a_task(
+        Status.SUCCESS,
+        name="django_durable_tasks.http_callback",
+        kwargs={
+            "url": f"https://example.com/?token={SECRET}",
+            "headers": {"Authorization": f"Bearer {SECRET}", "X-Api-Key": SECRET},
+            "body": f'{{"password": "{SECRET}"}}',
+        },
+        target_type="HTTP_CALLBACK",
+    )
+    request = DeliveryAttempt(
+        task=task,
+        attempt_number=1,
+        outcome="DONE",
+        started_at=task.created_at,
+        method="POST",
+        url="https://example.com/hook",
+        status=204,
+        request_headers=[["Authorization", "********"], ["X-Shop", "7"]],
+        response_body="<b>thanks</b>",
+        total_seconds=0.25,
+    )
+    DeliveryAttempt.objects.unguarded().bulk_create([request])
+    page = staff(*VIEWS, "view_deliveryattempt").get(page_of(task)).content.decode()
+    assert SECRET not in page
+    assert "https://example.com/hook" in page
+    assert "&lt;b&gt;thanks&lt;/b&gt;" in page
+    assert "total 250 ms" in page
+    without = staff(*VIEWS).get(page_of(task)).content.decode()
+    assert "https://example.com/hook" not in without

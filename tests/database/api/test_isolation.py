@@ -14,7 +14,7 @@ from django.urls import URLPattern
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
-from django_durable_tasks.api.endpoint import Endpoint
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.models import Calendar, DeadLetter, RecurringTask, Task
 from tests.database.api.client import ApiClient, a_client
 from tests.factories import many_tasks
@@ -25,13 +25,13 @@ PUBLIC = {"problem", "unknown", "health", "schema", "docs"}
 """Endpoints that answer without a key."""
 
 
-def _patterns() -> Iterator[tuple[str, URLPattern, type[Endpoint]]]:
+def _patterns() -> Iterator[tuple[str, URLPattern, type[ApiEndpoint]]]:
     for pattern in urls.urlpatterns:
         if pattern.name not in PUBLIC:
             yield str(pattern.pattern), pattern, pattern.callback.cls
 
 
-def _methods(endpoint: type[Endpoint]) -> list[str]:
+def _methods(endpoint: type[ApiEndpoint]) -> list[str]:
     return [name.upper() for name in ("get", "post", "patch", "delete") if hasattr(endpoint, name)]
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.engine.cluster import leadership
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.models import DeadLetter, NodeKind, Task
+from django_durable_tasks.models import DeadLetter, DeliveryAttempt, NodeKind, Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_log_row, a_node, a_paused_queue, a_task
@@ -189,3 +189,23 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_attempts() ->
     for number in range(50):
         a_log_row(row, attempt_number=number)
     assert statements() == few <= 8
+
+
+def test_show_lists_the_requests_of_a_callback() -> None:
+    row = a_task(
+        Status.SUCCESS, name="django_durable_tasks.http_callback", target_type="HTTP_CALLBACK"
+    )
+    request = DeliveryAttempt(
+        task=row,
+        attempt_number=1,
+        outcome="DONE",
+        started_at=row.created_at,
+        method="POST",
+        url="https://example.com/hook",
+        status=204,
+        total_seconds=0.25,
+    )
+    DeliveryAttempt.objects.unguarded().bulk_create([request])
+    [shown] = json_of("show", row.pk)["requests"]
+    assert (shown["status"], shown["outcome"], shown["total_seconds"]) == (204, "DONE", 0.25)
+    assert "https://example.com/hook" in durable("show", row.pk).out

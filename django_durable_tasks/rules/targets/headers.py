@@ -1,0 +1,86 @@
+"""Rules for the headers of requests to outside servers: which a caller may set, and which values
+are masked where requests are displayed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.rules.tasks.masking import MASK, masked_text
+
+HEADERS_MAX, HEADERS_MAX_BYTES = 50, 16_384
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
+_OURS = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "idempotency-key",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_OUR_PREFIXES = ("durable-", "proxy-", "webhook-")
+_MASKED = frozenset({"webhook-signature"})
+
+
+def checked_request_headers(value: object) -> dict[str, str]:
+    """Return the headers that a caller gives, with stripped values; raises InvalidTarget."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidTarget(f"headers is a {type(value).__name__}: give a mapping of names.")
+    if len(value) > HEADERS_MAX:
+        raise InvalidTarget(f"headers: {len(value)} were given, at most {HEADERS_MAX} are allowed.")
+    found: dict[str, str] = {}
+    for name, text in value.items():
+        _check_name(name, found)
+        found[name] = _checked_value(name, text)
+    size = sum(len(name) + len(text) for name, text in found.items())
+    if size > HEADERS_MAX_BYTES:
+        raise InvalidTarget(
+            f"headers have {size:,} bytes, at most {HEADERS_MAX_BYTES:,} are allowed."
+        )
+    return found
+
+
+def _check_name(name: object, found: Mapping[str, str]) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidTarget(f"headers: {name!r} is not a name of a header.")
+    # Many servers read an underscore as a hyphen.
+    plain = name.lower().replace("_", "-")
+    if plain in _OURS or plain.startswith(_OUR_PREFIXES):
+        raise InvalidTarget(f"headers: {name} is set by the sender and cannot be given.")
+    if plain in {other.lower().replace("_", "-") for other in found}:
+        raise InvalidTarget(f"headers: {name} was given twice.")
+
+
+def _checked_value(name: str, text: object) -> str:
+    value = text.strip(" \t") if isinstance(text, str) else text
+    if not isinstance(value, str) or not _VALUE.fullmatch(value):
+        # The value is omitted, because it may be a secret.
+        raise InvalidTarget(
+            f"headers: the value of {name} is not a string of printable ASCII characters."
+        )
+    return value
+
+
+def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[str]]:
+    """Return pairs of name and value, with the values under sensitive names masked.
+
+    ``names`` is the pattern SECRET_NAMES. Other values are searched for ``name=value`` pairs.
+    """
+    hides = re.compile(names, re.IGNORECASE).search
+    return [
+        [name, MASK if hides(name) or name.lower() in _MASKED else masked_text(value, names)]
+        for name, value in headers
+    ]

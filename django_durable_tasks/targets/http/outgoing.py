@@ -1,0 +1,88 @@
+"""The client of this process, as the settings configure it, and the headers of its requests."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django_durable_tasks import __version__, conf, process_state
+from django_durable_tasks.rules.targets.deliveries import TaskOrigin
+from django_durable_tasks.rules.targets.http_request import HttpLimits, HttpRequest
+from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
+from django_durable_tasks.rules.targets.signing import derived_secret, signed_headers
+from django_durable_tasks.rules.targets.urls import TargetUrl
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.targets.http.client import HttpClient
+from django_durable_tasks.targets.http.resolver import Resolver
+
+
+class _Policy:
+    """The parsed rules of the current settings."""
+
+    def __init__(self) -> None:
+        self._known: tuple[conf.Settings, AddressPolicy] | None = None
+
+    def of(self, settings: conf.Settings) -> AddressPolicy:
+        if self._known is None or self._known[0] is not settings:
+            self._known = settings, address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
+        return self._known[1]
+
+
+def policy() -> AddressPolicy:
+    """Return the rules of HTTP_PORTS and HTTP_ALLOW; raises InvalidTarget for a bad entry."""
+    return process_state.of(_Policy).of(conf.settings())
+
+
+def limits() -> HttpLimits:
+    """Return the limits of a request."""
+    settings = conf.settings()
+    return HttpLimits(
+        policy=policy(),
+        timeout=min(settings.HTTP_TIMEOUT, settings.HTTP_TIMEOUT_MAX),
+        longest_timeout=settings.HTTP_TIMEOUT_MAX,
+    )
+
+
+def client() -> HttpClient:
+    """Return a client with the rules of the settings."""
+    settings = conf.settings()
+    return HttpClient(
+        policy(),
+        resolver=process_state.of(Resolver),
+        connect_timeout=settings.HTTP_CONNECT_TIMEOUT,
+        body_max=settings.HTTP_ANSWER_MAX_BYTES,
+    )
+
+
+def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
+    """Return the secrets of an endpoint, the current one first.
+
+    The origin is a part of each, so that the name of another endpoint does not lead to its secret.
+    """
+    keys = conf.settings().HTTP_SIGNING_KEYS
+    return [derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
+
+
+def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime) -> dict[str, str]:
+    """Return the headers of one attempt: ours, the signature, and those of the caller.
+
+    The id of the task identifies the request over all attempts and replays.
+    """
+    task_id = str(run.task_id)
+    ours = {
+        "Idempotency-Key": f'"{task_id}"',
+        "Durable-Task-Id": task_id,
+        "Durable-Attempt": str(run.attempt),
+        "Durable-Max-Attempts": str(run.max_attempts),
+        "Durable-Scheduled-For": _instant(origin.scheduled_for),
+    }
+    if origin.schedule_id is not None:
+        ours["Durable-Schedule-Id"] = str(origin.schedule_id)
+    if "user-agent" not in {name.lower() for name in request.headers}:
+        ours["User-Agent"] = f"django-durable-tasks/{__version__}"
+    secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
+    signed = signed_headers(secrets, task_id, int(now.timestamp()), request.body)
+    return {**ours, **signed, **request.headers}
+
+
+def _instant(value: datetime) -> str:
+    return value.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,262 @@
+"""``django_durable_tasks.http_callback`` sends an HTTP request to an outside server.
+
+It succeeds when the server answers 2xx. Every attempt is recorded as a DeliveryAttempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from typing import Any
+
+from django.db import Error
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.tasks import deliveries, endpoints
+from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption
+from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
+from django_durable_tasks.rules.targets.answers import (
+    BACKOFF,
+    AnswerKind,
+    AnswerMeaning,
+    delay,
+    interpret,
+)
+from django_durable_tasks.rules.targets.deliveries import Delivery, TaskOrigin
+from django_durable_tasks.rules.targets.headers import masked_headers
+from django_durable_tasks.rules.targets.http_request import (
+    HttpRequest,
+    endpoint_key,
+    http_request,
+    stored_arguments,
+)
+from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+from django_durable_tasks.rules.tasks.retries import Retry
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.targets.http import outgoing
+from django_durable_tasks.targets.http.client import OutgoingRequest
+from django_durable_tasks.targets.http.exchange import CallFailed, Exchange, Timings
+
+logger = logging.getLogger("django_durable_tasks.targets")
+
+
+class DeliveryRetry(Retry):
+    """The endpoint did not accept the request; another attempt follows unless none is left."""
+
+
+@durable_task(
+    name=HTTP_CALLBACK_TASK,
+    bind=True,
+    max_attempts=len(BACKOFF) + 1,
+    backoff=BACKOFF,
+    jitter=False,
+    give_up_on=(DeliveryFailed,),
+)
+def http_callback(
+    self: Any,
+    *,
+    url: str,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    body: Any = None,
+    timeout: float | None = None,
+    retry_on: Sequence[int | str] | None = None,
+    no_retry_on: Sequence[int | str] | None = None,
+    endpoint: str | None = None,
+) -> dict[str, Any]:
+    """Send the request once; return status and first bytes of a 2xx answer.
+
+    Raises DeliveryRetry or DeliveryFailed, and InvalidTarget if the settings no longer allow the
+    request.
+    """
+    live = process_runs.current()
+    if live is None:
+        raise InvalidOption("http_callback sends requests from a worker only: schedule it.")
+    # The kwargs of the run, with references replaced by results.
+    request = http_request(live.kwargs, outgoing.limits())
+    with _database(live):
+        origin = deliveries.origin_of(live.run.task_id)
+    if origin is None:
+        raise DeliveryFailed(f"Task {live.run.task_id} was deleted; its request is not sent.")
+    return _Attempt(live, request, origin).sent()
+
+
+def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    http_request(arguments, outgoing.limits())
+    return stored_arguments(arguments)
+
+
+registry.declare_target(
+    HTTP_CALLBACK_TASK,
+    TaskTarget(TargetType.HTTP_CALLBACK, _prepared, endpoint_key),
+)
+
+
+def _database(live: LiveRun) -> AbstractContextManager[None]:
+    """Use the worker's own connection. Celery closes that of the project after each task."""
+    return nullcontext() if live.eager else dedicated_connection()
+
+
+class _Attempt:
+    """One request of a run, with its record."""
+
+    def __init__(self, live: LiveRun, request: HttpRequest, origin: TaskOrigin) -> None:
+        self._live, self._run, self._request = live, live.run, request
+        self._began = estimated_now()
+        self._headers = outgoing.headers_of(request, live.run, origin, self._began)
+
+    def sent(self) -> dict[str, Any]:
+        """Send the request, record it, and return the result or raise."""
+        request = self._request
+        call = OutgoingRequest(
+            method=request.method,
+            url=request.url,
+            headers=self._headers,
+            body=request.body,
+            timeout=request.timeout,
+        )
+        exchange = self._answer(call)
+        names = {name.lower(): value for name, value in exchange.headers}
+        meaning = interpret(exchange.status, names, request.retried, estimated_now())
+        error = self._ended(meaning, exchange.timings, exchange)
+        if meaning.kind is not AnswerKind.DONE:
+            raise error
+        return {
+            "status": exchange.status,
+            "body": _text(exchange.body),
+            "truncated": exchange.truncated,
+        }
+
+    def _answer(self, call: OutgoingRequest) -> Exchange:
+        """Return the answer, or record that there is none and raise DeliveryRetry."""
+        try:
+            return outgoing.client().send(call)
+        except CallFailed as error:
+            failed = error
+        # Outside of the handler: the log of the attempt keeps the traceback of the exception with
+        # its context, and a tenant must not learn why a server could not be reached.
+        self._log(failed)
+        meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
+        raise self._ended(meaning, failed.timings, failure=failed.failure.value)
+
+    def _ended(
+        self,
+        meaning: AnswerMeaning,
+        timings: Timings,
+        exchange: Exchange | None = None,
+        failure: str = "",
+    ) -> DeliveryRetry | DeliveryFailed:
+        """Record the request; return the exception for an answer that does not mean success."""
+        run = self._run
+        wait = None
+        if meaning.kind is AnswerKind.RETRY:
+            wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
+        self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
+        text = f"{self._request.method} {self._request.url.without_query}: {meaning.reason}"
+        return DeliveryFailed(text) if wait is None else DeliveryRetry(wait, text)
+
+    def _delivery(
+        self,
+        meaning: AnswerMeaning,
+        timings: Timings,
+        wait: float | None,
+        exchange: Exchange | None,
+        failure: str,
+    ) -> Delivery:
+        run, request, secret = self._run, self._request, conf.settings().SECRET_NAMES
+        return Delivery(
+            **_identity(run, self._began),
+            outcome=meaning.kind.value,
+            method=request.method,
+            url=masked_text(request.url.origin + request.url.path, secret),
+            endpoint=request.endpoint,
+            request_headers=masked_headers(self._headers.items(), secret),
+            request_bytes=len(request.body),
+            status=exchange.status if exchange is not None else None,
+            failure=failure,
+            reason=meaning.reason,
+            retry_delay=wait,
+            response_headers=_clean_headers(exchange, secret),
+            response_body=masked_text(_text(exchange.body), secret) if exchange is not None else "",
+            response_truncated=exchange is not None and exchange.truncated,
+            dns_seconds=timings.dns,
+            connect_seconds=timings.connect,
+            tls_seconds=timings.tls,
+            first_byte_seconds=timings.first_byte,
+            total_seconds=timings.total,
+        )
+
+    def _record(self, delivery: Delivery, meaning: AnswerMeaning) -> None:
+        """Record the request and the health of the endpoint. An error must not cause another
+        request, so it is logged only.
+        """
+        try:
+            with _database(self._live):
+                deliveries.record(delivery)
+                self._record_health(meaning)
+        except Error:
+            logger.exception(
+                "The request of task %s was not recorded: %s",
+                delivery.task_id,
+                dataclasses.replace(delivery, response_body="", response_headers=[]),
+                extra={"task_id": str(delivery.task_id), "attempt": delivery.attempt_number},
+            )
+
+    def _record_health(self, meaning: AnswerMeaning) -> None:
+        run = self._run
+        key = endpoint_key(run.tenant_id, self._live.kwargs)
+        if key is None:
+            return
+        if not meaning.slows_endpoint:
+            endpoints.succeeded(key)
+        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason):
+            logger.warning(
+                "Callbacks to %s wait for %g s: %s",
+                key,
+                pause,
+                meaning.reason,
+                extra={"tenant": run.tenant_id},
+            )
+
+    def _log(self, failed: CallFailed) -> None:
+        run = self._run
+        logger.warning(
+            "Attempt %d of task %s has no answer of %s: %s (%s)",
+            run.attempt,
+            run.task_id,
+            self._request.url.without_query,
+            failed.failure,
+            failed.detail,
+            extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
+        )
+
+
+def _identity(run: Run, began: datetime) -> dict[str, Any]:
+    return {
+        "task_id": run.task_id,
+        "tenant_id": run.tenant_id,
+        "attempt_number": run.attempt,
+        "run_id": run.run_id,
+        "started_at": began,
+    }
+
+
+def _text(body: bytes) -> str:
+    return shortened(body.decode("utf-8", "backslashreplace"), 4 * len(body) + 16)
+
+
+def _clean_headers(exchange: Exchange | None, secret: str) -> list[list[str]]:
+    headers = exchange.headers[:100] if exchange is not None else ()
+    return [
+        [shortened(name, 200), shortened(value, 2_000)]
+        for name, value in masked_headers(headers, secret)
+    ]

@@ -1,0 +1,114 @@
+"""For receivers: ``@verify_webhook`` accepts signed requests only, each once.
+
+The signatures are those of Standard Webhooks, as ``http_callback`` and other senders create them.
+The project that receives needs no table and no setting of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from django_durable_tasks.exceptions import InvalidOption, InvalidSignature
+from django_durable_tasks.rules.targets.signing import TOLERANCE, secret_bytes, verify
+
+Secrets = str | Sequence[str] | Callable[[HttpRequest], Sequence[str]]
+View = Callable[..., HttpResponse]
+_ID_MAX = 200
+_PROCESSING, _DONE = "processing", "done"
+_KEPT = 7 * 86_400
+"""Seconds for which the id of a processed request is remembered."""
+
+
+def verified_id(
+    request: HttpRequest, secrets: Sequence[str], *, tolerance: float = TOLERANCE
+) -> str:
+    """Return the ``webhook-id`` of a request whose signature is valid; raises InvalidSignature.
+
+    ``tolerance``: seconds by which its timestamp may differ from the clock of this host. The
+    signature covers the bytes of the body as they were received.
+    """
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    found = verify(headers, request.body, secrets, time.time(), tolerance)
+    if len(found) > _ID_MAX or not found.isprintable():
+        raise InvalidSignature(f"webhook-id has more than {_ID_MAX} characters.")
+    return found
+
+
+def verify_webhook(
+    secrets: Secrets, *, tolerance: float = TOLERANCE, cache: str | None = "default"
+) -> Callable[[View], View]:
+    """Decorator of a view: answer 401 unless the request is signed with one of the secrets.
+
+    ``secrets``: one ``whsec_...``, several during a rotation, or a function of the request. With a
+    ``cache`` (its alias; it must be shared by all processes), a request whose id was answered with
+    2xx before gets 204 without a call of the view, and 409 while the view processes it. The view
+    gets the id as ``request.webhook_id``. Raises InvalidOption or InvalidTarget for a bad secret.
+    """
+    fixed = _fixed(secrets)
+
+    def decorate(view: View) -> View:
+        if inspect.iscoroutinefunction(view):
+            raise InvalidOption(f"{view.__qualname__} is async: write a plain view.")
+
+        @functools.wraps(view)
+        def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            try:
+                found = fixed if fixed is not None else _called(secrets, request)
+                message_id = verified_id(request, found, tolerance=tolerance)
+            except InvalidSignature as invalid:
+                return HttpResponse(str(invalid), status=401, content_type="text/plain")
+            request.webhook_id = message_id  # type: ignore[attr-defined]
+            if cache is None:
+                return view(request, *args, **kwargs)
+            call = functools.partial(view, request, *args, **kwargs)
+            return _once(cache, _key(request.path, message_id), tolerance, call)
+
+        return csrf_exempt(checked)
+
+    return decorate
+
+
+def _fixed(secrets: Secrets) -> Sequence[str] | None:
+    if callable(secrets):
+        return None
+    found = [secrets] if isinstance(secrets, str) else list(secrets)
+    for secret in found:
+        secret_bytes(secret)
+    return found
+
+
+def _called(secrets: Any, request: HttpRequest) -> Sequence[str]:
+    found = secrets(request)
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _key(path: str, message_id: str) -> str:
+    """Return a key that every cache accepts, whatever the path and the id contain."""
+    digest = hashlib.sha256(f"{path}\x00{message_id}".encode("utf-8", "backslashreplace"))
+    return f"durable-webhook:{digest.hexdigest()}"
+
+
+def _once(alias: str, key: str, busy_for: float, view: Callable[[], HttpResponse]) -> HttpResponse:
+    """Call the view unless the request of this key is or was processed; ``busy_for`` in seconds."""
+    store = caches[alias]
+    if not store.add(key, _PROCESSING, busy_for):
+        return HttpResponse(status=204 if store.get(key) == _DONE else 409)
+    try:
+        answer = view()
+    except BaseException:
+        store.delete(key)
+        raise
+    if 200 <= answer.status_code < 300:
+        store.set(key, _DONE, _KEPT)
+    else:
+        store.delete(key)
+    return answer

@@ -1,0 +1,149 @@
+"""``queue_message`` publishes to the queues and exchanges that the settings allow, on each broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import current_app
+from kombu import Exchange, Queue
+
+from django_durable_tasks import queue_message
+from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
+from tests.delivery import deliver
+from tests.factories import a_task
+from tests.processes.cluster import SHORT, Cluster, cluster_in
+from tests.processes.rows import ended
+
+NAME = "django_durable_tasks.queue_message"
+RUN = uuid.uuid4().hex[:8]
+INVOICES, EVENTS = f"invoices-{RUN}", f"events-{RUN}"
+GIVEN = {**SHORT, "QUEUE_ALLOW": [INVOICES, f"exchange:{EVENTS}", "exchange:missing"]}
+
+
+@pytest.fixture(autouse=True)
+def allowed(rows: None, settings: Any) -> None:
+    """Allow the queues of the tests in this process."""
+    settings.DURABLE_TASKS = GIVEN
+
+
+@pytest.fixture
+def channel() -> Iterator[Any]:
+    """A channel on which the queues are declared, and deleted afterwards."""
+    with current_app.connection_for_write() as connection, connection.channel() as channel:
+        exchange = Exchange(EVENTS, type="topic", durable=True)
+        bound = Queue(f"bound-{RUN}", exchange, routing_key="order.*", durable=True)
+        plain = Queue(INVOICES, Exchange("", type="direct"), routing_key=INVOICES, durable=True)
+        for queue in (bound, plain):
+            queue(channel).declare()
+        yield channel
+        for queue in (bound, plain):
+            queue(channel).delete()
+
+
+def _received(channel: Any, queue: str) -> Any:
+    message = channel.basic_get(queue, no_ack=True)
+    assert message is not None, f"{queue} is empty"
+    return message
+
+
+def _text(message: Any) -> str:
+    body = message.body
+    return body if isinstance(body, str) else bytes(body).decode()
+
+
+def _queued(**kwargs: Any) -> Task:
+    return a_task(Status.QUEUED, name=NAME, kwargs=kwargs)
+
+
+@pytest.mark.smoke
+def test_a_message_reaches_the_queue_with_body_headers_and_id(channel: Any) -> None:
+    task = _queued(queue=INVOICES, body='{"b":1,"a":2}', headers={"shop": 7})
+    deliver(task)
+    message = _received(channel, INVOICES)
+    assert _text(message) == '{"b":1,"a":2}'
+    assert message.properties["message_id"] == str(task.pk)
+    assert (message.headers["shop"], message.headers["durable-task-id"]) == (7, str(task.pk))
+    task.refresh_from_db()
+    driver = current_app.connection_for_write().transport.driver_type
+    assert task.result == {
+        "exchange": "",
+        "routing_key": INVOICES,
+        "confirmed": driver == "amqp",
+    }
+
+
+def test_a_message_reaches_the_queues_that_are_bound_to_an_exchange(channel: Any) -> None:
+    deliver(_queued(exchange=EVENTS, routing_key="order.paid", body={"order": 7}))
+    message = _received(channel, f"bound-{RUN}")
+    assert (_text(message), message.content_type) == ('{"order":7}', "application/json")
+
+
+@pytest.mark.parametrize(("exchange", "key"), [(EVENTS, "user.paid"), ("missing", "order.paid")])
+def test_a_message_that_no_queue_receives_is_a_failure(
+    channel: Any, exchange: str, key: str
+) -> None:
+    task = a_task(
+        Status.QUEUED,
+        name=NAME,
+        kwargs={"exchange": exchange, "routing_key": key},
+        max_attempts=1,
+    )
+    with pytest.raises(MessageRejected, match=exchange):
+        deliver(task)
+    task.refresh_from_db()
+    assert (task.status, task.failures) == ("FAILED", 1)
+    # The connection is still usable.
+    deliver(_queued(queue=INVOICES, body="next"))
+    assert _text(_received(channel, INVOICES)) == "next"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"queue": "other"}, "queue 'other' is not in DURABLE_TASKS"),
+        ({"exchange": "other", "routing_key": "x"}, "exchange 'other' with routing key 'x'"),
+        ({}, "Give either"),
+        ({"queue": INVOICES, "exchange": EVENTS}, "Give either"),
+        ({"queue": INVOICES, "routing_key": "x"}, "needs exchange="),
+        ({"queue": INVOICES, "headers": {"x": float("nan")}}, "headers cannot be kept"),
+    ],
+)
+def test_a_bad_message_is_refused_when_it_is_scheduled(
+    kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidTarget, match=message):
+        queue_message.schedule(**kwargs)
+    assert not Task.objects.exists()
+
+
+def test_a_queue_of_celery_tasks_is_refused(settings: Any) -> None:
+    queue = current_app.conf.task_default_queue
+    settings.DURABLE_TASKS = {"QUEUE_ALLOW": [queue]}
+    assert queue in current_app.amqp.queues
+    task = _queued(queue=queue, body="x")
+    with pytest.raises(InvalidTarget, match="create a durable task instead"):
+        deliver(task)
+    task.refresh_from_db()
+    assert task.status == "FAILED"
+
+
+def test_a_worker_publishes_a_scheduled_message(
+    shared_database: None, channel: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with cluster_in(tmp_path_factory.mktemp("messages"), GIVEN) as cluster:
+        _start(cluster)
+        task = queue_message.schedule(queue=INVOICES, body={"b": 1, "a": 2})
+        assert task.target_type == "QUEUE_MESSAGE"
+        assert ended(task).status == "SUCCESS"
+    assert _text(_received(channel, INVOICES)) == '{"b":1,"a":2}'
+
+
+def _start(cluster: Cluster) -> None:
+    cluster.worker(slots=1)
+    cluster.scheduler()
+    cluster.ready()

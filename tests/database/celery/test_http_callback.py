@@ -1,0 +1,330 @@
+"""``http_callback``: requests to a real server, their headers, records, retries and dead letters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks import Workflow, http_callback
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    RecurringTask,
+    Task,
+    TaskExecutionLog,
+)
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.targets.signing import derived_secret, verify
+from django_durable_tasks.rules.tasks.masking import MASK
+from tests.delivery import deliver
+from tests.factories import a_task
+from tests.http_servers import Listener, answer, answering, listening
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NAME = "django_durable_tasks.http_callback"
+KEYS = ["k" * 40, "o" * 40]
+
+
+@pytest.fixture(autouse=True)
+def local(settings: Any) -> None:
+    """Open the local servers of the tests."""
+    settings.DURABLE_TASKS = {
+        "HTTP_ALLOW": ["127.0.0.0/8"],
+        "HTTP_PORTS": range_of_ports(),
+        "HTTP_SIGNING_KEYS": KEYS,
+    }
+
+
+def range_of_ports() -> list[int]:
+    """Return the ports that the system assigns to the servers of the tests."""
+    return [80, 443, *range(32_768, 61_000)]
+
+
+@pytest.fixture
+def server() -> Iterator[Listener]:
+    """A server that answers 200."""
+    with listening(answering(answer(body=b'{"ok": true}', Set_Cookie="id=1"))) as server:
+        yield server
+
+
+def _queued(**kwargs: Any) -> Task:
+    return a_task(Status.QUEUED, name=NAME, kwargs=kwargs, max_attempts=8)
+
+
+def _failed(row: Task) -> Task:
+    """Deliver a message whose attempt fails; return the row afterwards."""
+    with pytest.raises(Exception):  # noqa: B017, PT011 - Celery's Retry, or the failure
+        deliver(row)
+    row.refresh_from_db()
+    return row
+
+
+def test_a_request_carries_the_body_unchanged_and_the_headers_of_the_task(server: Listener) -> None:
+    body = '{"b":1,  "a":"ü"}'
+    task = _queued(url=server.url("/hook?x=1"), body=body, headers={"X-Shop": "7"})
+    deliver(task)
+    task.refresh_from_db()
+    assert (task.status, task.result) == (
+        "SUCCESS",
+        {"status": 200, "body": '{"ok": true}', "truncated": False},
+    )
+    headers = server.headers()
+    assert server.requests[0].startswith(b"POST /hook?x=1 HTTP/1.1\r\n")
+    assert server.body() == body.encode()
+    expected = {
+        "host": f"127.0.0.1:{server.port}",
+        "x-shop": "7",
+        "content-type": "application/json",
+        "content-length": str(len(body.encode())),
+        "idempotency-key": f'"{task.pk}"',
+        "webhook-id": str(task.pk),
+        "durable-task-id": str(task.pk),
+        "durable-attempt": "1",
+        "durable-max-attempts": "8",
+        "durable-scheduled-for": task.run_at.isoformat().replace("+00:00", "Z"),
+    }
+    assert headers.items() >= expected.items()
+    assert headers["user-agent"].startswith("django-durable-tasks/")
+
+
+def test_the_signature_is_accepted_with_the_secret_of_each_key(server: Listener) -> None:
+    task = _queued(url=server.url(), body="hello")
+    deliver(task)
+    headers, origin = server.headers(), server.url("")
+    for key in KEYS:
+        secret = derived_secret(key, task.tenant_id, origin, origin)
+        now = float(headers["webhook-timestamp"])
+        assert verify(headers, server.body(), [secret], now) == str(task.pk)
+    other = derived_secret(KEYS[0], task.tenant_id, origin, "another endpoint")
+    assert other != derived_secret(KEYS[0], task.tenant_id + 1, origin, origin)
+    with pytest.raises(Exception, match="No signature"):
+        verify(headers, server.body(), [other], float(headers["webhook-timestamp"]))
+
+
+def test_every_attempt_is_recorded_with_masked_secrets(server: Listener) -> None:
+    task = _queued(
+        url=server.url("/hook?api_key=hunter2"),
+        headers={"Authorization": "Bearer hunter2", "X-Api-Key": "hunter2"},
+        body='{"password": "hunter2"}',
+    )
+    deliver(task)
+    row = DeliveryAttempt.objects.get()
+    assert (row.task_id, row.attempt_number, row.outcome) == (task.pk, 1, "DONE")
+    assert (row.method, row.status, row.failure) == ("POST", 200, "")
+    assert row.url == server.url(f"/hook?api_key={MASK}")
+    sent = dict(row.request_headers)
+    assert (sent["Authorization"], sent["X-Api-Key"]) == (MASK, MASK)
+    assert sent["webhook-signature"] == MASK
+    assert dict(row.response_headers)["Set-Cookie"] == MASK
+    assert (row.response_body, row.response_truncated) == ('{"ok": true}', False)
+    assert row.request_bytes == len('{"password": "hunter2"}')
+    assert row.dns_seconds is not None
+    assert row.connect_seconds is not None
+    assert row.tls_seconds is None
+    assert row.first_byte_seconds is not None
+    assert row.total_seconds >= row.connect_seconds + row.first_byte_seconds
+    assert "hunter2" not in json.dumps(list(DeliveryAttempt.objects.values()), default=str)
+
+
+def test_a_failed_attempt_waits_at_least_for_the_own_delay_and_the_retry_after() -> None:
+    answers = (
+        answer("503 Service Unavailable"),
+        answer("429 Too Many Requests", Retry_After="100"),
+        answer("500 Internal Server Error", Retry_After="999999"),
+        answer("404 Not Found", Retry_After="1"),
+    )
+    waits = []
+    with listening(answering(*answers)) as server:
+        task = _queued(url=server.url())
+        for number in range(4):
+            row = _failed(task)
+            assert (row.status, row.failures) == ("PENDING", number + 1)
+            assert row.due_at is not None
+            waits.append((row.due_at - row.updated_at).total_seconds())
+            changes = {"status": "QUEUED", "epoch": 10 * (number + 2)}
+            Task.objects.unguarded().filter(pk=row.pk).update(**changes)
+            task.refresh_from_db()
+        keys = {server.headers(number)["webhook-id"] for number in range(4)}
+        attempts = [server.headers(number)["durable-attempt"] for number in range(4)]
+    assert keys == {str(task.pk)}
+    assert attempts == ["1", "2", "3", "4"]
+    for wait, (least, most) in zip(
+        waits, [(5, 5.5), (300, 330), (1800 + 7200, 9900), (7200, 7920)], strict=True
+    ):
+        assert least - 0.01 <= wait <= most + 1
+    recorded = DeliveryAttempt.objects.order_by("id")
+    assert [(row.outcome, row.status) for row in recorded] == [
+        ("RETRY", 503),
+        ("RETRY", 429),
+        ("RETRY", 500),
+        ("RETRY", 404),
+    ]
+    assert recorded[1].retry_delay == pytest.approx(waits[1], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "kwargs", "reason", "outcome"),
+    [
+        (answer("410 Gone"), {}, "410 Gone", "STOP"),
+        (
+            answer("500 Internal Server Error", webhook_delivery="disable"),
+            {},
+            "webhook-delivery: disable",
+            "STOP",
+        ),
+        (
+            answer("500 Internal Server Error", webhook_delivery="abort-message"),
+            {},
+            "abort-message",
+            "FAILED",
+        ),
+        (answer("302 Found", Location="http://169.254.169.254/"), {}, "Redirects", "FAILED"),
+        (answer("404 Not Found"), {"no_retry_on": ["4xx"]}, "answered 404", "FAILED"),
+        (answer("404 Not Found"), {"retry_on": ["5xx", 429]}, "answered 404", "FAILED"),
+    ],
+)
+def test_an_answer_that_ends_the_task_opens_a_dead_letter_at_once(
+    text: bytes, kwargs: dict[str, Any], reason: str, outcome: str
+) -> None:
+    with listening(answering(text)) as server:
+        task = _queued(url=server.url(), **kwargs)
+        with pytest.raises(DeliveryFailed, match=reason):
+            deliver(task)
+        task.refresh_from_db()
+    assert (task.status, task.failures) == ("FAILED", 1)
+    letter = DeadLetter.objects.get()
+    assert reason in letter.error_message
+    assert DeliveryAttempt.objects.get().outcome == outcome
+
+
+def test_the_last_attempt_opens_a_dead_letter() -> None:
+    with listening(answering(answer("500 Internal Server Error"))) as server:
+        row = a_task(Status.QUEUED, name=NAME, kwargs={"url": server.url()}, max_attempts=1)
+        row = _failed(row)
+    assert (row.status, row.reason) == ("FAILED", "EXHAUSTED")
+    assert "The endpoint answered 500." in DeadLetter.objects.get().error_message
+
+
+def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
+    caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {"HTTP_ALLOW": ["127.0.0.1:9"]}
+    rows = []
+    with caplog.at_level(logging.WARNING, "django_durable_tasks.targets"):
+        for url in ("http://127.0.0.1:9/", "http://localhost/"):
+            row = _failed(_queued(url=url))
+            rows.append(
+                (row.status, row.last_error.replace(url, "URL").replace(":9", ""), row.failures)
+            )
+    texts = {error.split(": ", 2)[2] for _, error, _ in rows}
+    assert texts == {"The endpoint could not be reached."}
+    assert {(status, failures) for status, _, failures in rows} == {("PENDING", 1)}
+    traces = {
+        re.sub(r"http://[^/]*|attempt \d+", "", log.traceback)
+        for log in TaskExecutionLog.objects.all()
+    }
+    assert len(traces) == 1, "the traceback does not show the reason either"
+    columns = ("outcome", "failure", "reason", "status", "response_body", "connect_seconds")
+    assert len(set(DeliveryAttempt.objects.values_list(*columns))) == 1
+    assert "loopback" in caplog.text, "the operator's log has the reason"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"url": "http://127.0.0.1.nip.io:22/"}, "port 22 is not allowed"),
+        ({"url": "http://10.0.0.1/"}, "not a public address"),
+        ({"url": "ftp://example.com/"}, "must begin with http"),
+        ({"url": "http://user:secret@example.com/"}, "user name or a password"),
+        ({"url": "http://example.com/", "method": "TRACE"}, "method='TRACE'"),
+        ({"url": "http://example.com/", "method": "GET", "body": "x"}, "a GET request has none"),
+        ({"url": "http://example.com/", "headers": {"Host": "x"}}, "set by the sender"),
+        ({"url": "http://example.com/", "headers": {"Webhook_Id": "x"}}, "set by the sender"),
+        ({"url": "http://example.com/", "headers": {"X": "a\r\nB: c"}}, "printable ASCII"),
+        ({"url": "http://example.com/", "headers": {"X": "1", "x": "2"}}, "given twice"),
+        ({"url": "http://example.com/", "timeout": 61}, "HTTP_TIMEOUT_MAX"),
+        ({"url": "http://example.com/", "retry_on": [42]}, "contains 42"),
+        ({"url": "http://example.com/", "retry_on": [404], "no_retry_on": ["4xx"]}, "both"),
+    ],
+)
+def test_a_bad_request_is_refused_when_it_is_scheduled(
+    kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidTarget, match=message):
+        http_callback.schedule(**kwargs)
+    with pytest.raises(InvalidTarget, match=message):
+        RecurringTask.objects.upsert(name="hook", task=http_callback, kwargs=kwargs, interval=60)
+    assert not Task.objects.exists()
+    assert not RecurringTask.objects.exists()
+
+
+def test_the_url_is_a_keyword() -> None:
+    with pytest.raises(InvalidArguments):
+        http_callback.schedule("http://example.com/")  # type: ignore[call-overload]
+
+
+def test_a_scheduled_callback_stores_its_type_and_the_body_as_text() -> None:
+    task = http_callback.schedule(url="http://example.com/", body={"b": 1, "a": [2]}, timeout=5)
+    assert task.target_type == "HTTP_CALLBACK"
+    assert task.kwargs["body"] == '{"b":1,"a":[2]}'
+    assert task.target_config == task.kwargs
+    assert (task.max_attempts, Task.objects.filter(target_type="HTTP_CALLBACK").count()) == (8, 1)
+    row = RecurringTask.objects.upsert(
+        name="hook", task=http_callback, kwargs={"url": "http://example.com/"}, interval=60
+    )
+    assert (row.target_type, row.target_config) == ("HTTP_CALLBACK", {"url": "http://example.com/"})
+    row = RecurringTask.objects.upsert(name="hook", task=add, args=[1, 2], kwargs={}, interval=60)
+    assert row.target_type == "CELERY_TASK"
+
+
+def test_a_workflow_sends_the_result_of_another_task(server: Listener) -> None:
+    workflow = Workflow("send-the-sum")
+    total = workflow.add(add, 1, 2)
+    workflow.add(http_callback, url=server.url(), body={"total": total.result}, after=[total])
+    workflow.start()
+    deliver(_claimed(add.name))
+    task = _claimed(NAME)
+    assert task.target_type == "HTTP_CALLBACK"
+    deliver(task)
+    assert json.loads(server.body()) == {"total": 3}
+
+
+def _claimed(name: str) -> Task:
+    row: Task = Task.objects.get(name=name)
+    if row.status != Status.QUEUED:
+        Task.objects.unguarded().filter(pk=row.pk).update(
+            status="QUEUED", due_at=row.run_at, unresolved_dependencies_count=0
+        )
+        row.refresh_from_db()
+    return row
+
+
+def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
+    task = _queued(url=server.url())
+    deliver(task)
+    assert DeliveryAttempt.objects.count() == 1
+    retention.prune(database_now() + timedelta(days=60), 100)
+    assert (Task.objects.count(), DeliveryAttempt.objects.count()) == (0, 0)
+
+
+def test_a_replay_has_the_same_id_and_a_higher_attempt(server: Listener) -> None:
+    task = _queued(url=server.url())
+    deliver(task)
+    Task.objects.unguarded().filter(pk=task.pk).update(
+        status="QUEUED", due_at=task.run_at, completed_at=None
+    )
+    task.refresh_from_db()
+    deliver(task)
+    first, second = server.headers(0), server.headers(1)
+    assert first["idempotency-key"] == second["idempotency-key"]
+    assert (first["durable-attempt"], second["durable-attempt"]) == ("1", "2")
