@@ -139,7 +139,7 @@ class _Attempt:
     def _answer(self, call: OutgoingRequest) -> Exchange:
         """Return the answer, or record that there is none and raise DeliveryRetry."""
         try:
-            return outgoing.client().send(call)
+            return outgoing.client(self._run.tenant_id).send(call)
         except CallFailed as error:
             failed = error
         # Outside of the handler: the log of the attempt keeps the traceback of the exception with

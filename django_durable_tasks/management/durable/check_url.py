@@ -35,7 +35,7 @@ def run(options: Options, out: Output) -> int:
     try:
         url = parsed_url(options["url"])
         outgoing.policy().check_port(url)
-        found = outgoing.client().verdicts(url, Deadline(_LOOKUP_TIMEOUT))
+        found = outgoing.client(DEFAULT_TENANT_ID).verdicts(url, Deadline(_LOOKUP_TIMEOUT))
     except (InvalidTarget, LookupFailed) as error:
         reason = str(error)
     else:

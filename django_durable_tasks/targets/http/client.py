@@ -51,7 +51,7 @@ class OutgoingRequest:
 
 
 class HttpClient:
-    """Sends requests under the rules of a deployment."""
+    """Sends requests of a tenant under the rules of a deployment."""
 
     def __init__(
         self,
@@ -60,9 +60,11 @@ class HttpClient:
         resolver: Resolver,
         connect_timeout: float,
         body_max: int,
+        tenant_id: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._policy, self._resolver, self._tls = policy, resolver, tls
+        self._tenant_id = tenant_id
         self._connect_timeout, self._body_max = connect_timeout, body_max
 
     def send(self, request: OutgoingRequest) -> Exchange:
@@ -98,7 +100,7 @@ class HttpClient:
         addresses = (
             (url.literal,)
             if url.literal is not None
-            else self._resolver.addresses(url.host, url.port, deadline.at)
+            else self._resolver.addresses(url.host, deadline.at, self._tenant_id)
         )
         return {address: self._policy.why_refused(url, address) for address in addresses}
 

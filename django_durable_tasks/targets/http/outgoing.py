@@ -42,14 +42,15 @@ def limits() -> HttpLimits:
     )
 
 
-def client() -> HttpClient:
-    """Return a client with the rules of the settings."""
+def client(tenant_id: int) -> HttpClient:
+    """Return a client with the rules of the settings for the requests of a tenant."""
     settings = conf.settings()
     return HttpClient(
         policy(),
         resolver=process_state.of(Resolver),
         connect_timeout=settings.HTTP_CONNECT_TIMEOUT,
         body_max=settings.HTTP_ANSWER_MAX_BYTES,
+        tenant_id=tenant_id,
     )
 
 

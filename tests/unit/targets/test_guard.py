@@ -31,7 +31,7 @@ def trap() -> Iterator[Listener]:
 
 def _client(policy: AddressPolicy, lookup: Lookup = lookup) -> HttpClient:
     resolver = Resolver(lookup)
-    return HttpClient(policy, resolver=resolver, connect_timeout=2.0, body_max=1_000)
+    return HttpClient(policy, resolver=resolver, connect_timeout=2.0, body_max=1_000, tenant_id=1)
 
 
 def _send(client: HttpClient, url: str, timeout: float = 5.0) -> int:
@@ -72,7 +72,11 @@ def test_forms_that_the_system_resolves_to_loopback_are_refused_after_their_reso
     assert found <= {"127.0.0.1", "::1"}
     system = Resolver()
     client = HttpClient(
-        address_policy([trap.port], ()), resolver=system, connect_timeout=2.0, body_max=10
+        address_policy([trap.port], ()),
+        resolver=system,
+        connect_timeout=2.0,
+        body_max=10,
+        tenant_id=1,
     )
     with pytest.raises(CallFailed):
         _send(client, f"http://localhost:{trap.port}/")
@@ -124,7 +128,7 @@ def test_a_name_that_changes_its_address_is_resolved_once(trap: Listener) -> Non
     answers = [[PUBLIC_ADDRESS], ["127.0.0.1"], ["127.0.0.1"]]
     asked: list[str] = []
 
-    def rebinding(host: str, port: int) -> list[str]:
+    def rebinding(host: str) -> list[str]:
         asked.append(host)
         return answers[len(asked) - 1]
 
@@ -142,7 +146,7 @@ def test_a_refused_address_a_closed_port_and_an_unknown_name_read_the_same(trap:
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
 
-    def failing(host: str, port: int) -> list[str]:
+    def failing(host: str) -> list[str]:
         if host == "unknown.test":
             raise socket.gaierror(-2, "Name or service not known")
         return ["240.0.0.1"] if host == "unroutable.test" else ["127.0.0.1"]

@@ -222,7 +222,7 @@ NAMES = {
 PUBLIC_ADDRESS = "93.184.215.14"
 
 
-def lookup(host: str, port: int) -> list[str]:
+def lookup(host: str) -> list[str]:
     """Resolve a name of the tests. Numbers are resolved as the system does."""
     try:
         return [str(IPv4Address(host))]
