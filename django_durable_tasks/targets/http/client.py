@@ -20,16 +20,14 @@ from django_durable_tasks.rules.targets.addresses import Address
 from django_durable_tasks.rules.targets.policy import AddressPolicy
 from django_durable_tasks.rules.targets.urls import TargetUrl
 from django_durable_tasks.targets.http.connections import Dial, default_tls, pinned
-from django_durable_tasks.targets.http.deadline_socket import (
-    AnswerTooLarge,
-    Deadline,
-    DeadlineSocket,
-)
+from django_durable_tasks.targets.http.deadline_socket import Deadline, DeadlineSocket
 from django_durable_tasks.targets.http.exchange import CallFailed, CallFailure, Exchange, Stopwatch
 from django_durable_tasks.targets.http.resolver import LookupFailed, Resolver
 
 _PIECE = 8_192
+_DETAIL_MAX = 100
 _OWN_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
+_SEND_ERRORS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _ANSWER_ERRORS = (OSError, http.client.HTTPException, HTTPError, ValueError)
 
 
@@ -110,7 +108,7 @@ class HttpClient:
         sock: Any = connection.sock
         watch.skip()
         # A server may answer, for example 413, before it has read the whole body.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(*_SEND_ERRORS):
             connection.request(
                 request.method,
                 request.url.path,
@@ -119,7 +117,8 @@ class HttpClient:
                 preload_content=False,
                 enforce_content_length=False,
             )
-        response = connection.getresponse()
+        # That of urllib3 logs the URL if it cannot parse a header, and decodes the body.
+        response = http.client.HTTPConnection.getresponse(connection)
         watch.step("first_byte")
         body, truncated = self._body(response, sock)
         return Exchange(
@@ -150,11 +149,19 @@ def _raise(error: Exception, dial: Dial, watch: Stopwatch) -> NoReturn:
     """Raise the failure of a request whose name was resolved and whose addresses were vetted."""
     if not dial.connected:
         failure = CallFailure.UNREACHABLE
-    elif isinstance(error, ssl.SSLError) and not isinstance(error, TimeoutError):
+    elif not dial.ready and isinstance(error, ssl.SSLError) and not isinstance(error, TimeoutError):
         failure = CallFailure.TLS
     elif isinstance(error, TimeoutError):
         failure = CallFailure.TIMEOUT
     else:
         failure = CallFailure.PROTOCOL
-    detail = str(error) if isinstance(error, AnswerTooLarge) else f"{type(error).__name__}: {error}"
-    raise CallFailed(failure, detail, watch.timings()) from error
+    raise CallFailed(failure, _detail(error), watch.timings()) from error
+
+
+def _detail(error: Exception) -> str:
+    """Return the text for the operator's log. The text of an HTTP error is omitted, because the
+    server wrote it.
+    """
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {ascii(str(error))[:_DETAIL_MAX]}"
+    return type(error).__name__

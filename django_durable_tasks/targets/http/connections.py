@@ -7,6 +7,8 @@ resolved again.
 from __future__ import annotations
 
 import functools
+import http.client
+import itertools
 import socket
 import ssl
 from collections.abc import Sequence
@@ -24,7 +26,10 @@ _TRIED = 3
 
 
 class Dial:
-    """Connects to the first vetted address that accepts. It owns the socket."""
+    """Connects to the first vetted address that accepts. It owns the socket.
+
+    ``connected``: a server accepted. ``ready``: the TLS handshake, if there is one, is complete.
+    """
 
     def __init__(
         self,
@@ -34,10 +39,10 @@ class Dial:
         patience: float,
         watch: Stopwatch,
     ) -> None:
-        self._addresses, self._port = addresses[:_TRIED], port
+        self._addresses, self._port = _mixed(addresses)[:_TRIED], port
         self._deadline, self._patience, self._watch = deadline, patience, watch
         self._sock: socket.socket | None = None
-        self.connected = False
+        self.connected = self.ready = False
 
     def connect(self) -> socket.socket:
         """Return a connected socket; raises OSError. ``patience`` is the time for all addresses."""
@@ -47,13 +52,16 @@ class Dial:
         for number, address in enumerate(self._addresses):
             share = limit.left() / (len(self._addresses) - number)
             family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock: socket.socket | None = None
             try:
+                # Without support for IPv6 not even the socket can be created.
+                sock = socket.socket(family, socket.SOCK_STREAM)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.settimeout(share)
                 sock.connect((str(address), self._port))
             except OSError as failed:
-                sock.close()
+                if sock is not None:
+                    sock.close()
                 error = failed
                 continue
             self._sock, self.connected = sock, True
@@ -65,7 +73,7 @@ class Dial:
 
     def wrapped(self, sock: socket.socket) -> DeadlineSocket:
         """Return the socket for http.client, which reads the head of the answer first."""
-        self._sock = sock
+        self._sock, self.ready = sock, True
         return DeadlineSocket(sock, self._deadline, HEAD_MAX_BYTES)
 
     def close(self) -> None:
@@ -74,7 +82,31 @@ class Dial:
             self._sock.close()
 
 
+def _mixed(addresses: Sequence[Address]) -> list[Address]:
+    """Return the addresses with both families in turn, in the order of each family."""
+    first = addresses[0].version if addresses else 4
+    families = (
+        [address for address in addresses if (address.version == first) is same]
+        for same in (True, False)
+    )
+    return [one for pair in itertools.zip_longest(*families) for one in pair if one is not None]
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer without the interim answers before it, of which http.client skips only 100."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+            if status == http.client.SWITCHING_PROTOCOLS:
+                raise http.client.HTTPException("101 Switching Protocols was not requested.")
+            if not http.client.CONTINUE < status < http.client.OK:
+                return version, status, reason
+            http.client.parse_headers(self.fp)
+
+
 class _Plain(HTTPConnection):
+    response_class = _Answer
     dial: Dial
 
     def _new_conn(self) -> socket.socket:
@@ -86,6 +118,7 @@ class _Plain(HTTPConnection):
 
 
 class _Encrypted(HTTPSConnection):
+    response_class = _Answer
     dial: Dial
     watch: Stopwatch
 

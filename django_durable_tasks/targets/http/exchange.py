@@ -41,7 +41,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """An answer. ``body`` contains its first bytes, decoded; ``truncated`` if there were more."""
+    """An answer. ``body`` contains its first bytes, not decompressed; ``truncated`` if there were
+    more.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...]
