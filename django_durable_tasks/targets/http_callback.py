@@ -39,7 +39,7 @@ from django_durable_tasks.rules.targets.http_request import (
     http_request,
     stored_arguments,
 )
-from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+from django_durable_tasks.rules.tasks.masking import masked_text, masked_url, shortened
 from django_durable_tasks.rules.tasks.retries import Retry
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.targets.http import outgoing
@@ -161,7 +161,7 @@ class _Attempt:
         if meaning.kind is AnswerKind.RETRY:
             wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
         self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
-        text = f"{self._request.method} {self._request.url.without_query}: {meaning.reason}"
+        text = f"{self._request.method} {self._request.url.origin}: {meaning.reason}"
         return DeliveryFailed(text) if wait is None else DeliveryRetry(wait, text)
 
     def _delivery(
@@ -177,7 +177,7 @@ class _Attempt:
             **_identity(run, self._began),
             outcome=meaning.kind.value,
             method=request.method,
-            url=masked_text(request.url.origin + request.url.path, secret),
+            url=masked_url(request.url.origin + request.url.path),
             endpoint=request.endpoint,
             request_headers=masked_headers(self._headers.items(), secret),
             request_bytes=len(request.body),
@@ -233,7 +233,7 @@ class _Attempt:
             "Attempt %d of task %s has no answer of %s: %s (%s)",
             run.attempt,
             run.task_id,
-            self._request.url.without_query,
+            self._request.url.origin,
             failed.failure,
             failed.detail,
             extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},

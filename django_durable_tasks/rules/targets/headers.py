@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.rules.tasks.masking import MASK, masked_text
+from django_durable_tasks.rules.tasks.masking import MASK, masked_text, masked_url
 
 HEADERS_MAX, HEADERS_MAX_BYTES = 50, 16_384
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
@@ -19,6 +19,7 @@ _OURS = frozenset(
         "connection",
         "content-length",
         "expect",
+        "forwarded",
         "host",
         "http2-settings",
         "idempotency-key",
@@ -27,9 +28,11 @@ _OURS = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "x-real-ip",
     }
 )
-_OUR_PREFIXES = ("durable-", "proxy-", "webhook-")
+_OUR_PREFIXES = ("durable-", "proxy-", "webhook-", "x-forwarded-")
+_URLS = frozenset({"content-location", "location", "referer"})
 _MASKED = frozenset({"webhook-signature"})
 
 
@@ -80,7 +83,12 @@ def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[
     ``names`` is the pattern SECRET_NAMES. Other values are searched for ``name=value`` pairs.
     """
     hides = re.compile(names, re.IGNORECASE).search
-    return [
-        [name, MASK if hides(name) or name.lower() in _MASKED else masked_text(value, names)]
-        for name, value in headers
-    ]
+    found = []
+    for name, value in headers:
+        if hides(name) or name.lower() in _MASKED:
+            found.append([name, MASK])
+        elif name.lower() in _URLS:
+            found.append([name, masked_url(value)])
+        else:
+            found.append([name, masked_text(value, names)])
+    return found

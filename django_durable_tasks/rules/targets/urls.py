@@ -46,11 +46,6 @@ class TargetUrl:
         """Scheme, host and port."""
         return f"{self.scheme}://{self.authority}"
 
-    @property
-    def without_query(self) -> str:
-        """The URL for messages. A query often contains secrets."""
-        return f"{self.origin}{self.path.partition('?')[0]}"
-
 
 def parsed_url(text: object) -> TargetUrl:
     """Return the parts of an http or https URL; raises InvalidTarget."""

@@ -3,38 +3,113 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 MASK = "********"
 
 
+_STRUCTURES = ("{", "[")
+_LONG_CREDENTIAL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    name: re.Pattern[str]
+    pair: re.Pattern[str]
+    pair_of_structure: re.Pattern[str]
+
+
 @functools.cache
-def _patterns(names: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    name = re.compile(names, re.IGNORECASE)
+def _patterns(names: str) -> _Patterns:
     # Possessive, with no open-ended prefix: a long word must not take quadratic time.
-    key = rf"""(?P<key>(?:{names})[\w-]{{0,100}}+["']?\s{{0,20}}+[:=]\s{{0,20}}+)"""
-    value = r"""(?P<value>"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s,;&)}\]]+)"""
-    pair = re.compile(key + value, re.IGNORECASE)
-    return name, pair
+    key = rf"""(?P<key>(?:{names})[\w-]{{0,100}}+(?:\\{{0,3}}["'])?\s{{0,20}}+[:=]\s{{0,20}}+)"""
+    # The end of a truncated text ends a value too.
+    quoted = r"""\\{1,3}"[^"]*+"?|"(?:[^"\\]|\\[\s\S])*+"?|'(?:[^'\\]|\\[\s\S])*+'?"""
+    word = r"(?:(?:bearer|basic|token)\s+)?[^\s,;&)}\]]+"
+    # The end of a list or an object is not searched: its values may contain any bracket.
+    to_end_of_line, to_end = r"[{\[][^\n]*+", r"[{\[][\s\S]*+"
+    return _Patterns(
+        re.compile(names, re.IGNORECASE),
+        re.compile(f"{key}(?:{quoted}|{to_end_of_line}|{word})", re.IGNORECASE),
+        re.compile(f"{key}(?:{quoted}|{to_end}|{word})", re.IGNORECASE),
+    )
 
 
 def masked_text(text: str, names: str) -> str:
-    """Return the text with the value of every ``name=value`` and ``"name": value`` masked."""
-    return _patterns(names)[1].sub(lambda found: found["key"] + MASK, text)
+    """Return the text with the value of every ``name=value`` and ``"name": value`` masked.
+
+    A text that is a JSON object or array is masked as this value. If it is not complete, everything
+    after the start of a list or an object under a sensitive name is masked.
+    """
+    if not text.lstrip().startswith(_STRUCTURES):
+        return _masked_pairs(_patterns(names).pair, text)
+    masked_json = _masked_json(text, names)
+    if masked_json is not None:
+        return masked_json
+    return _masked_pairs(_patterns(names).pair_of_structure, text)
+
+
+def _masked_pairs(pair: re.Pattern[str], text: str) -> str:
+    return pair.sub(lambda found: found["key"] + MASK, text)
+
+
+def _masked_json(text: str, names: str) -> str | None:
+    """Return the JSON text masked; None if it is not JSON, or contains no sensitive name."""
+    try:
+        value = json.loads(text)
+        hidden = masked(value, names)
+        if hidden == value:
+            return None
+        found = json.dumps(hidden, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    # A database does not accept the lone surrogates that JSON can contain as escapes.
+    return found.encode("utf-8", "backslashreplace").decode()
+
+
+def masked_url(text: str) -> str:
+    """Return the URL with all values of its query masked, and the parts of its path that look like
+    credentials: at least 20 characters with a letter and a digit.
+    """
+    address, _, fragment = text.partition("#")
+    path, mark, query = address.partition("?")
+    segments = [MASK if _is_credential(part) else part for part in path.split("/")]
+    pairs = [pair.partition("=") for pair in query.split("&")] if query else []
+    hidden = [f"{name}={MASK}" if separator else MASK for name, separator, _ in pairs]
+    end = f"#{MASK}" if fragment else ""
+    return f"{'/'.join(segments)}{mark}{'&'.join(hidden)}{end}"
+
+
+def _is_credential(part: str) -> bool:
+    return (
+        len(part) >= _LONG_CREDENTIAL
+        and "." not in part
+        and any(character.isdigit() for character in part)
+        and any(character.isalpha() for character in part)
+    )
 
 
 def masked(value: Any, names: str) -> Any:
     """Return the JSON value with everything under a sensitive name masked, at every depth."""
     if isinstance(value, dict):
-        hides = _patterns(names)[0].search
+        hides = _patterns(names).name.search
         return {
-            key: MASK if hides(str(key)) else masked(item, names) for key, item in value.items()
+            key: MASK if hides(str(key)) else _masked_item(key, item, names)
+            for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [masked(item, names) for item in value]
     return masked_text(value, names) if isinstance(value, str) else value
+
+
+def _masked_item(key: Any, item: Any, names: str) -> Any:
+    if key == "url" and isinstance(item, str):
+        return masked_url(item)
+    return masked(item, names)
 
 
 def masked_positional(

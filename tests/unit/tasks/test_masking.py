@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.rules.tasks.masking import MASK, masked, masked_text, shortened
+from django_durable_tasks.rules.tasks.masking import (
+    MASK,
+    masked,
+    masked_text,
+    masked_url,
+    shortened,
+)
 
 NAMES = Settings().SECRET_NAMES
 
@@ -34,6 +40,49 @@ NAMES = Settings().SECRET_NAMES
 def test_the_value_of_a_secret_name_is_masked(text: str) -> None:
     assert "hunter2" not in masked_text(text, NAMES)
     assert MASK in masked_text(text, NAMES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"card": {"number": "hunter2", "name": "hunter2"}}',
+        '{"tokens": ["aaa", "hunter2"]}',
+        '{"a": [{"credentials": {"x": [1, {"pw": "hunter2"}]}}]}',
+        '{"password": "ab\\"cd hunter2"}',
+        '{"body": "{\\"card\\": {\\"number\\": \\"hunter2\\"}}"}',
+        '{"password": {"a": ["hunter2", 1',
+        '{"a": 1, "tokens": ["aaa",\n "hunter2", ',
+        '{"password": "ab\\"cd hunter2',
+        '"{\\"password\\": \\"a hunter2\\"',
+        "before {'card': {'number': 'hunter2'}} after",
+    ],
+)
+def test_a_structure_under_a_secret_name_is_masked_inside_of_text(text: str) -> None:
+    assert "hunter2" not in masked_text(text, NAMES)
+    assert MASK in masked_text(text, NAMES)
+    assert "hunter2" not in str(masked({"body": text}, NAMES))
+
+
+def test_json_without_secrets_is_left_unchanged_and_lone_surrogates_stay_escaped() -> None:
+    for text in ('{"b":1,  "a":"\u00fc"}', "[1,2", '{"a": "\\ud800"}', "[" * 100_000):
+        assert masked_text(text, NAMES) == text
+    masked_text('{"password": 1, "a": "\\ud800"}', NAMES).encode()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://h/p?sig=hunter2&page=hunter2", f"https://h/p?sig={MASK}&page={MASK}"),
+        ("https://h/?auth%5Btoken%5D=hunter2", f"https://h/?auth%5Btoken%5D={MASK}"),
+        ("https://h/?hunter2", f"https://h/?{MASK}"),
+        ("/relative?code=hunter2#hunter2", f"/relative?code={MASK}#{MASK}"),
+        ("https://h/services/T0/B0/hunter2hunter2hunter2", f"https://h/services/T0/B0/{MASK}"),
+        ("https://h/orders/42/callback", "https://h/orders/42/callback"),
+    ],
+)
+def test_the_credentials_of_a_url_are_masked(url: str, expected: str) -> None:
+    assert masked_url(url) == expected
+    assert masked({"url": url}, NAMES) == {"url": expected}
 
 
 @pytest.mark.parametrize(
