@@ -59,7 +59,7 @@ def check_http(allow: object, ports: object, keys: object) -> None:
             " networks."
         )
     if not isinstance(ports, list | tuple) or not all(
-        isinstance(port, int) and 0 < port < 65_536 for port in ports
+        type(port) is int and 0 < port < 65_536 for port in ports
     ):
         raise InvalidSetting(f"DURABLE_TASKS['HTTP_PORTS'] is {ports!r}: give a list of ports.")
     if not isinstance(keys, list | tuple) or not all(

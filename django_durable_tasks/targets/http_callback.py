@@ -6,6 +6,7 @@ It succeeds when the server answers 2xx. Every attempt is recorded as a Delivery
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
-from django.db import Error
-
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import deliveries, endpoints
@@ -28,6 +28,7 @@ from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     AnswerKind,
     AnswerMeaning,
+    by_name,
     delay,
     interpret,
 )
@@ -47,6 +48,7 @@ from django_durable_tasks.targets.http.client import OutgoingRequest
 from django_durable_tasks.targets.http.exchange import CallFailed, Exchange, Timings
 
 logger = logging.getLogger("django_durable_tasks.targets")
+_RESULT_FRAME = 100
 
 
 class DeliveryRetry(Retry):
@@ -125,15 +127,18 @@ class _Attempt:
             timeout=request.timeout,
         )
         exchange = self._answer(call)
-        names = {name.lower(): value for name, value in exchange.headers}
-        meaning = interpret(exchange.status, names, request.retried, estimated_now())
+        now = estimated_now()
+        names = by_name(exchange.headers, now)
+        meaning = interpret(exchange.status, names, request.retried, now)
         error = self._ended(meaning, exchange.timings, exchange)
         if meaning.kind is not AnswerKind.DONE:
             raise error
+        text = _text(exchange.body)
+        body = _fitting(text, conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME)
         return {
             "status": exchange.status,
-            "body": _text(exchange.body),
-            "truncated": exchange.truncated,
+            "body": body,
+            "truncated": exchange.truncated or len(body) < len(text),
         }
 
     def _answer(self, call: OutgoingRequest) -> Exchange:
@@ -175,7 +180,7 @@ class _Attempt:
         run, request, secret = self._run, self._request, conf.settings().SECRET_NAMES
         return Delivery(
             **_identity(run, self._began),
-            outcome=meaning.kind.value,
+            outcome=self._outcome(meaning).value,
             method=request.method,
             url=masked_url(request.url.origin + request.url.path),
             endpoint=request.endpoint,
@@ -184,7 +189,7 @@ class _Attempt:
             status=exchange.status if exchange is not None else None,
             failure=failure,
             reason=meaning.reason,
-            retry_delay=wait,
+            retry_delay=None if self._is_last else wait,
             response_headers=_clean_headers(exchange, secret),
             response_body=masked_text(_text(exchange.body), secret) if exchange is not None else "",
             response_truncated=exchange is not None and exchange.truncated,
@@ -195,21 +200,33 @@ class _Attempt:
             total_seconds=timings.total,
         )
 
+    @property
+    def _is_last(self) -> bool:
+        return self._run.failures + 1 >= self._run.max_attempts
+
+    def _outcome(self, meaning: AnswerMeaning) -> AnswerKind:
+        again = meaning.kind is AnswerKind.RETRY
+        return AnswerKind.FAILED if again and self._is_last else meaning.kind
+
     def _record(self, delivery: Delivery, meaning: AnswerMeaning) -> None:
         """Record the request and the health of the endpoint. An error must not cause another
         request, so it is logged only.
         """
         try:
-            with _database(self._live):
+            with _database(self._live), self._savepoint():
                 deliveries.record(delivery)
                 self._record_health(meaning)
-        except Error:
+        except Exception:  # a soft time limit, too
             logger.exception(
                 "The request of task %s was not recorded: %s",
                 delivery.task_id,
                 dataclasses.replace(delivery, response_body="", response_headers=[]),
                 extra={"task_id": str(delivery.task_id), "attempt": delivery.attempt_number},
             )
+
+    def _savepoint(self) -> AbstractContextManager[Any]:
+        """In eager mode the caller may have an open transaction, which an error would break."""
+        return tables.atomic() if self._live.eager else nullcontext()
 
     def _record_health(self, meaning: AnswerMeaning) -> None:
         run = self._run
@@ -252,6 +269,13 @@ def _identity(run: Run, began: datetime) -> dict[str, Any]:
 
 def _text(body: bytes) -> str:
     return shortened(body.decode("utf-8", "backslashreplace"), 4 * len(body) + 16)
+
+
+def _fitting(text: str, max_bytes: int) -> str:
+    """Return the start of the text whose JSON has at most ``max_bytes`` bytes."""
+    while text and (size := len(json.dumps(text))) > max_bytes:
+        text = text[: max(0, min(len(text) - 1, len(text) * max_bytes // size))]
+    return text
 
 
 def _clean_headers(exchange: Exchange | None, secret: str) -> list[list[str]]:

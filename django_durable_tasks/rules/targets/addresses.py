@@ -19,6 +19,9 @@ _METADATA = {
     "100.100.100.200/32": "the metadata service of Alibaba Cloud",
     "192.0.0.192/32": "the metadata service of Oracle Cloud",
     "fd00:ec2::/32": "the metadata service of AWS",
+    "fd00:42::42/128": "the metadata service of Scaleway",
+    "fd00:c1::a9fe:a9fe/128": "the metadata service of Oracle Cloud",
+    "fd20:ce::254/128": "the metadata service of Google Cloud",
     "fe80::/10": "link-local",
 }
 _REFUSED_V4 = {

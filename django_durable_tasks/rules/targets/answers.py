@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -81,12 +81,12 @@ def interpret(
     status: int, headers: Mapping[str, str], retried: RetryStatuses, now: datetime
 ) -> AnswerMeaning:
     """Return the meaning of an answer; ``headers`` by names in lower case."""
+    if 200 <= status < 300:
+        return AnswerMeaning(kind=AnswerKind.DONE, reason=f"The endpoint answered {status}.")
     wish = headers.get("webhook-delivery", "").strip().lower()
     if status == 410 or wish == "disable":
         text = "410 Gone" if status == 410 else f"{status} with webhook-delivery: disable"
         return AnswerMeaning(kind=AnswerKind.STOP, reason=f"The endpoint answered {text}.")
-    if 200 <= status < 300:
-        return AnswerMeaning(kind=AnswerKind.DONE, reason=f"The endpoint answered {status}.")
     if wish == "abort-message":
         return AnswerMeaning(
             kind=AnswerKind.FAILED,
@@ -107,6 +107,19 @@ def interpret(
         reason=f"The endpoint answered {status}, which is not retried.{followed}",
         slows_endpoint=slows,
     )
+
+
+def by_name(headers: Iterable[tuple[str, str]], now: datetime) -> dict[str, str]:
+    """Return headers by names in lower case. Of several Retry-After the longest one counts."""
+    found: dict[str, str] = {}
+    for given, value in headers:
+        name = given.lower()
+        if name == "retry-after" and name in found:
+            longest = retry_after(found[name], now) or 0.0
+            if (retry_after(value, now) or 0.0) <= longest:
+                continue
+        found[name] = value
+    return found
 
 
 def retry_after(value: str | None, now: datetime) -> float | None:

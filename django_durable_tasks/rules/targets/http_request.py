@@ -71,12 +71,22 @@ def http_request(arguments: Mapping[str, Any], limits: HttpLimits) -> HttpReques
 
 def body_text(body: object) -> str | None:
     """Return the body as it is sent. A string is sent unchanged, another JSON value is encoded."""
-    if body is None or isinstance(body, str):
-        return body
+    if body is None:
+        return None
     try:
-        return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = body if isinstance(body, str) else _json(body)
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidTarget("body contains a lone surrogate, which is not UTF-8.") from None
+    except RecursionError:
+        raise InvalidTarget("body has too many levels: reduce its depth.") from None
     except (TypeError, ValueError) as error:
         raise InvalidTarget(f"body cannot be converted to JSON: {error}.") from None
+    return text
+
+
+def _json(body: object) -> str:
+    return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def stored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,8 @@ def allow_entry(text: object) -> AllowEntry:
     if found is None and ":" in bare:
         return AllowEntry(network=_network(bare))
     try:
+        if "?" in text or "#" in text:
+            raise InvalidTarget("An entry is not a URL.")
         url = parsed_url(f"http://{text}")
     except InvalidTarget:
         raise InvalidTarget(

@@ -213,6 +213,8 @@ def test_the_last_attempt_opens_a_dead_letter() -> None:
         row = _failed(row)
     assert (row.status, row.reason) == ("FAILED", "EXHAUSTED")
     assert "The endpoint answered 500." in DeadLetter.objects.get().error_message
+    attempt = DeliveryAttempt.objects.get()
+    assert (attempt.outcome, attempt.retry_delay) == ("FAILED", None)
 
 
 def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
@@ -252,6 +254,8 @@ def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
         ({"url": "http://example.com/", "headers": {"Webhook_Id": "x"}}, "set by the sender"),
         ({"url": "http://example.com/", "headers": {"X": "a\r\nB: c"}}, "printable ASCII"),
         ({"url": "http://example.com/", "headers": {"X": "1", "x": "2"}}, "given twice"),
+        ({"url": "http://example.com/", "body": "\ud800"}, "lone surrogate"),
+        ({"url": "http://example.com/", "body": {"a": "\ud800"}}, "lone surrogate"),
         ({"url": "http://example.com/", "timeout": 61}, "HTTP_TIMEOUT_MAX"),
         ({"url": "http://example.com/", "retry_on": [42]}, "contains 42"),
         ({"url": "http://example.com/", "retry_on": [404], "no_retry_on": ["4xx"]}, "both"),

@@ -14,6 +14,7 @@ from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     RETRY_AFTER_MAX,
     AnswerKind,
+    by_name,
     checked_statuses,
     delay,
     interpret,
@@ -48,7 +49,19 @@ def test_the_receiver_may_end_the_message_or_the_endpoint() -> None:
     assert _kind(500, webhook_delivery="abort-message") is AnswerKind.FAILED
     assert _kind(500, webhook_delivery=" Disable ") is AnswerKind.STOP
     assert _kind(204, webhook_delivery="abort-message") is AnswerKind.DONE
+    assert _kind(204, webhook_delivery="disable") is AnswerKind.DONE
     assert _kind(500, webhook_delivery="unknown") is AnswerKind.RETRY
+
+
+def test_the_longest_of_several_retry_after_counts() -> None:
+    given_headers = [("Retry-After", "5"), ("X", "a"), ("retry-after", "100"), ("Retry-After", "x")]
+    assert by_name(given_headers, NOW) == {"retry-after": "100", "x": "a"}
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "x_forwarded_host", "X-Real-IP"])
+def test_the_headers_of_proxies_are_refused(name: str) -> None:
+    with pytest.raises(InvalidTarget, match="set by the sender"):
+        checked_request_headers({name: "127.0.0.1"})
 
 
 def test_only_overload_slows_the_endpoint() -> None:

@@ -8,8 +8,9 @@ from ipaddress import ip_address
 
 import pytest
 
+from django_durable_tasks.conf_checks import InvalidSetting, check_http
 from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.rules.targets.addresses import why_refused
+from django_durable_tasks.rules.targets.addresses import never_by_name, why_refused
 from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
 from django_durable_tasks.rules.targets.urls import parsed_url
 from django_durable_tasks.targets.http.client import HttpClient, OutgoingRequest
@@ -166,6 +167,25 @@ def test_a_refused_address_a_closed_port_and_an_unknown_name_read_the_same(trap:
 
 
 def test_each_bad_entry_of_the_allow_list_is_named() -> None:
-    for entry in ("10.1.0.0/33", "http://host", "", "ho st", "host:0", "10.1.0.1/8"):
+    for entry in (
+        "10.1.0.0/33",
+        "http://host",
+        "",
+        "ho st",
+        "host:0",
+        "10.1.0.1/8",
+        "foo?x",
+        "foo#x",
+    ):
         with pytest.raises(InvalidTarget, match=r"give a host|network|port"):
             address_policy(PORTS, [entry])
+
+
+@pytest.mark.parametrize("address", ["fd20:ce::254", "fd00:42::42", "fd00:c1::a9fe:a9fe"])
+def test_a_name_never_opens_a_metadata_service_with_a_private_address(address: str) -> None:
+    assert never_by_name(ip_address(address))
+
+
+def test_a_boolean_is_no_port() -> None:
+    with pytest.raises(InvalidSetting, match="HTTP_PORTS"):
+        check_http((), [True], ())
