@@ -10,7 +10,6 @@ import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -318,30 +317,6 @@ def test_a_plain_server_and_a_silent_server_are_no_tls_servers() -> None:
             _send(url, timeout=1.0)
         assert failed.value.failure is CallFailure.TIMEOUT
         assert time.monotonic() - began < 1.5
-
-
-def test_an_early_answer_over_tls_counts_although_the_server_closed_its_side(
-    certificate: Path, server_tls: ssl.SSLContext
-) -> None:
-    trusting = ssl.create_default_context(cafile=str(certificate.with_suffix(".crt")))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-        def serve() -> None:
-            conn, _ = server.accept()
-            conn.settimeout(WAIT)
-            with server_tls.wrap_socket(conn, server_side=True) as tls:
-                tls.recv(100)
-                tls.sendall(answer("413 Content Too Large"))
-                with suppress(OSError):
-                    tls.unwrap()
-
-        thread = Thread(target=serve)
-        thread.start()
-        url = f"https://server.test:{port}/"
-        found = _send(url, body=b"x" * 10 * MEGABYTE, tls=trusting)
-        thread.join(WAIT)
-    assert found.status == 413
 
 
 def test_addresses_of_both_families_are_tried_in_turn() -> None:
