@@ -22,12 +22,14 @@ from django_durable_tasks.engine.limits import overlap, priority_aging
 from django_durable_tasks.engine.recurring import retention as recurring_retention
 from django_durable_tasks.engine.recurring import trigger, tzdata
 from django_durable_tasks.engine.tasks import attempts, claim
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.models import ApiKey, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.maintenance import republish
 from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
+from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE
 from tests.factories import QUEUE, a_task
@@ -42,7 +44,7 @@ def _locked(model: Any, keys: Sequence[Any]) -> Iterator[None]:
     def hold() -> None:
         try:
             with transaction.atomic():
-                assert len(model.objects.select_for_update().filter(pk__in=keys)) == LOCKED
+                assert len(model.objects.select_for_update().filter(pk__in=keys)) == len(keys)
                 locked.set()
                 over.wait(60)
         finally:
@@ -168,3 +170,16 @@ def test_a_locked_recurring_task_is_recomputed_with_new_zone_tables_later() -> N
     recompute._again_at = 0.0
     assert recompute(START, monitor) == LOCKED
     assert not tzdata.computed_elsewhere().exists()
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_locked_api_key_does_not_delay_the_requests_of_its_program() -> None:
+    now = database_now()
+    key = api_keys.create(Tenant.objects.get(pk=1), "billing", ["read"], now=now).row
+    later = now + timedelta(hours=1)
+    with _locked(ApiKey, [key.pk]):
+        on_another_connection(lambda: api_keys.record_use(key, later))
+    assert ApiKey.objects.get().last_used_at is None
+    api_keys.record_use(key, later)
+    assert ApiKey.objects.get().last_used_at == later

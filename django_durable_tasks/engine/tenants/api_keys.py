@@ -124,8 +124,14 @@ def verified(text: str, now: datetime) -> ApiKey | None:
 
 
 def record_use(row: ApiKey, now: datetime) -> None:
-    """Set ``last_used_at``, at most once a minute."""
+    """Set ``last_used_at``, at most once a minute. Never waits for a locked row.
+
+    A transaction that has locked the key would otherwise stop every request of its program.
+    """
     before = now - _USE_RECORDED_EVERY
     if row.last_used_at is None or row.last_used_at < before:
         old = Q(last_used_at__isnull=True) | Q(last_used_at__lt=before)
-        api_keys().filter(old, pk=row.pk).update(last_used_at=now)
+        with tables.atomic():
+            free = api_keys().filter(old, pk=row.pk).select_for_update(skip_locked=True)
+            if free.values_list("pk", flat=True).first() is not None:
+                api_keys().filter(pk=row.pk).update(last_used_at=now)
