@@ -31,6 +31,7 @@ from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 
 _KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
+_LONGEST_OPERATION = 200
 
 Answer = StoredAnswer
 """The status, the body and the headers of an answer."""
@@ -70,7 +71,7 @@ class WritingEndpoint(ApiEndpoint):
         identity = RequestIdentity(
             tenant_id=self.caller.tenant.pk,
             key=key,
-            operation=f"{request.method} {request.path}"[:200],
+            operation=operation_of(request),
             fingerprint=_fingerprint(request),
         )
 
@@ -121,6 +122,12 @@ def _preview(before: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         "changes": changes,
         "would_return": answer.body,
     }
+
+
+def operation_of(request: Request) -> str:
+    """Return method and path; the SHA-256 of them if they exceed the column."""
+    text = f"{request.method} {request.path}"
+    return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
 
 
 def _fingerprint(request: Request) -> str:

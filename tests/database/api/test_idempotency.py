@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import RequestFactory
 from django.utils import timezone
+from rest_framework.request import Request
 
+from django_durable_tasks.api.writes import operation_of
 from django_durable_tasks.engine.tenants import idempotent_requests
 from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
 from django_durable_tasks.models import IdempotentRequest, Task
@@ -117,3 +120,12 @@ def test_parallel_requests_with_one_key_create_one_task(acme: ApiClient) -> None
     assert set(answers) <= {201, 409, 503}, answers
     assert 201 in answers
     assert Task.objects.count() == 1
+
+
+def test_long_addresses_that_begin_alike_are_different_operations() -> None:
+    first, second = (
+        operation_of(Request(RequestFactory().post(f"/{'prefix/' * 40}{task_id}/cancel")))
+        for task_id in (1, 2)
+    )
+    assert first != second
+    assert len(first) <= 200
