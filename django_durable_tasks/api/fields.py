@@ -52,7 +52,7 @@ class Integer(serializers.IntegerField):
     def to_internal_value(self, data: Any) -> int:
         """Return the number; raises ValidationError."""
         if isinstance(data, float) and data.is_integer():
-            data = int(data)  # JSON does not tell 5 from 5.0
+            data = int(data)  # in JSON, 5 and 5.0 are the same number
         if isinstance(data, bool) or not isinstance(data, int):
             raise _type_error("a whole number", data)
         return data
