@@ -145,8 +145,9 @@ def test_claims_of_alternating_tenants_never_exceed_the_rate_limit_of_their_queu
         no_errors(
             race([_claim, _claim, _claim, partial(release.release_waiting, database_now(), 50)])
         )
+    # Not asserted: whose tasks. A claim skips the tasks that a concurrent one has locked, so that
+    # tenants take turns only among the others.
     assert Task.objects.queued().count() == 6
-    assert Task.objects.queued().values("tenant_id").distinct().count() == 2
 
 
 def test_concurrent_starts_without_a_broker_never_exceed_a_concurrency_limit() -> None:
