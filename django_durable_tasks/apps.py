@@ -29,6 +29,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
         from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
+            bulk_operation,
             end_of_workflow,
             http_callback,
             maps,

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -22,270 +22,199 @@ from django_durable_tasks.conf_checks import (
     check_limits,
     check_list_of_names,
     check_names,
+    check_quotas,
     check_schedules,
     check_task_defaults,
     check_verify_cron,
     checked_seconds,
     checked_value,
 )
+from django_durable_tasks.conf_interfaces import InterfaceSettings, count, duration, value
 from django_durable_tasks.did_you_mean import did_you_mean
 
 
-def _duration(default: float | None, help: str) -> Any:
-    return field(default=default, metadata={"help": help, "kind": "duration"})
-
-
-def _count(default: int | None, help: str) -> Any:
-    return field(default=default, metadata={"help": help, "kind": "count"})
-
-
-def _value(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help, "kind": "value"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(InterfaceSettings):
     """The settings of django_durable_tasks; durations in seconds."""
 
-    LEASE: float = _duration(
+    LEASE: float = duration(
         60, "How long a run may stay silent before its row is given to another run."
     )
-    HEARTBEAT: float = _duration(
+    HEARTBEAT: float = duration(
         15, "How often a process renews the leases of all its runs with one UPDATE."
     )
-    NODE_HEARTBEAT: float = _duration(
-        5, "The interval of the heartbeats of schedulers and workers."
-    )
-    NODE_TIMEOUT: float | None = _duration(
+    NODE_HEARTBEAT: float = duration(5, "The interval of the heartbeats of schedulers and workers.")
+    NODE_TIMEOUT: float | None = duration(
         None,
         "A node without a heartbeat for this time is declared dead: its runs are marked LOST, its"
         " claimed tasks republished. None: 20, on SQLite 60.",
     )
-    LEADER_LEASE: float | None = _duration(
+    LEADER_LEASE: float | None = duration(
         None, "How long a leader stays leader unseen. None: 4, on SQLite 20."
     )
-    LEADER_RENEW: float | None = _duration(
+    LEADER_RENEW: float | None = duration(
         None, "How often the leader renews. None: 1, on SQLite 5."
     )
-    REPUBLISH_AFTER: float = _duration(
+    REPUBLISH_AFTER: float = duration(
         15, "How long a published row waits for its start before it is republished."
     )
-    REPUBLISH_AFTER_MAX: float = _duration(
+    REPUBLISH_AFTER_MAX: float = duration(
         900,
         "The wait between two messages of a task doubles up to this. From the eighth message on it"
         " is four times this.",
     )
-    POLL: float = _duration(1, "How long a scheduler sleeps when nothing is due.")
-    LOOKAHEAD: float = _duration(
+    POLL: float = duration(1, "How long a scheduler sleeps when nothing is due.")
+    LOOKAHEAD: float = duration(
         2,
         "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner"
         " wakes it.",
     )
-    DUE_INDEX_HORIZON: float = _duration(
+    DUE_INDEX_HORIZON: float = duration(
         300, "How far ahead of their time rows are kept in the due index in Redis."
     )
-    BATCH_SIZE: int = _count(
-        500, "How many rows one claim, sweep or prune statement takes at most."
-    )
-    SKEW_MAX: float = _duration(
+    BATCH_SIZE: int = count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    SKEW_MAX: float = duration(
         2,
         "A host clock further from the database's than this is logged, and makes `durable status`"
         " exit with 1.",
     )
-    STALLED_AFTER: float = _duration(
+    STALLED_AFTER: float = duration(
         60,
         "A scheduler is stalled if it has not polled for this time. A worker is stalled if it has"
         " free processes and has started no task for this time, although tasks of its queues were"
         " republished. `durable health` fails for a stalled node.",
     )
-    DATABASE: str = _value(
+    DATABASE: str = value(
         "default",
         "The alias of the database that holds the tables; another one than 'default' needs"
         " DurableTasksRouter.",
     )
-    LISTEN_DATABASE: str | None = _value(
+    LISTEN_DATABASE: str | None = value(
         None,
         "The alias of a direct connection to DATABASE, for notifications, where DATABASE is behind"
         " a pooler.",
     )
-    REGION: str = _value(
+    REGION: str = value(
         "", "The name of this region: each has a leader, a due index and wake-ups of its own."
     )
-    REDIS_URL: str | None = _value(
+    REDIS_URL: str | None = value(
         None,
         "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its"
         " own index.",
     )
-    FAST_PATH: bool = _value(
+    FAST_PATH: bool = value(
         True, "Publish a task that is due now right after COMMIT instead of at the next poll."
     )
-    FAST_PATH_MAX: int = _count(
+    FAST_PATH_MAX: int = count(
         100, "How many tasks of one transaction take the fast path; the rest wait for a poll."
     )
-    QUEUE_WINDOW: int | None = _count(
+    QUEUE_WINDOW: int | None = count(
         None,
         "How many published rows may wait per queue. None: 2 x concurrency + 2 s of starts, 1,000"
         " without a worker.",
     )
-    LIMITS: Mapping[str, Mapping[str, Any]] | None = _value(
+    LIMITS: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10},"
         " 'tenant:7': ...}; scopes are global, queue:<name>, task:<name>, tenant:<id> and"
         " key:<text>.",
     )
-    PRIORITY_AGING: float | None = _duration(
+    PRIORITY_AGING: float | None = duration(
         None,
         "Each time a due task has waited for this time, its priority is raised by one. None:"
         " never.",
     )
-    TASK_DEFAULTS: Mapping[str, Any] | None = _value(
+    TASK_DEFAULTS: Mapping[str, Any] | None = value(
         None,
         "Defaults for the options of @durable_task, {'max_attempts': 3, 'backoff_base': 10,"
         " 'timeout': 600}; read when a module with tasks is imported. An option of the decorator or"
         " a retry option of Celery's counts before them.",
     )
-    PAYLOAD_MAX_BYTES: int = _count(
+    PAYLOAD_MAX_BYTES: int = count(
         65_536, "The largest arguments, as JSON in bytes; at most 262,144."
     )
-    RESULT_MAX_BYTES: int = _count(65_536, "The largest result, as JSON in bytes.")
-    ERROR_MAX_BYTES: int = _count(
+    RESULT_MAX_BYTES: int = count(65_536, "The largest result, as JSON in bytes.")
+    ERROR_MAX_BYTES: int = count(
         16_384, "Error texts and tracebacks are truncated to this number of bytes."
     )
-    REFERENCES_MAX_BYTES: int = _count(
+    REFERENCES_MAX_BYTES: int = count(
         1_048_576,
         "The largest results, as JSON in bytes, that the arguments of one task may refer to"
         " together.",
     )
-    WORKFLOW_MAX_TASKS: int = _count(
+    WORKFLOW_MAX_TASKS: int = count(
         10_000, "The most tasks of one workflow, those added while it runs included."
     )
-    WORKFLOW_MAX_EDGES: int = _count(50_000, "The most edges of one workflow.")
-    JSON_MAX_DEPTH: int = _count(16, "The deepest nesting of arguments and results.")
-    DELAY_MAX: float = _duration(
+    WORKFLOW_MAX_EDGES: int = count(50_000, "The most edges of one workflow.")
+    JSON_MAX_DEPTH: int = count(16, "The deepest nesting of arguments and results.")
+    DELAY_MAX: float = duration(
         31_536_000, "The longest countdown or distance of run_at; one year."
     )
-    RESULT_WRITE_TIMEOUT: float = _duration(
+    RESULT_WRITE_TIMEOUT: float = duration(
         300, "How long an ending that cannot be written is tried again."
     )
-    PUBLISH_TIMEOUT: float = _duration(2, "The longest wait for the broker in one publish.")
-    BROKER_BACKOFF: float = _duration(
+    PUBLISH_TIMEOUT: float = duration(2, "The longest wait for the broker in one publish.")
+    BROKER_BACKOFF: float = duration(
         5,
         "How long nothing is published after the broker failed; to a queue that it rejects at"
         " first.",
     )
-    UNKNOWN_TASK_DELAY: float = _duration(
+    UNKNOWN_TASK_DELAY: float = duration(
         30, "How long a task waits after a worker without its function received it."
     )
-    ACCEPT_PLAIN_MESSAGES: bool = _value(
+    ACCEPT_PLAIN_MESSAGES: bool = value(
         False,
         "Let workers create tasks from plain messages for durable tasks, with the arguments that"
         " they carry: those published before the task was durable, by `celery call`, or by another"
         " project.",
     )
-    RETENTION: Mapping[str, Any] | None = _value(
+    RETENTION: Mapping[str, Any] | None = value(
         None,
         "How long ended tasks are kept, by status. Tasks of a status with None are never deleted."
         " None: a week, FAILED 30 days.",
     )
-    LEDGER_RETENTION: float = _duration(
+    LEDGER_RETENTION: float = duration(
         31_536_000,
         "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One"
         " year.",
     )
-    SCHEDULES: Mapping[str, Mapping[str, Any]] | None = _value(
+    SCHEDULES: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
         " sync` makes rows.",
     )
-    TIMEZONE: str | None = _value(
+    TIMEZONE: str | None = value(
         None,
         "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE.",
     )
-    SYNC_SCHEDULES_ON_MIGRATE: bool = _value(
+    SYNC_SCHEDULES_ON_MIGRATE: bool = value(
         False, "Do what `durable sync` does after each `migrate` of our tables."
     )
-    PLAIN_CELERY_TASKS: Sequence[str] = _value(
+    PLAIN_CELERY_TASKS: Sequence[str] = value(
         (),
         "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of"
         " names.",
     )
-    SHADOW_RETENTION: float = _duration(
+    SHADOW_RETENTION: float = duration(
         604_800, "How long fires recorded from Celery beat are kept for `durable shadow`."
     )
-    VERIFY_CRON: str | None = _value(
+    VERIFY_CRON: str | None = value(
         None,
         "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync`"
         " makes the schedule.",
     )
-    DEAD_LETTERS_MAX: int = _count(
+    DEAD_LETTERS_MAX: int = count(
         0, "More open dead letters than this warn and make `durable status` exit with 1."
     )
-    OLDEST_DUE_MAX: float = _duration(
+    OLDEST_DUE_MAX: float = duration(
         60, "An older due row than this makes `durable status` exit with 1."
     )
-    SECRET_NAMES: str = _value(
+    SECRET_NAMES: str = value(
         r"password|passwd|secret|token|api[_-]?key|authorization|cookie|session|private|credential|card|cvv|ssn|iban",
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
     )
-    API: bool = _value(
-        False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
-    )
-    API_TASKS: Sequence[str] = _value(
-        ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
-        "The durable tasks that clients of the HTTP API may create; names or patterns such as"
-        " 'billing.*'.",
-    )
-    API_BODY_MAX_BYTES: int = _count(
-        1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
-    )
-    API_IDEMPOTENCY_RETENTION: float = _duration(
-        86_400, "How long the answer to a request with an Idempotency-Key is kept; one day."
-    )
-    HTTP_ALLOW: Sequence[str] = _value(
-        (),
-        "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
-        " not public: ['billing.internal:8080', '10.1.0.0/16'].",
-    )
-    HTTP_PORTS: Sequence[int] = _value(
-        (80, 443, 8080, 8443),
-        "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
-    )
-    HTTP_TIMEOUT: float = _duration(
-        15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
-    )
-    HTTP_TIMEOUT_MAX: float = _duration(60, "The longest `timeout=` of an HTTP callback.")
-    HTTP_CONNECT_TIMEOUT: float = _duration(
-        3, "The longest wait for the connection of an HTTP callback."
-    )
-    HTTP_ANSWER_MAX_BYTES: int = _count(
-        4_096, "How much of the answer of an HTTP callback is read and stored, in bytes."
-    )
-    HTTP_SIGNING_KEYS: Sequence[str] = _value(
-        (),
-        "Keys from which the signing secret of each endpoint is derived, the current one first. A"
-        " request has a signature for each key. Without a key requests are not signed.",
-    )
-    HTTP_ENDPOINT_CONCURRENCY: int | None = _count(
-        None,
-        "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
-        " LIMITS and of operators.",
-    )
-    HTTP_BREAKER_FAILURES: int = _count(
-        5,
-        "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
-        " callbacks to an endpoint wait. 0: never.",
-    )
-    HTTP_BREAKER_PAUSE: float = _duration(
-        30,
-        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
-    )
-    QUEUE_ALLOW: Sequence[str] = _value(
-        (),
-        "The queues and exchanges to which queue_message may publish: ['invoices',"
-        " 'exchange:events'].",
-    )
-    PREPARED_STATEMENTS: bool | None = _value(
+    PREPARED_STATEMENTS: bool | None = value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
         " DISABLE_SERVER_SIDE_CURSORS.",
@@ -330,6 +259,8 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_task_defaults(found.TASK_DEFAULTS)
     check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
     check_list_of_names("API_TASKS", found.API_TASKS)
+    check_list_of_names("API_QUEUES", found.API_QUEUES)
+    check_quotas(found.QUOTAS)
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
     return found
@@ -358,6 +289,11 @@ def retention() -> dict[str, float | None]:
         status: checked_seconds(f"RETENTION[{status}]", kept)
         for status, kept in {**_KEPT, **given}.items()
     }
+
+
+def quotas() -> dict[str, Any]:
+    """Return the quotas of tenants without values of their own."""
+    return {"requests": "6000/m", **(settings().QUOTAS or {})}
 
 
 @functools.cache

@@ -129,6 +129,14 @@ def check_limits(limits: object) -> None:
         )
 
 
+def check_quotas(quotas: object) -> None:
+    """Check that QUOTAS is a mapping. A system check reads its values."""
+    if quotas is not None and not isinstance(quotas, Mapping):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['QUOTAS'] is {quotas!r}: give a mapping of quotas to numbers."
+        )
+
+
 def check_task_defaults(defaults: object) -> None:
     """Check that TASK_DEFAULTS is a mapping."""
     if defaults is not None and not isinstance(defaults, Mapping):

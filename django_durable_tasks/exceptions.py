@@ -49,6 +49,16 @@ class PayloadTooLarge(InvalidArguments):
     """The arguments are larger than PAYLOAD_MAX_BYTES."""
 
 
+class QuotaExceeded(DurableTasksError):
+    """The operation would exceed a quota of its tenant."""
+
+    def __init__(
+        self, message: str = "", *, quota: str = "", limit: int = 0, used: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.quota, self.limit, self.used = quota, limit, used
+
+
 class UnserializableResult(DurableTasksError, TypeError):
     """A task function returned a value that cannot be converted to JSON."""
 

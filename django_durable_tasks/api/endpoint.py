@@ -19,7 +19,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_durable_tasks import conf
-from django_durable_tasks.api import problems
+from django_durable_tasks.api import problems, throttle
 from django_durable_tasks.api.authentication import ApiKeyAuthentication, Caller
 from django_durable_tasks.api.exception_mapping import problem_of
 from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
@@ -28,6 +28,7 @@ from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
+from django_durable_tasks.rules.tenants.quotas import RateDecision
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _LENGTH = re.compile("[0-9]{1,12}")
@@ -85,6 +86,7 @@ class ApiEndpoint(APIView):
     schema = EndpointSchema()
     media_types: ClassVar[Sequence[str]] = ()
     parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
+    rate: RateDecision | None = None
     http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
 
     @classmethod
@@ -120,6 +122,8 @@ class ApiEndpoint(APIView):
         if not conf.settings().API:
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         super().initial(request, *args, **kwargs)
+        if isinstance(request.user, Caller):
+            self.rate = throttle.admit(request.user.tenant)
         self._check_scope(str(request.method))
         self._check_parameters(request)
         self._check_size(request)
@@ -203,6 +207,8 @@ class ApiEndpoint(APIView):
         finished.headers["X-Request-Id"] = self.request_id
         finished.headers["Cache-Control"] = "no-store"
         finished.headers["X-Content-Type-Options"] = "nosniff"
+        for name, value in throttle.headers_of(self.rate).items() if self.rate else ():
+            finished.headers.setdefault(name, value)
         return finished
 
 

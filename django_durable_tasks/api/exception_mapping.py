@@ -91,6 +91,11 @@ def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:
     return lambda error: problems.invalid_field(pointer, str(error), code)
 
 
+def _quota(error: ours.QuotaExceeded) -> Problem:
+    more = {"violated-policies": [error.quota], "limit": error.limit, "used": error.used}
+    return Problem(problems.QUOTA_EXCEEDED, str(error), more=more)
+
+
 def _unavailable(error: Exception) -> Problem:
     logger.warning("A request to the API failed because of the database: %s", error)
     return Problem(
@@ -133,6 +138,7 @@ _MAPPING: tuple[tuple[Any, Callable[[Any], Problem]], ...] = (
         (ours.IdempotencyConflict, ours.UniqueConflict, ours.TransitionRefused),
         _of_kind(problems.CONFLICT),
     ),
+    (ours.QuotaExceeded, _quota),
     (ours.UnknownTask, _at("#/target_config/task", "unknown_task")),
     (ours.PayloadTooLarge, _at("#/target_config", "too_large")),
     (ours.InvalidArguments, _at("#/target_config")),

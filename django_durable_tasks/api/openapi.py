@@ -53,7 +53,7 @@ _REQUIRED = frozenset({"at", "upstream"})
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": DEFAULT_LIMIT}
 _CHOICES = {"state": ["open", "all"]}
 _ALWAYS = (problems.MALFORMED, problems.NOT_FOUND, problems.NOT_ACCEPTABLE, problems.UNAVAILABLE)
-_WITH_KEY = (problems.UNAUTHENTICATED, problems.SCOPE_MISSING)
+_WITH_KEY = (problems.UNAUTHENTICATED, problems.SCOPE_MISSING, problems.TOO_MANY_REQUESTS)
 _OF_WRITES = (
     problems.CONFLICT,
     problems.BODY_TOO_LARGE,
@@ -185,6 +185,10 @@ class EndpointSchema(AutoSchema):
             found[200] = OpenApiResponse(_or_dry_run(answer or TaskStatusAnswer), "Done.")
         if method == "POST" and getattr(view, "creates", False):
             found[201] = OpenApiResponse(answer, "Created.")
+        if getattr(view, "starts_operation", False):
+            found[202] = OpenApiResponse(
+                answer, "Started; Location is the address of its progress."
+            )
         if getattr(view, "may_be_unavailable", False):
             found[503] = OpenApiResponse(answer or OpenApiTypes.OBJECT, "Nothing starts.")
         for kind in self._problems():

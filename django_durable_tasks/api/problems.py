@@ -121,7 +121,14 @@ VERSION_REQUIRED = ProblemType(
     "version_required", 428, "If-Match is missing", "Send If-Match with the ETag of the object."
 )
 TOO_MANY_REQUESTS = ProblemType(
-    "too_many_requests", 429, "A limit is reached", "Repeat after the time in Retry-After."
+    "too_many_requests", 429, "Too many requests", "Repeat after the time in Retry-After."
+)
+QUOTA_EXCEEDED = ProblemType(
+    "quota_exceeded",
+    429,
+    "A quota of the tenant is used up",
+    "Wait until open tasks end, delete what is not needed, or ask the operator for more; GET"
+    " /quota shows the usage.",
 )
 INTERNAL_ERROR = ProblemType(
     "internal_error", 500, "The server failed", "Report the request_id to the operator."

@@ -19,8 +19,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.api.fields import read_instant
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, KeysetPage, page_of
 from django_durable_tasks.api.problems import invalid_parameter
+from django_durable_tasks.engine.tenants.quotas import open_tasks
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.states import REPLAYABLE, Status
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 
 ROWS_EXAMINED = 10_000
@@ -84,7 +85,7 @@ def page_of_tasks(tenant_id: int, filters: Mapping[str, Any], after: Any, limit:
     rows = tasks_of(tenant_id).filter(**filters)
     read, remaining = _by_index(tenant_id, filters)
     if not remaining:
-        return page_of(rows, after, limit)
+        return page_of(read, after, limit)
     last = _last_examined(read, after)
     if last is None:
         return page_of(rows, after, limit)
@@ -98,6 +99,9 @@ def _by_index(tenant_id: int, filters: Mapping[str, Any]) -> tuple[QuerySet[Task
     others = set(filters) - set(ranges)
     if filters.get("status") in REPLAYABLE:
         rows = tasks_of(tenant_id).filter(status=filters["status"])
+        return rows.filter(**ranges), others != {"status"}
+    if tenant_id != DEFAULT_TENANT_ID and filters.get("status") in OPEN:
+        rows = open_tasks(tenant_id).filter(status=filters["status"])
         return rows.filter(**ranges), others != {"status"}
     if tenant_id != DEFAULT_TENANT_ID:
         return tasks_of(tenant_id).filter(**ranges), bool(others)

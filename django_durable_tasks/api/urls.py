@@ -6,12 +6,15 @@ from django.urls import URLPattern, path, re_path
 
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.views import (
+    bulk,
     calendars,
     dead_letters,
     fire_times,
     graphs,
+    operations,
     problem_pages,
     queues,
+    quota,
     recurring_tasks,
     scheduler,
     schema_pages,
@@ -43,6 +46,9 @@ def _operations(
 
 urlpatterns = [
     _at("tasks", tasks.TasksEndpoint, "tasks"),
+    _at("tasks/bulk", bulk.BulkCreateEndpoint, "tasks-bulk"),
+    _at("tasks/bulk-cancel", bulk.BulkCancelEndpoint, "tasks-bulk-cancel"),
+    _at("tasks/bulk-replay", bulk.BulkReplayEndpoint, "tasks-bulk-replay"),
     _at(_TASK, tasks.TaskEndpoint, "task"),
     _at(f"{_TASK}/executions", tasks.ExecutionsEndpoint, "task-executions"),
     _at(f"{_TASK}/dependencies", graphs.DependenciesEndpoint, "task-dependencies"),
@@ -67,6 +73,9 @@ urlpatterns = [
     _at("calendars/<int:calendar_id>", calendars.CalendarEndpoint, "calendar"),
     _at("queues", queues.QueuesEndpoint, "queues"),
     *_operations("queues/<str:queue>", queues.RESOURCE, queues.ACTIONS),
+    _at("operations", operations.OperationsEndpoint, "operations"),
+    _at("operations/<uuid:operation_id>", operations.OperationProgressEndpoint, "operation"),
+    _at("quota", quota.QuotaEndpoint, "quota"),
     _at("health", scheduler.HealthEndpoint, "health"),
     _at("scheduler/status", scheduler.SchedulerStatusEndpoint, "scheduler-status"),
     _at(

@@ -18,6 +18,7 @@ from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, Inva
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.targets.policy import address_policy
 from django_durable_tasks.rules.tasks.options import TaskOptions, checked_defaults, task_options
+from django_durable_tasks.rules.tenants.quotas import quotas_of
 from django_durable_tasks.scheduler.leader import terms
 
 
@@ -45,6 +46,13 @@ def _check_http_allow(settings: Settings) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['HTTP_ALLOW']: {invalid}") from None
 
 
+def _check_quotas() -> None:
+    try:
+        quotas_of(conf.quotas())
+    except InvalidOption as invalid:
+        raise InvalidSetting(f"DURABLE_TASKS['QUOTAS']: {invalid}") from None
+
+
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
     found = [] if conf.uses_time_zones() else [FINDINGS["E003"]()]
@@ -54,6 +62,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         config.coded()
         _check_task_defaults(settings)
         _check_http_allow(settings)
+        _check_quotas()
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:

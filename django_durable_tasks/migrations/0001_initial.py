@@ -2085,7 +2085,11 @@ class Migration(migrations.Migration):
                 elsewhere=("tenant", "status", "id"),
                 fields=["tenant", "status", "id"],
                 name="durable_task_rare",
-                where=models.Q(("status__in", ["CANCELLED", "EXPIRED", "FAILED", "SKIPPED"])),
+                where=models.Q(
+                    ("status__in", ["CANCELLED", "EXPIRED", "FAILED", "SKIPPED"]),
+                    models.Q(("completed_at__isnull", True), ("tenant__gt", 1)),
+                    _connector="OR",
+                ),
             ),
         ),
         migrations.AddIndex(
@@ -2243,6 +2247,161 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "endpoints",
                 "db_table": "durable_tasks_endpoint",
                 "ordering": ["key"],
+            },
+        ),
+        migrations.CreateModel(
+            name="TenantQuota",
+            fields=[
+                (
+                    "tenant",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="quota",
+                        serialize=False,
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+                (
+                    "open_tasks",
+                    models.IntegerField(blank=True, null=True, verbose_name="open tasks"),
+                ),
+                (
+                    "recurring_tasks",
+                    models.IntegerField(blank=True, null=True, verbose_name="recurring tasks"),
+                ),
+                (
+                    "payload_bytes",
+                    models.IntegerField(
+                        blank=True, null=True, verbose_name="bytes of the arguments of a task"
+                    ),
+                ),
+                (
+                    "requests",
+                    models.CharField(
+                        blank=True, db_default="", max_length=20, verbose_name="requests"
+                    ),
+                ),
+                (
+                    "set_by",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="set by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=500, verbose_name="reason"
+                    ),
+                ),
+                ("set_at", models.DateTimeField(blank=True, null=True, verbose_name="set at")),
+                ("creations_left", models.IntegerField(db_default=0, editable=False)),
+            ],
+            options={
+                "verbose_name": "quota",
+                "verbose_name_plural": "quotas",
+                "db_table": "durable_tasks_tenant_quota",
+                "permissions": [("set_tenantquota", "Can set the quotas of a tenant")],
+            },
+        ),
+        migrations.CreateModel(
+            name="TenantRequests",
+            fields=[
+                (
+                    "tenant",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="+",
+                        serialize=False,
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+                ("free_at", models.BigIntegerField(db_default=0)),
+            ],
+            options={
+                "db_table": "durable_tasks_tenant_requests",
+            },
+        ),
+        migrations.CreateModel(
+            name="BulkOperation",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=django_durable_tasks.models.task_queries.new_task_id,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("CANCEL", "CANCEL"), ("REPLAY", "REPLAY")],
+                        max_length=6,
+                        verbose_name="kind",
+                    ),
+                ),
+                ("filters", models.JSONField(default=dict, verbose_name="filters")),
+                ("last_id", models.UUIDField(null=True)),
+                ("until_id", models.UUIDField()),
+                ("matched", models.IntegerField(db_default=0, verbose_name="matched")),
+                ("changed", models.IntegerField(db_default=0, verbose_name="changed")),
+                ("failed", models.IntegerField(db_default=0, verbose_name="failed")),
+                ("errors", models.JSONField(default=list, verbose_name="errors")),
+                (
+                    "created_by",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="created by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=500, verbose_name="reason"
+                    ),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
+                    ),
+                ),
+                (
+                    "completed_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                ),
+                (
+                    "task",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_durable_tasks.task",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "bulk operation",
+                "verbose_name_plural": "bulk operations",
+                "db_table": "durable_tasks_bulk_operation",
+                "ordering": ["-id"],
+                "indexes": [
+                    models.Index(fields=["tenant", "id"], name="durable_bulk_tenant"),
+                    models.Index(fields=["created_at"], name="durable_bulk_created"),
+                ],
             },
         ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),

@@ -3,6 +3,7 @@ engine.
 """
 
 from django_durable_tasks.models.api_key import ApiKey
+from django_durable_tasks.models.bulk_operation import BulkKind, BulkOperation
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
 from django_durable_tasks.models.dead_letter import DeadLetter
@@ -24,12 +25,16 @@ from django_durable_tasks.models.task import Task
 from django_durable_tasks.models.task_dependency import TaskDependency
 from django_durable_tasks.models.task_request import RequestKind, TaskRequest
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.models.tenant_quota import TenantQuota
+from django_durable_tasks.models.tenant_requests import TenantRequests
 from django_durable_tasks.models.workflow_run import WorkflowRun
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",
     "ApiKey",
+    "BulkKind",
+    "BulkOperation",
     "Calendar",
     "CalendarDay",
     "DayKind",
@@ -55,5 +60,7 @@ __all__ = [
     "TaskExecutionLog",
     "TaskRequest",
     "Tenant",
+    "TenantQuota",
+    "TenantRequests",
     "WorkflowRun",
 ]

@@ -250,10 +250,13 @@ class Task(GuardedModel):
                 elsewhere=("tenant", "id"),
                 name="durable_task_tenant",
             ),
-            # For lists of rare statuses. A task that succeeds never enters this index.
+            # For lists of rare statuses, and for lists and quotas of the open tasks of a tenant
+            # other than the default one. A task of the default tenant that succeeds never enters
+            # this index.
             PartialIndex(
                 fields=["tenant", "status", "id"],
-                where=Q(status__in=_RARE),
+                where=Q(status__in=_RARE)
+                | Q(tenant__gt=DEFAULT_TENANT_ID, completed_at__isnull=True),
                 elsewhere=("tenant", "status", "id"),
                 name="durable_task_rare",
             ),

@@ -13,6 +13,7 @@ from django_durable_tasks.operations import (
     queues,
     schedules,
     tasks,
+    tenants,
     workflows,
 )
 from django_durable_tasks.operations.operation import Operation
@@ -28,6 +29,7 @@ _MODULES = (
     schedules,
     calendars,
     api_keys,
+    tenants,
     maintenance,
 )
 OPERATIONS: dict[str, Operation] = {

@@ -17,6 +17,7 @@ class TargetType(StrEnum):
 
 HTTP_CALLBACK_TASK = "django_durable_tasks.http_callback"
 QUEUE_MESSAGE_TASK = "django_durable_tasks.queue_message"
+BULK_OPERATION_TASK = "django_durable_tasks.bulk_operation"
 
 
 def target_config(

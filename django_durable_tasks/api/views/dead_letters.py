@@ -103,6 +103,11 @@ RESOURCE = Resource(
     subject=lambda row: letters_of(row.tenant_id).filter(pk=row.pk),
 )
 ACTIONS = (
-    ObjectAction(path="replay", scope=ApiScope.OPERATE, operations=(dead_letters.REPLAY,)),
+    ObjectAction(
+        path="replay",
+        scope=ApiScope.OPERATE,
+        operations=(dead_letters.REPLAY,),
+        opens_tasks=True,
+    ),
     ObjectAction(path="discard", scope=ApiScope.OPERATE, operations=(dead_letters.DISCARD,)),
 )

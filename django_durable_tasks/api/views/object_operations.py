@@ -15,6 +15,7 @@ from django_durable_tasks.api.objects import entity_tag
 from django_durable_tasks.api.operation_calls import body_of, perform
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
@@ -57,7 +58,8 @@ class ObjectAction:
     ``choose`` selects the operation by the object and the body; by default it is the first one.
     ``prepare`` checks and completes the fields of the body.
     ``result`` returns further fields of the answer. An operation that changes nothing is refused
-    unless ``may_change_nothing`` is set.
+    unless ``may_change_nothing`` is set. ``opens_tasks``: the changed objects count as new tasks
+    for the quota of open tasks.
     """
 
     path: str
@@ -67,6 +69,7 @@ class ObjectAction:
     prepare: Prepare = _unchanged
     result: Callable[[OperationResult], dict[str, Any]] = _nothing
     may_change_nothing: bool = False
+    opens_tasks: bool = False
 
 
 class OperationEndpoint(WritingEndpoint):
@@ -92,6 +95,8 @@ class OperationEndpoint(WritingEndpoint):
             done = perform(operation, resource.subject(row), caller, fields)
             if not done.changed and not action.may_change_nothing:
                 raise refused(row, str(done.message))
+            if action.opens_tasks:
+                charge_open_tasks(caller.tenant, done.changed)
             changed = resource.find(caller, key)
             shown = resource.show(changed, caller.without_secrets()) | action.result(done)
             tag = entity_tag(resource.version(changed), shown)

@@ -16,6 +16,7 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.new_tasks import check_queue
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem, invalid_parameter
@@ -31,6 +32,7 @@ from django_durable_tasks.api.views.object_operations import ObjectAction, Resou
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import schedules as engine
+from django_durable_tasks.engine.tenants.quotas import charge_recurring_task, check_payload
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.operations import schedules
@@ -87,8 +89,10 @@ class RecurringTasksEndpoint(WritingEndpoint):
         body = NewScheduleBody(data=self.body(request))
         body.is_valid(raise_exception=True)
         given: Mapping[str, Any] = body.validated_data
+        check_queue(given)
         refuse_masks(given["target_config"])
         target = call_of(given["target_type"], given["target_config"])
+        check_payload(self.caller.tenant, [target.args, target.kwargs])
         return self.write(request, lambda: self._created(given, target))
 
     def _created(self, given: Mapping[str, Any], target: TargetCall) -> Answer:
@@ -106,6 +110,8 @@ class RecurringTasksEndpoint(WritingEndpoint):
                 problems.CONFLICT,
                 f"The tenant has a recurring task with the name {name!r}.",
             ) from None
+        if not same:
+            charge_recurring_task(self.caller.tenant)
         shown = schedule_json(schedule_of(self.caller, row.pk), self.caller.without_secrets())
         headers = {"Location": _address(row.pk), "ETag": entity_tag(row.revision, shown)}
         return Answer(200 if same else 201, shown, headers)
@@ -127,6 +133,7 @@ class RecurringTaskEndpoint(WritingEndpoint):
         """Change the recurring task; only times after now fire."""
         body = ScheduleEditBody(data=self.body(request), partial=True)
         body.is_valid(raise_exception=True)
+        check_queue(body.validated_data)
         caller = self.caller.without_secrets()
 
         def act() -> Answer:
@@ -155,7 +162,9 @@ class RecurringTaskEndpoint(WritingEndpoint):
         if "target_config" not in given:
             return options
         config = given["target_config"]
-        return {**options, **edited_arguments(row.task, row.args, row.kwargs, config, self.caller)}
+        edited = edited_arguments(row.task, row.args, row.kwargs, config, self.caller)
+        check_payload(self.caller.tenant, [edited["args"], edited["kwargs"]])
+        return {**options, **edited}
 
 
 def _created_task(done: OperationResult) -> dict[str, Any]:
@@ -193,12 +202,14 @@ ACTIONS = (
         scope=ApiScope.SCHEDULES,
         operations=(schedules.RUN_NOW,),
         result=_created_task,
+        opens_tasks=True,
     ),
     ObjectAction(
         path="backfill",
         scope=ApiScope.SCHEDULES,
         operations=(schedules.BACKFILL,),
         result=_steps,
+        opens_tasks=True,
         may_change_nothing=True,
     ),
 )

@@ -50,6 +50,7 @@ ACTIONS = (
         scope=ApiScope.OPERATE,
         operations=(tasks.RETRY, tasks.REPLAY),
         choose=_retry,
+        opens_tasks=True,
     ),
     ObjectAction(
         path="replay",
@@ -57,6 +58,7 @@ ACTIONS = (
         operations=(tasks.REPLAY, tasks.REPLAY_EDITED),
         choose=_replay,
         prepare=_arguments,
+        opens_tasks=True,
     ),
     ObjectAction(path="force-complete", scope=ApiScope.FORCE, operations=(tasks.FORCE_COMPLETE,)),
     ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(workflows.FORCE_RUN,)),
@@ -68,7 +70,12 @@ ACTIONS = (
     ),
 )
 ON_ONE_TASK = tuple(
-    ObjectAction(path=path, scope=ApiScope.OPERATE, operations=(operation,))
+    ObjectAction(
+        path=path,
+        scope=ApiScope.OPERATE,
+        operations=(operation,),
+        opens_tasks=operation is workflows.REPLAY_FROM,
+    )
     for path, operation in (
         ("replay-from", workflows.REPLAY_FROM),
         ("cancel-branch", workflows.CANCEL_BRANCH),

@@ -13,18 +13,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
+from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.new_tasks import check_queue, new_call
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.operation_calls import perform
 from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.api.target_mapping import (
-    TargetCall,
-    call_of,
-)
 from django_durable_tasks.api.task_fields import (
     ExecutionAnswer,
     NewTaskBody,
@@ -41,23 +38,11 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.engine.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.exceptions import IdempotencyConflict
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.operations.tasks import EDIT
-from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
-
-_OPTIONS = (
-    "run_at",
-    "idempotency_key",
-    "key",
-    "queue",
-    "priority",
-    "max_attempts",
-    "timeout",
-    "expires_at",
-    "depends_on",
-)
 
 
 def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:
@@ -104,23 +89,14 @@ class TasksEndpoint(WritingEndpoint):
         body = NewTaskBody(data=self.body(request))
         body.is_valid(raise_exception=True)
         given: Mapping[str, Any] = body.validated_data
-        refuse_masks(given["target_config"])
-        target = call_of(given["target_type"], given["target_config"])
-        return self.write(request, lambda: self._created(given, target))
+        call = new_call(given, self.caller)
+        return self.write(request, lambda: self._created(given, call))
 
-    def _created(self, given: Mapping[str, Any], target: TargetCall) -> Answer:
-        options = {name: given[name] for name in _OPTIONS if name in given}
-        options["tenant"] = self.caller.tenant.pk
+    def _created(self, given: Mapping[str, Any], call: Call) -> Answer:
         before = created_so_far()
-        row = enqueue.schedule(
-            Call(
-                target.registered,
-                target.args,
-                target.kwargs,
-                call_options(CallOptions(), options),
-            )
-        )
+        row = enqueue.schedule(call)
         is_new = created_so_far() > before
+        charge_open_tasks(self.caller.tenant, int(is_new))
         if not is_new and given["on_conflict"] == "reject":
             raise IdempotencyConflict(f"Task {row.pk} has this idempotency key or unique key.")
         if not is_new and "key" in given:
@@ -149,6 +125,7 @@ class TaskEndpoint(WritingEndpoint):
         """Edit a task that has not started."""
         body = TaskEditBody(data=self.body(request))
         body.is_valid(raise_exception=True)
+        check_queue(body.validated_data)
         tenant_id = self.caller.tenant.pk
 
         def act() -> Answer:
@@ -173,7 +150,9 @@ class TaskEndpoint(WritingEndpoint):
         if "target_config" not in given:
             return changes
         config = given["target_config"]
-        return {**changes, **edited_arguments(row.name, row.args, row.kwargs, config, self.caller)}
+        edited = edited_arguments(row.name, row.args, row.kwargs, config, self.caller)
+        check_payload(self.caller.tenant, [edited["args"], edited["kwargs"]])
+        return {**changes, **edited}
 
 
 class ExecutionsEndpoint(ApiEndpoint):

@@ -120,6 +120,10 @@ ACTIONS = (
         path="cancel", scope=ApiScope.OPERATE, operations=(workflows.CANCEL,), result=_changes
     ),
     ObjectAction(
-        path="replay", scope=ApiScope.OPERATE, operations=(workflows.REPLAY,), result=_changes
+        path="replay",
+        scope=ApiScope.OPERATE,
+        operations=(workflows.REPLAY,),
+        result=_changes,
+        opens_tasks=True,
     ),
 )

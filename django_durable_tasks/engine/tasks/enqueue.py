@@ -115,6 +115,18 @@ def schedule_many(calls: Sequence[Call]) -> list[uuid.UUID]:
             "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
             " one."
         )
+    return insert_many(new_tasks)
+
+
+def needs_own_insert(call: Call, task: NewTask) -> bool:
+    """Return whether this task cannot be inserted together with others: it has a key or waits for
+    other tasks.
+    """
+    return task.has_key or call.options.depends_on is not None
+
+
+def insert_many(new_tasks: Sequence[NewTask]) -> list[uuid.UUID]:
+    """Insert tasks without keys and dependencies in one statement per batch; return their ids."""
     transitions.create_many(new_tasks)
     return [task.id for task in new_tasks]
 

@@ -117,7 +117,7 @@ def verified(text: str, now: datetime) -> ApiKey | None:
     given = presented(text)
     if given is None:
         return None
-    row = api_keys().select_related("tenant").filter(identifier=given.identifier).first()
+    row = api_keys().select_related("tenant__quota").filter(identifier=given.identifier).first()
     if row is None or not given.has_digest(row.digest) or not row.is_live(now):
         return None
     return row

@@ -29,6 +29,7 @@ from django_durable_tasks.management.durable.listing import LIST
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
+from django_durable_tasks.management.durable.quota_actions import QUOTA
 from django_durable_tasks.management.durable.schedule_actions import SCHEDULE_ACTIONS
 from django_durable_tasks.management.durable.shadow import SHADOW
 from django_durable_tasks.management.durable.show import SHOW
@@ -53,6 +54,7 @@ SUBCOMMANDS = {
         *QUEUE_ACTIONS,
         LIMIT,
         API_KEY,
+        QUOTA,
         *SCHEDULE_ACTIONS,
         *EXPLAIN,
         CALENDARS,

@@ -1,5 +1,5 @@
-"""Job: delete ended tasks, ledger entries, limit buckets, shadow fires and answers of the API after
-their retention.
+"""Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API and
+bulk operations after their retention.
 
 Pruning competes with starting tasks for the database: it works in short slices of small batches,
 and pauses three times as long as a slice took.
@@ -17,6 +17,7 @@ from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring.retention import prune_ledger, prune_shadow_fires
 from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.engine.tenants.bulk_operations import prune_operations
 from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
 
 PAUSE_FACTOR = 3.0
@@ -47,6 +48,7 @@ class Prune:
                     retention.prune_buckets,
                     prune_shadow_fires,
                     prune_requests,
+                    prune_operations,
                 )
             )
         with dedicated_connection():

@@ -15,7 +15,12 @@ from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 ROOT = "/api/v1"
 ADD = "tests.project.tasks.add"
-SETTINGS = {"API": True, "API_TASKS": ["tests.project.tasks.*"]}
+SETTINGS = {
+    "API": True,
+    "API_TASKS": ["tests.project.tasks.*"],
+    "API_QUEUES": ["*"],
+    "QUOTAS": {"requests": None},
+}
 
 
 def a_tenant(slug: str = "acme") -> Tenant:

@@ -15,7 +15,9 @@ from django.urls import URLPattern
 from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
 from django_durable_tasks.api.endpoint import ApiEndpoint
-from django_durable_tasks.models import Calendar, DeadLetter, RecurringTask, Task
+from django_durable_tasks.engine.tenants import bulk_operations
+from django_durable_tasks.models import BulkKind, Calendar, DeadLetter, RecurringTask, Task
+from django_durable_tasks.rules.tenants.task_filters import TaskFilter
 from tests.database.api.client import ApiClient, a_client
 from tests.factories import many_tasks
 from tests.project.tasks import noop
@@ -49,6 +51,7 @@ def _rows_of(client: ApiClient) -> dict[str, Any]:
         "workflow_id": workflow.start(tenant=client.tenant).pk,
         "letter_id": task.dead_letters.get().pk,
         "calendar_id": Calendar.objects.upsert("office", tenant=client.tenant).pk,
+        "operation_id": bulk_operations.start(client.tenant, BulkKind.CANCEL, TaskFilter()).pk,
     }
 
 

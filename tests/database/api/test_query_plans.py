@@ -11,6 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.api import task_lists
+from django_durable_tasks.engine.tenants.quotas import usage
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from tests.database.api.client import ApiClient, a_client, a_tenant
 
@@ -117,3 +118,19 @@ def test_a_rare_status_is_found_on_the_first_page(busy: ApiClient) -> None:
     page, _read = _page(busy, "status=FAILED")
     assert len(page["data"]) == 19
     assert page["next_cursor"] is None
+
+
+def test_open_tasks_are_found_by_an_index(busy: ApiClient) -> None:
+    page, read = _page(busy, "status=RUNNING")
+    assert (page["data"], page["next_cursor"]) == ([], None)
+    assert read <= 10
+    ended = "UPDATE durable_tasks_task SET status = 'SUCCESS', due_at = NULL, completed_at = now()"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{ended} WHERE status = 'PENDING' AND queue = 'test' AND random() < 0.99")
+        cursor.execute(f"VACUUM ANALYZE {TABLE}")
+    with CaptureQueriesContext(connection) as captured:
+        (used,) = [row.used for row in usage(busy.tenant) if row.name == "open_tasks"]
+    assert used is not None
+    assert 0 < used < 2_000
+    statements = [one["sql"] for one in captured if f'FROM "{TABLE}"' in one["sql"]]
+    assert _rows_read(statements[0]) <= used + 10

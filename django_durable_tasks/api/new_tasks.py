@@ -1,0 +1,53 @@
+"""Builds the calls of new tasks from validated bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.api.argument_edits import refuse_masks
+from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.problems import invalid_field
+from django_durable_tasks.api.target_mapping import call_of
+from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.engine.tenants.quotas import check_payload
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+
+_OPTIONS = (
+    "run_at",
+    "idempotency_key",
+    "key",
+    "queue",
+    "priority",
+    "max_attempts",
+    "timeout",
+    "expires_at",
+    "depends_on",
+)
+
+
+def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
+    """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
+    DurableTasksError.
+    """
+    refuse_masks(given["target_config"], f"{pointer}/target_config")
+    target = call_of(given["target_type"], given["target_config"], pointer)
+    check_queue(given, pointer)
+    check_payload(caller.tenant, [target.args, target.kwargs])
+    options = {name: given[name] for name in _OPTIONS if name in given}
+    options["tenant"] = caller.tenant.pk
+    return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+
+
+def check_queue(given: Mapping[str, Any], pointer: str = "#") -> None:
+    """Raise Problem unless the body names no queue, or one of API_QUEUES."""
+    name = given.get("queue")
+    if name and not any(fnmatchcase(name, allowed) for allowed in conf.settings().API_QUEUES):
+        raise invalid_field(
+            f"{pointer}/queue",
+            f"{name!r} is no queue that clients of the API may choose"
+            " (DURABLE_TASKS['API_QUEUES']); leave it out.",
+            "unknown_queue",
+        )

@@ -1,0 +1,231 @@
+"""``/tasks/bulk``, ``/tasks/bulk-cancel`` and ``/tasks/bulk-replay``: operations on many tasks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.exception_mapping import problem_of
+from django_durable_tasks.api.fields import (
+    KEY_LENGTH,
+    AnyJson,
+    Body,
+    Flag,
+    Instant,
+    Integer,
+    Items,
+    JsonObject,
+    OneOf,
+    Text,
+)
+from django_durable_tasks.api.new_tasks import new_call
+from django_durable_tasks.api.problems import InvalidPart, Problem
+from django_durable_tasks.api.task_fields import NewTaskBody
+from django_durable_tasks.api.task_lists import page_of_tasks
+from django_durable_tasks.api.views.operations import (
+    OperationAnswer,
+    operation_address,
+    operation_json,
+)
+from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.publish_on_commit import created_so_far
+from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.tasks.new_task import Call, new_task
+from django_durable_tasks.engine.tenants import bulk_operations
+from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import BulkKind
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
+from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants.task_filters import TaskFilter
+
+_ITEMS_MAX = 1_000
+_SAMPLE = 5
+
+
+class BulkCreateBody(Body):
+    """Tasks to create. The result of each item has the index of the item."""
+
+    items = Items(
+        child=JsonObject(),
+        max_length=_ITEMS_MAX,
+        allow_empty=False,
+        help_text="Up to 1,000 bodies of POST /tasks.",
+    )
+    atomic = Flag(default=False, help_text="true: if one item is refused, no task is created.")
+
+
+class BulkCreateAnswer(Body):
+    """The result of each item, in the order of the request."""
+
+    created = Integer()
+    refused = Integer()
+    data = serializers.ListField(child=AnyJson())  # type: ignore[assignment]
+
+
+class BulkCreateEndpoint(WritingEndpoint):
+    """Many tasks at once."""
+
+    scopes: ClassVar = {"POST": ApiScope.CREATE}
+    bodies: ClassVar = {"POST": BulkCreateBody}
+    answers: ClassVar = {"POST": BulkCreateAnswer}
+
+    def post(self, request: Request) -> Response:
+        """Create up to 1,000 tasks; an item that is refused does not affect the others."""
+        body = BulkCreateBody(data=self.body(request))
+        body.is_valid(raise_exception=True)
+        given = body.validated_data
+        return self.write(request, lambda: self._created(given["items"], given["atomic"]))
+
+    def _created(self, items: list[Any], atomic: bool) -> Answer:
+        before, results = created_so_far(), dict[int, dict[str, Any]]()
+        together: dict[int, NewTask] = {}
+        for index, item in enumerate(items):
+            try:
+                call, given = self._call(index, item)
+                task = new_task(call)
+                if enqueue.needs_own_insert(call, task):
+                    results[index] = self._created_alone(call, given)
+                else:
+                    together[index] = task
+            except (Problem, DurableTasksError, serializers.ValidationError) as error:
+                results[index] = _refused(index, problem_of(error))
+        enqueue.insert_many(list(together.values()))
+        results |= {index: _made(task.id) for index, task in together.items()}
+        refused = [results[index] for index in sorted(results) if "problem" in results[index]]
+        if atomic and refused:
+            parts = [part for one in refused for part in one["problem"]["errors"]]
+            raise Problem(
+                problems.INVALID,
+                f"{len(refused)} of {len(items)} items are refused, and no task is created.",
+                more={"errors": parts[:_ITEMS_MAX]},
+            )
+        new = len(together) + created_so_far() - before
+        charge_open_tasks(self.caller.tenant, new)
+        data = [results[index] for index in range(len(items))]
+        return Answer(200, {"created": new, "refused": len(refused), "data": data})
+
+    def _call(self, index: int, item: Any) -> tuple[Call, Mapping[str, Any]]:
+        body = NewTaskBody(data=item)
+        body.is_valid(raise_exception=True)
+        given: Mapping[str, Any] = body.validated_data
+        return new_call(given, self.caller), given
+
+    def _created_alone(self, call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
+        before = created_so_far()
+        with tables.atomic():
+            key = enqueue.submit(call)
+            is_new = created_so_far() > before
+            if not is_new and given["on_conflict"] == "reject":
+                raise Problem(problems.CONFLICT, f"Task {key} has this key.")
+            if not is_new and "key" in given:
+                self.require_scope(ApiScope.OPERATE)
+        return _made(key, 201 if is_new else 200)
+
+
+def _made(task_id: Any, status: int = 201) -> dict[str, Any]:
+    return {"status": status, "task_id": str(task_id)}
+
+
+def _refused(index: int, problem: Problem) -> dict[str, Any]:
+    """Return the result of a refused item; its places begin with the place of the item."""
+    parts = problem.parts or (InvalidPart("#", problem.detail),)
+    errors = [
+        {**part.as_json(), part.place: f"#/items/{index}{part.name.removeprefix('#')}"}
+        for part in parts
+    ]
+    content = {"code": problem.kind.code, "detail": problem.detail, "errors": errors}
+    return {"status": problem.kind.status, "problem": content}
+
+
+class BulkFilterBody(Body):
+    """Which tasks, as in the list of tasks, and why."""
+
+    queue = Text(required=False, max_length=KEY_LENGTH)
+    name = Text(required=False, max_length=KEY_LENGTH)
+    created_from = Instant(required=False, help_text="Created at or after this time.")
+    created_to = Instant(required=False, help_text="Created before this time.")
+    reason = Text(required=False, allow_blank=True, max_length=500)
+
+
+class BulkCancelBody(BulkFilterBody):
+    """Which open tasks to cancel; without a filter all."""
+
+    status = OneOf(choices=sorted(OPEN), required=False)
+
+
+class BulkReplayBody(BulkFilterBody):
+    """Which ended tasks to replay; without a status the FAILED ones."""
+
+    status = OneOf(choices=sorted(REPLAYABLE), default=Status.FAILED.value)
+
+
+class _BulkOperationEndpoint(WritingEndpoint):
+    """Starts an operation on all tasks that match a filter."""
+
+    kind: ClassVar[BulkKind]
+    starts_operation = True
+    scopes: ClassVar = {"POST": ApiScope.OPERATE}
+    answers: ClassVar = {"POST": OperationAnswer}
+
+    def post(self, request: Request) -> Response:
+        """Start the operation; its address in ``Location`` shows the progress."""
+        body = self.bodies["POST"](data=self.body(request))
+        body.is_valid(raise_exception=True)
+        given = body.validated_data
+        which = TaskFilter(
+            status=Status(given["status"]) if "status" in given else None,
+            queue=given.get("queue"),
+            name=given.get("name"),
+            since=given.get("created_from"),
+            before=given.get("created_to"),
+        )
+        caller = self.caller
+
+        def act() -> Answer:
+            row = bulk_operations.start(
+                caller.tenant, self.kind, which, by=caller.name, reason=given.get("reason", "")
+            )
+            charge_open_tasks(caller.tenant, 1)
+            shown = operation_json(row) | (
+                self._sample(which, row.until_id) if self.dry_run else {}
+            )
+            return Answer(202, shown, {"Location": operation_address(row.pk)})
+
+        return self.write(request, act)
+
+    def _sample(self, which: TaskFilter, until: uuid.UUID) -> dict[str, Any]:
+        """Return some of the matching tasks, for a dry run."""
+        filters = {
+            "status": which.status,
+            "status__in": sorted(OPEN) if which.status is None else None,
+            "queue": which.queue,
+            "name": which.name,
+            "pk__gte": which.first_id,
+            "pk__lt": until,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        page = page_of_tasks(self.caller.tenant.pk, given, None, _SAMPLE)
+        return {"sample": [str(row.pk) for row in page.rows]}
+
+
+class BulkCancelEndpoint(_BulkOperationEndpoint):
+    """Cancels all open tasks that match a filter."""
+
+    kind = BulkKind.CANCEL
+    bodies: ClassVar = {"POST": BulkCancelBody}
+
+
+class BulkReplayEndpoint(_BulkOperationEndpoint):
+    """Replays all ended tasks that match a filter."""
+
+    kind = BulkKind.REPLAY
+    bodies: ClassVar = {"POST": BulkReplayBody}

@@ -1,0 +1,98 @@
+"""The settings of the HTTP API, of HTTP callbacks and of messages to other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def duration(default: float | None, help: str) -> Any:
+    """Declare a setting in seconds, or a timedelta."""
+    return field(default=default, metadata={"help": help, "kind": "duration"})
+
+
+def count(default: int | None, help: str) -> Any:
+    """Declare a setting that is a whole number of 0 or more."""
+    return field(default=default, metadata={"help": help, "kind": "count"})
+
+
+def value(default: Any, help: str) -> Any:
+    """Declare a setting of any other type, which a function of conf_checks checks."""
+    return field(default=default, metadata={"help": help, "kind": "value"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceSettings:
+    """Settings of the interfaces to other systems; ``conf.Settings`` contains them."""
+
+    API: bool = value(
+        False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
+    )
+    API_TASKS: Sequence[str] = value(
+        ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
+        "The durable tasks that clients of the HTTP API may create; names or patterns such as"
+        " 'billing.*'.",
+    )
+    API_BODY_MAX_BYTES: int = count(
+        1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
+    )
+    API_IDEMPOTENCY_RETENTION: float = duration(
+        86_400, "How long the answer to a request with an Idempotency-Key is kept; one day."
+    )
+    API_QUEUES: Sequence[str] = value(
+        (),
+        "The queues that clients of the HTTP API may choose; names or patterns such as 'acme.*'."
+        " Empty: each task goes to its own queue.",
+    )
+    QUOTAS: Mapping[str, Any] | None = value(
+        None,
+        "Quotas of each tenant that has no other value of its own: {'open_tasks': 10_000,"
+        " 'recurring_tasks': 100, 'payload_bytes': 16_384, 'requests': '600/m'}. A quota that is"
+        " left out is without limit, except 'requests' of the HTTP API, which are 6000/m (None: no"
+        " limit). The quotas of tasks apply to what is created through the HTTP API, and not to"
+        " the default tenant.",
+    )
+    HTTP_ALLOW: Sequence[str] = value(
+        (),
+        "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
+        " not public: ['billing.internal:8080', '10.1.0.0/16'].",
+    )
+    HTTP_PORTS: Sequence[int] = value(
+        (80, 443, 8080, 8443),
+        "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
+    )
+    HTTP_TIMEOUT: float = duration(
+        15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
+    )
+    HTTP_TIMEOUT_MAX: float = duration(60, "The longest `timeout=` of an HTTP callback.")
+    HTTP_CONNECT_TIMEOUT: float = duration(
+        3, "The longest wait for the connection of an HTTP callback."
+    )
+    HTTP_ANSWER_MAX_BYTES: int = count(
+        4_096, "How much of the answer of an HTTP callback is read and stored, in bytes."
+    )
+    HTTP_SIGNING_KEYS: Sequence[str] = value(
+        (),
+        "Keys from which the signing secret of each endpoint is derived, the current one first. A"
+        " request has a signature for each key. Without a key requests are not signed.",
+    )
+    HTTP_ENDPOINT_CONCURRENCY: int | None = count(
+        None,
+        "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
+        " LIMITS and of operators.",
+    )
+    HTTP_BREAKER_FAILURES: int = count(
+        5,
+        "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
+        " callbacks to an endpoint wait. 0: never.",
+    )
+    HTTP_BREAKER_PAUSE: float = duration(
+        30,
+        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
+    )
+    QUEUE_ALLOW: Sequence[str] = value(
+        (),
+        "The queues and exchanges to which queue_message may publish: ['invoices',"
+        " 'exchange:events'].",
+    )

@@ -1,0 +1,90 @@
+"""Operations on a tenant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext as _now
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.tenants import quotas
+from django_durable_tasks.models import Tenant
+from django_durable_tasks.operations.operation import (
+    Argument,
+    ArgumentType,
+    Operation,
+    OperationResult,
+    Target,
+)
+from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS
+
+
+def _set(
+    tenant: Tenant, *, by: str, reason: str, reset: bool = False, **given: Any
+) -> OperationResult:
+    """Set the quotas that are not None; with ``reset`` the others get the values of QUOTAS."""
+    values = {
+        name: given.get(name)
+        for name in (*NUMBERS, REQUESTS)
+        if reset or given.get(name) is not None
+    }
+    quotas.set_quotas(tenant, values, now=estimated_now(), by=by, reason=reason)
+    return OperationResult({"set": 1}, _now("Set the quotas of %s.") % tenant.slug)
+
+
+SET_QUOTAS = Operation(
+    target=Target.TENANT,
+    name="set_quotas",
+    title=_("Set quotas"),
+    help=_(
+        "Limits what a tenant may create through the HTTP API. Quotas that are not given keep"
+        " their values. How many of its tasks run at the same time or start in a period is set by"
+        " the limit of the scope tenant:ID."
+    ),
+    permission="set_tenantquota",
+    perform=_set,
+    not_in_api="an operator sets the quotas of tenants",
+    confirm=False,
+    fields=(
+        Argument(
+            name="open_tasks",
+            kind=ArgumentType.INTEGER,
+            label=_("Open tasks"),
+            help=_("The most tasks that have not ended."),
+            minimum=0,
+            metavar="N",
+        ),
+        Argument(
+            name="recurring_tasks",
+            kind=ArgumentType.INTEGER,
+            label=_("Recurring tasks"),
+            help=_("The most recurring tasks that are not cancelled."),
+            minimum=0,
+            metavar="N",
+        ),
+        Argument(
+            name="payload_bytes",
+            kind=ArgumentType.INTEGER,
+            label=_("Bytes of the arguments"),
+            help=_("The largest arguments of one task, as JSON."),
+            minimum=0,
+            metavar="N",
+        ),
+        Argument(
+            name="requests",
+            kind=ArgumentType.TEXT,
+            label=_("Requests"),
+            help=_("Requests to the HTTP API in a period: 600/m, 10/s."),
+            metavar="RATE",
+        ),
+        Argument(
+            name="reset",
+            kind=ArgumentType.FLAG,
+            label=_("Reset"),
+            help=_("Quotas that are not given get the values of the setting QUOTAS."),
+        ),
+    ),
+)
+
+OPERATIONS = (SET_QUOTAS,)

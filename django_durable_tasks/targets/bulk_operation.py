@@ -1,0 +1,24 @@
+"""``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
+step.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.tenants import bulk_operations
+from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
+
+
+@durable_task(name=BULK_OPERATION_TASK, bind=True, backoff_max=300)
+def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
+    """Perform the remaining steps; a cancellation takes effect between two steps."""
+    while True:
+        self.durable.check()
+        step = bulk_operations.advance(uuid.UUID(operation_id), now=estimated_now())
+        self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
+        if step.is_last:
+            return {"matched": step.matched, "changed": step.changed, "failed": step.failed}

@@ -1,0 +1,202 @@
+"""Many tasks at once: create, cancel and replay."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.engine.tenants import bulk_operations, quotas
+from django_durable_tasks.models import BulkKind, BulkOperation, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tenants.task_filters import TaskFilter
+from tests.database.api.client import ADD, ApiClient, a_client, call
+from tests.delivery import deliver
+from tests.factories import a_task, many_tasks
+
+pytestmark = pytest.mark.django_db
+COLUMNS = 70
+"""More than one INSERT of a task has parameters."""
+
+
+def _finish(operation_id: Any) -> int:
+    """Perform all steps of an operation as its task does; return how many there were."""
+    for number in range(1, 100):
+        if bulk_operations.advance(uuid.UUID(str(operation_id)), now=timezone.now()).is_last:
+            return number
+    raise AssertionError("the operation does not end")
+
+
+def test_each_item_has_a_result_and_a_bad_one_fails_alone(acme: ApiClient) -> None:
+    items = [
+        call(1),
+        {"target_config": {"task": "no.such.task"}},
+        call(2, priority=11),
+        {"target_config": {"task": ADD, "args": [1]}},
+        call(3, unknown=1),
+        call(4, idempotency_key="k"),
+        call(4, idempotency_key="k"),
+    ]
+    answer = acme.post("/tasks/bulk", {"items": items})
+    assert answer.status_code == 200, answer.content
+    found = answer.json()
+    assert [one["status"] for one in found["data"]] == [201, 422, 422, 422, 400, 201, 200]
+    assert (found["created"], found["refused"]) == (2, 4)
+    places = [one["problem"]["errors"][0]["pointer"] for one in found["data"] if "problem" in one]
+    assert places == [
+        "#/items/1/target_config/task",
+        "#/items/2/priority",
+        "#/items/3/target_config",
+        "#/items/4/unknown",
+    ]
+    created = {one["task_id"] for one in found["data"] if one["status"] == 201}
+    assert {str(key) for key in Task.objects.values_list("pk", flat=True)} == created
+
+
+def test_an_atomic_request_creates_all_or_none(acme: ApiClient) -> None:
+    items = [call(1), call(2, priority=11)]
+    refused = acme.post("/tasks/bulk", {"items": items, "atomic": True})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "#/items/1/priority"
+    assert not Task.objects.exists()
+    assert acme.post("/tasks/bulk", {"items": items[:1], "atomic": True}).json()["created"] == 1
+
+
+def test_a_thousand_tasks_cost_as_many_statements_as_ten(acme: ApiClient) -> None:
+    def statements(number: int) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            answer = acme.post("/tasks/bulk", {"items": [call(n) for n in range(number)]})
+        assert answer.json()["created"] == number
+        return sum(1 for one in queries if not one["sql"].startswith(("SAVE", "RELEASE")))
+
+    few = statements(10)
+    assert few <= 10
+    parameters = connection.features.max_query_params  # of one statement, on SQLite
+    batches = 2 if parameters is None else 1_000 * COLUMNS // parameters
+    assert statements(1_000) <= few + batches
+    assert Task.objects.for_tenant(acme.tenant).count() == 1_010
+
+
+def test_a_replayed_request_creates_nothing_again(acme: ApiClient) -> None:
+    first, again = (
+        acme.post("/tasks/bulk", {"items": [call(1), call(2)]}, Idempotency_Key="batch-1")
+        for _ in range(2)
+    )
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.json() == first.json()
+    assert Task.objects.count() == 2
+
+
+@pytest.mark.parametrize("items", [[], [call()] * 1_001, [1], {}, None])
+def test_wrong_lists_of_items_are_refused(acme: ApiClient, items: Any) -> None:
+    answer = acme.post("/tasks/bulk", {"items": items})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith("#/items")
+    assert not Task.objects.exists()
+
+
+def test_a_batch_above_the_quota_is_refused_as_a_whole(acme: ApiClient) -> None:
+    quotas.set_quotas(acme.tenant, {"open_tasks": 2}, now=timezone.now())
+    assert acme.post("/tasks/bulk", {"items": [call(n) for n in range(3)]}).status_code == 429
+    assert not Task.objects.exists()
+    assert acme.post("/tasks/bulk", {"items": [call(1), call(2)]}).json()["created"] == 2
+
+
+def test_an_operation_cancels_what_matches_and_nothing_else(
+    acme: ApiClient, globex: ApiClient
+) -> None:
+    own = many_tasks(5, queue="slow", tenant=acme.tenant)
+    other = [
+        *many_tasks(2, queue="fast", tenant=acme.tenant),
+        *many_tasks(2, queue="slow", tenant=globex.tenant),
+    ]
+    started = acme.post("/tasks/bulk-cancel", {"queue": "slow", "reason": "wrong data"})
+    assert started.status_code == 202, started.content
+    operation = started.json()
+    assert (operation["state"], operation["kind"]) == ("PENDING", "CANCEL")
+    path = started.headers["Location"]
+    later = a_task(queue="slow", tenant=acme.tenant)
+    _finish(operation["operation_id"])
+    shown = acme.get(path).json()
+    assert (shown["state"], shown["matched"], shown["changed"]) == ("DONE", 5, 5)
+    assert acme.get("/operations").json()["data"][0] == shown
+    rows = Task.objects.in_bulk([row.pk for row in [*own, *other, later]])
+    assert {rows[row.pk].status for row in own} == {"CANCELLED"}
+    assert {rows[row.pk].status for row in [*other, later]} == {"PENDING"}
+    assert "wrong data" in rows[own[0].pk].reason
+    assert Task.objects.get(pk=operation["task_id"]).status != "CANCELLED"
+
+
+def test_a_replay_takes_failed_tasks_unless_another_status_is_named(acme: ApiClient) -> None:
+    failed = many_tasks(3, "FAILED", tenant=acme.tenant)
+    cancelled = many_tasks(2, "CANCELLED", tenant=acme.tenant)
+    operation = acme.post("/tasks/bulk-replay", {}).json()
+    _finish(operation["operation_id"])
+    rows = Task.objects.in_bulk([row.pk for row in [*failed, *cancelled]])
+    assert {rows[row.pk].status for row in failed} == {"PENDING"}
+    assert {rows[row.pk].status for row in cancelled} == {"CANCELLED"}
+
+
+def test_a_task_that_cannot_be_replayed_is_reported_and_the_others_are_replayed(
+    acme: ApiClient,
+) -> None:
+    failed = many_tasks(3, "FAILED", tenant=acme.tenant)
+    Task.objects.filter(pk=failed[1].pk).unguarded().update(key="invoice-7")
+    a_task(key="invoice-7", open_key="invoice-7", tenant=acme.tenant)
+    operation = acme.post("/tasks/bulk-replay", {}).json()
+    _finish(operation["operation_id"])
+    shown = acme.get(f"/operations/{operation['operation_id']}").json()
+    assert (shown["matched"], shown["changed"], shown["failed"]) == (3, 2, 1)
+    assert [one["task_id"] for one in shown["errors"]] == [str(failed[1].pk)]
+
+
+def test_steps_continue_where_the_last_one_ended(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_operations, "EXAMINED", 3)
+    many_tasks(8, tenant=acme.tenant)
+    operation = bulk_operations.start(acme.tenant, BulkKind.CANCEL, TaskFilter())
+    bulk_operations.advance(operation.pk, now=timezone.now())
+
+    def crash(*_arguments: Any, **_more: Any) -> Any:
+        raise KeyError("crash")
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(bulk_operations, "_matching", crash)
+        with pytest.raises(KeyError):
+            bulk_operations.advance(operation.pk, now=timezone.now())
+    assert _finish(operation.pk) >= 2
+    operation = BulkOperation.objects.get(pk=operation.pk)
+    assert (operation.matched, operation.changed) == (8, 8)
+
+
+def test_a_dry_run_shows_a_sample_and_starts_nothing(acme: ApiClient) -> None:
+    own = many_tasks(2, queue="slow", tenant=acme.tenant)
+    answer = acme.post("/tasks/bulk-cancel?dry_run=1", {"queue": "slow"})
+    assert (answer.status_code, answer.json()["would_answer"]) == (200, 202)
+    sample = answer.json()["would_return"]["sample"]
+    assert {str(row.pk) for row in own} == set(sample)
+    assert not BulkOperation.objects.exists()
+    assert Task.objects.count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_operation_performs_its_steps_in_a_worker(acme: ApiClient) -> None:
+    many_tasks(3, Status.PENDING, due=3_600, tenant=acme.tenant)
+    operation = acme.post("/tasks/bulk-cancel", {}).json()
+    row = Task.objects.get(pk=operation["task_id"])
+    claim.claim(row.queue, timezone.now(), 100, uuid.uuid4())
+    deliver(Task.objects.get(pk=row.pk))
+    shown = acme.get(f"/operations/{operation['operation_id']}").json()
+    assert (shown["state"], shown["changed"]) == ("DONE", 3)
+
+
+def test_a_key_without_the_scope_starts_no_operation(acme: ApiClient) -> None:
+    client = a_client(acme.tenant, "read", "create")
+    for path in ("/tasks/bulk-cancel", "/tasks/bulk-replay"):
+        assert client.post(path, {}).status_code == 403
