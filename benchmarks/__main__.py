@@ -32,6 +32,7 @@ examples:
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
+  python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
   python -m benchmarks all --format json > figures.jsonl       everything, one object a line
 

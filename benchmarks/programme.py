@@ -13,6 +13,7 @@ from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
 from benchmarks.many_queues import DUE, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
+from benchmarks.rest import BULK, PAGE, Rest
 from benchmarks.servers import Servers
 
 DEFAULT_N = {
@@ -24,7 +25,9 @@ DEFAULT_N = {
     "lag": 2_000,
     "claim": 1_000_000,
     "queues": 1_000,
+    "api": 1_000_000,
 }
+REQUESTS, BULKS = 1_000, 10
 _FEWEST = 10_000
 BULK_TIMES = 10
 """The ratio of the tasks that are created in bulk to those created by single calls."""
@@ -286,6 +289,24 @@ def queues(stage: Stage) -> list[Contender]:
     return found
 
 
+def api(stage: Stage) -> list[Contender]:
+    """Compare a request that creates a task with a plain create of Django REST framework; measure
+    1,000 tasks in one request, and pages of a tenant with n tasks.
+    """
+    ours, pages = Rest(stage.servers, "redis"), Rest(stage.servers, "redis")
+    found = []
+    for of, peer in (("ours", OURS), ("bare", "django-rest-framework")):
+        measure = partial(ours.measured, "requests", REQUESTS, of=of)
+        found.append(_contender(stage, "api", "create", peer, None, measure, n=REQUESTS))
+    measure = partial(ours.measured, "bulk", BULKS)
+    what = f"create {BULK:,} in a request"
+    found.append(_contender(stage, "api", what, OURS, None, measure, n=BULK * BULKS))
+    what = f"a page of {PAGE} of {stage.n:,} tasks"
+    measure = partial(pages.measured, "pages", stage.n)
+    found.append(_contender(stage, "api", what, OURS, None, measure, n=PAGE))
+    return found
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue,
     "run": run,
@@ -295,4 +316,5 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "lag": lag,
     "claim": claim,
     "queues": queues,
+    "api": api,
 }

@@ -20,6 +20,9 @@ INSTALLED_APPS = [
     "django_durable_tasks",
     "benchmarks.project",
 ]
+ROOT_URLCONF = "benchmarks.project.rest"
+ALLOWED_HOSTS = ["testserver"]
+REST_FRAMEWORK = {"UNAUTHENTICATED_USER": None}
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,7 @@ from django_durable_tasks.api.fields import (
     Seconds,
     Text,
 )
+from django_durable_tasks.api.objects import fields_of, shown_by
 from django_durable_tasks.api.problems import invalid_parameter
 from django_durable_tasks.api.target_mapping import config_of, kind_of
 from django_durable_tasks.models import Task
@@ -158,13 +159,24 @@ def included_of(request: Request, default: Collection[str] = ()) -> frozenset[st
     return names
 
 
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "target_config": ("args", "kwargs"),
+    "result": ("result",),
+    "progress": ("progress",),
+}
+
+
+def without_columns(included: Collection[str]) -> list[str]:
+    """Return the columns that ``task_json`` does not read for these fields."""
+    return [one for name in INCLUDED if name not in included for one in _COLUMNS[name]]
+
+
 def task_json(task: Task, caller: Caller, included: Collection[str] = ()) -> dict[str, Any]:
     """Return a task as JSON values, masked unless the caller may read secrets."""
     plain, names = caller.reads_secrets, conf.settings().SECRET_NAMES
     shown = _Shown(task, plain, names)
-    answer = TaskAnswer()
     found: dict[str, Any] = {}
-    for name, field in answer.fields.items():
+    for name, field in fields_of(TaskAnswer).items():
         if name in INCLUDED and name not in included:
             continue
         value = shown.value(str(field.source))
@@ -203,7 +215,7 @@ class _Shown:
 
 def execution_json(row: Any, caller: Caller) -> dict[str, Any]:
     """Return an attempt as JSON values, masked unless the caller may read secrets."""
-    found: dict[str, Any] = dict(ExecutionAnswer(row).data)
+    found = shown_by(ExecutionAnswer, row)
     if not caller.reads_secrets:
         found["error_message"] = masked_text(found["error_message"], conf.settings().SECRET_NAMES)
     return found

@@ -7,7 +7,7 @@ the page is shorter and has a cursor that continues after the examined rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -80,12 +80,20 @@ def tasks_of(tenant_id: int) -> QuerySet[Task]:
     return found
 
 
-def page_of_tasks(tenant_id: int, filters: Mapping[str, Any], after: Any, limit: int) -> KeysetPage:
-    """Return the page of the newest tasks that match the filters, after a key."""
-    rows = tasks_of(tenant_id).filter(**filters)
+def page_of_tasks(
+    tenant_id: int,
+    filters: Mapping[str, Any],
+    after: Any,
+    limit: int,
+    without: Collection[str] = (),
+) -> KeysetPage:
+    """Return the page of the newest tasks that match the filters, after a key. The columns of
+    ``without`` are not read.
+    """
+    rows = tasks_of(tenant_id).filter(**filters).defer(*without)
     read, remaining = _by_index(tenant_id, filters)
     if not remaining:
-        return page_of(read, after, limit)
+        return page_of(read.defer(*without), after, limit)
     last = _last_examined(read, after)
     if last is None:
         return page_of(rows, after, limit)

@@ -30,6 +30,7 @@ from django_durable_tasks.api.task_fields import (
     execution_json,
     included_of,
     task_json,
+    without_columns,
 )
 from django_durable_tasks.api.task_lists import PARAMETERS, filters_of, page_of_tasks, tasks_of
 from django_durable_tasks.api.views.object_operations import Resource, refused
@@ -81,6 +82,7 @@ class TasksEndpoint(WritingEndpoint):
             filters_of(request),
             cursor_of(request, tenant_id, Task),
             limit_of(request),
+            without_columns(included),
         )
         return listed(request, tenant_id, page, lambda row: task_json(row, self.caller, included))
 

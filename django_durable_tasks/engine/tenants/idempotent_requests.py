@@ -53,12 +53,12 @@ def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswe
     key belongs to a request with other contents, and RequestInProgress if such a request has not
     ended within the lock timeout.
     """
-    row = _existing(identity, now) or _inserted(identity)
+    # Most keys are new, so the insert comes first where it does not wait too long for a concurrent
+    # request.
+    row = None if _is_mysql() else _inserted(identity)
+    row = row or _existing(identity, now) or _inserted(identity)
     if row is None:
-        # A concurrent request of this key was committed after the first look.
-        row = _existing(identity, now)
-        if row is None:
-            raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
+        raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
     if row.status_code:
         return _replayed(row, identity)
     answer = act()
@@ -78,13 +78,17 @@ def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | N
         tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
     )
     row = found.first()
-    if row is None and connections[tables.database()].vendor == "mysql":
+    if row is None and _is_mysql():
         with _in_progress(identity):
             row = found.select_for_update(nowait=True).first()
     if row is not None and row.created_at < now - _kept():
         requests().filter(pk=row.pk).delete()
         return None
     return row
+
+
+def _is_mysql() -> bool:
+    return connections[tables.database()].vendor == "mysql"
 
 
 def _inserted(identity: RequestIdentity) -> IdempotentRequest | None:
