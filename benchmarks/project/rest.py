@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import connection, models
 from django.urls import include, path
@@ -38,9 +38,9 @@ class OrderSerializer(ModelSerializer[Order]):
 class Orders(CreateAPIView[Order]):
     """Creates an order; no authentication, idempotency or limits."""
 
-    authentication_classes: ClassVar[list[Any]] = []
-    permission_classes: ClassVar[list[Any]] = []
-    queryset = Order.objects.all()
+    authentication_classes = ()
+    permission_classes = ()
+    queryset = Order._default_manager.all()
     serializer_class = OrderSerializer
 
 

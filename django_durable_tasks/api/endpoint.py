@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from django.core.signals import got_request_exception
 from django.db import connections, transaction
 from django.http import HttpRequest
-from django.urls import reverse
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.negotiation import BaseContentNegotiation
@@ -20,6 +19,7 @@ from rest_framework.views import APIView
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems, throttle
+from django_durable_tasks.api.addresses import address_of, use_namespace_of
 from django_durable_tasks.api.authentication import ApiKeyAuthentication, Caller
 from django_durable_tasks.api.exception_mapping import problem_of
 from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
@@ -112,6 +112,7 @@ class ApiEndpoint(APIView):
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
         """Give the request its id, which the client may choose."""
+        use_namespace_of(request)
         found = super().initialize_request(request, *args, **kwargs)
         given = request.headers.get("X-Request-Id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -214,4 +215,4 @@ class ApiEndpoint(APIView):
 
 def problem_types() -> str:
     """Return the address below which the types of problems are described."""
-    return reverse("durable-api:problem", kwargs={"code": "x"})[:-1]
+    return address_of("problem", code="x")[:-1]

@@ -44,12 +44,14 @@ def is_past(value: datetime) -> bool:
     return value < timezone.now() - _PAST_MAX
 
 
-def _not_past(value: Any) -> None:
+def not_past(value: Any) -> None:
+    """Raise ValidationError for a start time of more than a day ago."""
     if is_past(value):
         raise serializers.ValidationError("is more than a day in the past", code="past")
 
 
-def _future(value: Any) -> None:
+def future(value: Any) -> None:
+    """Raise ValidationError for a time that has passed."""
     if value <= timezone.now():
         raise serializers.ValidationError("is in the past", code="past")
 
@@ -65,7 +67,7 @@ class NewTaskBody(Body):
     target_config = JsonObject(
         help_text="For CELERY_TASK: task, args and kwargs. Otherwise the fields of the target."
     )
-    run_at = Instant(required=False, validators=[_not_past], help_text="The earliest start.")
+    run_at = Instant(required=False, validators=[not_past], help_text="The earliest start.")
     idempotency_key = Text(
         required=False,
         max_length=KEY_LENGTH,
@@ -85,7 +87,7 @@ class NewTaskBody(Body):
     priority = Integer(required=False, min_value=0, max_value=9)
     max_attempts = Integer(required=False, min_value=1, max_value=ATTEMPTS_MAX)
     timeout = Seconds(required=False, min_value=0.001)
-    expires_at = Instant(required=False, validators=[_future], help_text="The latest start.")
+    expires_at = Instant(required=False, validators=[future], help_text="The latest start.")
     depends_on = Items(child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False)
 
 
@@ -93,8 +95,8 @@ class TaskEditBody(Body):
     """The fields of a waiting task that can be edited; the others keep their values."""
 
     target_config = JsonObject(required=False)
-    run_at = Instant(required=False, validators=[_not_past])
-    expires_at = Instant(required=False, validators=[_future])
+    run_at = Instant(required=False, validators=[not_past])
+    expires_at = Instant(required=False, validators=[future])
     priority = Integer(required=False, min_value=0, max_value=9)
     queue = Text(required=False, max_length=KEY_LENGTH)
     reason = Text(required=False, max_length=500, allow_blank=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
@@ -147,7 +147,7 @@ class CalendarsEndpoint(WritingEndpoint):
             done = SAVE.perform(name, by=caller.name, tenant=caller.tenant, **_special(given))
             row = calendar_of(caller, done.value.pk)
             shown = _whole(row, caller)
-            address = reverse("durable-api:calendar", kwargs={"calendar_id": row.pk})
+            address = address_of("calendar", calendar_id=row.pk)
             tag = entity_tag(row.revision, shown)
             return Answer(201, shown, {"Location": address, "ETag": tag})
 

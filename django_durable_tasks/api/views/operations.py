@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Any, ClassVar
 
-from django.urls import reverse
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import (
     AnyJson,
@@ -63,7 +63,7 @@ def operations_of(tenant_id: int) -> BulkOperationQuerySet:
 
 def operation_address(key: uuid.UUID) -> str:
     """Return the path of an operation."""
-    return reverse("durable-api:operation", kwargs={"operation_id": key})
+    return address_of("operation", operation_id=key)
 
 
 def operation_json(row: BulkOperation) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.db import IntegrityError
-from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
@@ -58,7 +58,7 @@ def schedule_of(caller: Caller, key: uuid.UUID, *, lock: bool = False) -> Recurr
 
 
 def _address(key: uuid.UUID) -> str:
-    return reverse("durable-api:recurring-task", kwargs={"recurring_task_id": key})
+    return address_of("recurring-task", recurring_task_id=key)
 
 
 class RecurringTasksEndpoint(WritingEndpoint):

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from django.http import HttpResponse
 from django.template.loader import render_to_string
-from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.openapi import document
 
@@ -23,7 +23,7 @@ class SchemaEndpoint(ApiEndpoint):
 
     def get(self, request: Request) -> Response:
         """Return the document."""
-        root = reverse("durable-api:schema").removesuffix("/schema")
+        root = address_of("schema").removesuffix("/schema")
         return Response(document(root))
 
 
@@ -39,6 +39,6 @@ class DocsEndpoint(ApiEndpoint):
 
     def get(self, request: Request) -> HttpResponse:
         """Return the page."""
-        context = {"schema": reverse("durable-api:schema")}
+        context = {"schema": address_of("schema")}
         page = render_to_string("django_durable_tasks/api/docs.html", context)
         return HttpResponse(page, content_type=f"{_HTML}; charset=utf-8")

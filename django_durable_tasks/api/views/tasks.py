@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
-from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
@@ -62,7 +62,7 @@ def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:
 
 def task_address(task_id: uuid.UUID) -> str:
     """Return the path of a task."""
-    return reverse("durable-api:task", kwargs={"task_id": task_id})
+    return address_of("task", task_id=task_id)
 
 
 class TasksEndpoint(WritingEndpoint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rest_framework.request import Request
@@ -10,20 +11,26 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Id, Instant, Integer, OneOf, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.objects import shown_by, tagged
+from django_durable_tasks.api.new_workflows import NewWorkflowBody
+from django_durable_tasks.api.new_workflows import workflow_of as workflow_from
+from django_durable_tasks.api.objects import entity_tag, shown_by, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
+from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import OperationResult
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 from django_durable_tasks.rules.workflows.plan import WorkflowStatus
+from django_durable_tasks.workflows import Workflow
 
 
 class WorkflowAnswer(Body):
@@ -71,11 +78,13 @@ def _version(row: WorkflowRun) -> int:
     return int(row.updated_at.timestamp() * 1_000_000)
 
 
-class WorkflowsEndpoint(ApiEndpoint):
+class WorkflowsEndpoint(WritingEndpoint):
     """The workflow runs of the tenant."""
 
-    scopes: ClassVar = {"GET": ApiScope.READ}
-    answers: ClassVar = {"GET": list_of(WorkflowAnswer)}
+    scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.CREATE}
+    bodies: ClassVar = {"POST": NewWorkflowBody}
+    answers: ClassVar = {"GET": list_of(WorkflowAnswer), "POST": WorkflowAnswer}
+    creates = True
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
 
     def get(self, request: Request) -> Response:
@@ -84,6 +93,27 @@ class WorkflowsEndpoint(ApiEndpoint):
         after = cursor_of(request, tenant_id, WorkflowRun)
         page = page_of(runs_of(tenant_id), after, limit_of(request))
         return listed(request, tenant_id, page, lambda row: workflow_json(row, self.caller))
+
+    def post(self, request: Request) -> Response:
+        """Start a workflow, or return the open one with the same key."""
+        body = NewWorkflowBody(data=self.body(request))
+        body.is_valid(raise_exception=True)
+        given: Mapping[str, Any] = body.validated_data
+        flow = workflow_from(given, self.caller)
+        return self.write(request, lambda: self._started(given, flow))
+
+    def _started(self, given: Mapping[str, Any], flow: Workflow) -> Answer:
+        tenant, key = self.caller.tenant, given.get("key")
+        before = key and runs_of(tenant.pk).filter(open_key=key).exists()
+        run = flow.start(
+            run_at=given.get("run_at"), key=key, tenant=tenant, priority=given.get("priority")
+        )
+        if not before:
+            charge_open_tasks(tenant, run.total)
+        shown = workflow_json(run, self.caller)
+        address = address_of("workflow", workflow_id=run.pk)
+        headers = {"Location": address, "ETag": entity_tag(_version(run), shown)}
+        return Answer(200 if before else 201, shown, headers)
 
 
 class WorkflowEndpoint(ApiEndpoint):

@@ -170,3 +170,15 @@ def test_a_dry_run_shows_the_changes_and_writes_nothing(acme: ApiClient) -> None
     assert (row.status, row.priority, row.epoch) == ("PENDING", 0, 0)
     refused = acme.post(f"/tasks/{row.pk}/cancel?dry_run=yes", {})
     assert pointers(refused) == ["dry_run"]
+
+
+@pytest.mark.urls("tests.project.nested_urls")
+def test_the_addresses_follow_the_namespace_of_the_project(acme: ApiClient) -> None:
+    created = acme.post("/jobs/api/v1/tasks", call())
+    assert created.status_code == 201, created.content
+    path = created.headers["Location"]
+    assert path.startswith("/api/v1/jobs/api/v1/tasks/")
+    assert acme.get(path).status_code == 200
+    unknown = acme.get("/jobs/api/v1/no-such-address")
+    assert unknown.json()["type"].startswith("/api/v1/jobs/api/v1/problems/")
+    assert acme.get("/jobs/api/v1/schema").json()["servers"] == [{"url": "/api/v1/jobs/api/v1"}]
