@@ -33,9 +33,11 @@ class DurableTasksConfig(AppConfig):
             end_of_workflow,
             http_callback,
             maps,
+            notification_delivery,
             plain_celery_task,
             queue_message,
             verify,
+            watchdog,
         )
 
         filesystem.register()

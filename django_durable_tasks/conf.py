@@ -29,12 +29,14 @@ from django_durable_tasks.conf_checks import (
     checked_seconds,
     checked_value,
 )
-from django_durable_tasks.conf_interfaces import InterfaceSettings, count, duration, value
+from django_durable_tasks.conf_fields import count, duration, value
+from django_durable_tasks.conf_interfaces import InterfaceOptions
+from django_durable_tasks.conf_notifications import NotificationOptions, check_notifications
 from django_durable_tasks.did_you_mean import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(InterfaceSettings):
+class Settings(InterfaceOptions, NotificationOptions):
     """The settings of django_durable_tasks; durations in seconds."""
 
     LEASE: float = duration(
@@ -263,6 +265,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_quotas(found.QUOTAS)
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
+    check_notifications(found)
     return found
 
 

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-
-def duration(default: float | None, help: str) -> Any:
-    """Declare a setting in seconds, or a timedelta."""
-    return field(default=default, metadata={"help": help, "kind": "duration"})
+from django_durable_tasks.conf_fields import count, duration, value
 
 
-def count(default: int | None, help: str) -> Any:
-    """Declare a setting that is a whole number of 0 or more."""
-    return field(default=default, metadata={"help": help, "kind": "count"})
-
-
-def value(default: Any, help: str) -> Any:
-    """Declare a setting of any other type, which a function of conf_checks checks."""
-    return field(default=default, metadata={"help": help, "kind": "value"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterfaceSettings:
+@dataclass(frozen=True, kw_only=True)
+class InterfaceOptions:
     """Settings of the interfaces to other systems; ``conf.Settings`` contains them."""
 
     API: bool = value(

@@ -25,6 +25,10 @@ class DeliveryFailed(DurableTasksError):
     """An endpoint refused a request or message in a way that another attempt would not change."""
 
 
+class DeliveryStopped(DeliveryFailed):
+    """The receiver of a request wants no more requests: 410, or ``webhook-delivery: disable``."""
+
+
 class MessageRejected(DurableTasksError):
     """The broker refused a message for another program, or no queue would receive it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django_durable_tasks import process_state
 from django_durable_tasks.engine.limits.backpressure import RecentQueueState
+from django_durable_tasks.engine.notification_events.subscriptions import RecentSubscriptions
 
 
 def new_process_state(*, background: bool = False) -> None:
@@ -12,3 +13,4 @@ def new_process_state(*, background: bool = False) -> None:
     """
     process_state.renew()
     process_state.of(RecentQueueState).in_background = background
+    process_state.of(RecentSubscriptions).in_background = background

@@ -9,6 +9,7 @@ from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
 from django_durable_tasks.admin.limits import LimitAdmin
 from django_durable_tasks.admin.nodes import NodeAdmin, SchedulerLeaseAdmin
+from django_durable_tasks.admin.notification_settings import NotificationSettingAdmin
 from django_durable_tasks.admin.queues import QueueControlAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
 from django_durable_tasks.admin.tasks import TaskAdmin
@@ -22,6 +23,7 @@ __all__ = [
     "EndpointAdmin",
     "LimitAdmin",
     "NodeAdmin",
+    "NotificationSettingAdmin",
     "OccurrenceRecordAdmin",
     "QueueControlAdmin",
     "RecurringTaskAdmin",

@@ -28,6 +28,8 @@ _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
     | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
     | {"start", "end", "until", "rrule", "at", "calendar", "fire_time", "move_to", "limit"}
+    | {"delivery_type", "delivery_config", "digest", "quiet_from", "quiet_until", "time_zone"}
+    | {"task_name", "schedule", "user_id"}
 )
 
 

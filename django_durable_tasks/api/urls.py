@@ -11,6 +11,7 @@ from django_durable_tasks.api.views import (
     dead_letters,
     fire_times,
     graphs,
+    notification_settings,
     operations,
     problem_pages,
     queues,
@@ -28,6 +29,7 @@ app_name = "durable-api"
 _TASK = "tasks/<uuid:task_id>"
 _SCHEDULE = "recurring-tasks/<uuid:recurring_task_id>"
 _WORKFLOW = "workflows/<uuid:workflow_id>"
+_NOTIFICATION = "notification-settings/<int:notification_setting_id>"
 _LETTER = "dead-letters/<int:letter_id>"
 
 
@@ -71,6 +73,13 @@ urlpatterns = [
     *_operations(_LETTER, dead_letters.RESOURCE, dead_letters.ACTIONS),
     _at("calendars", calendars.CalendarsEndpoint, "calendars"),
     _at("calendars/<int:calendar_id>", calendars.CalendarEndpoint, "calendar"),
+    _at(
+        "notification-settings",
+        notification_settings.NotificationSettingsEndpoint,
+        "notification-settings",
+    ),
+    _at(_NOTIFICATION, notification_settings.NotificationSettingEndpoint, "notification-setting"),
+    *_operations(_NOTIFICATION, notification_settings.RESOURCE, notification_settings.ACTIONS),
     _at("queues", queues.QueuesEndpoint, "queues"),
     *_operations("queues/<str:queue>", queues.RESOURCE, queues.ACTIONS),
     _at("operations", operations.OperationsEndpoint, "operations"),

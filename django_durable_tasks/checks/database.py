@@ -10,6 +10,8 @@ from django.db import NotSupportedError, connections, transaction
 
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.checks.settings import listed, registered_options, valid_settings
+from django_durable_tasks.conf import Settings
+from django_durable_tasks.models import NotificationSetting
 
 OLDEST: dict[str, tuple[int, ...]] = {
     "PostgreSQL": (14,),
@@ -34,11 +36,21 @@ def check_database(
     product = connection.display_name
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
+    found = list(_unsent_notifications(connection, settings))
     if connection.vendor == "mysql":
-        return list(_isolation(connection))
+        return [*found, *_isolation(connection)]
     if connection.vendor == "postgresql":
-        return list(_isolation_of_atomic(connection, settings.DATABASE))
-    return list(_sqlite(connection)) if connection.vendor == "sqlite" else []
+        return [*found, *_isolation_of_atomic(connection, settings.DATABASE)]
+    return [*found, *_sqlite(connection)] if connection.vendor == "sqlite" else found
+
+
+def _unsent_notifications(connection: Any, settings: Settings) -> Iterator[CheckMessage]:
+    table = NotificationSetting._meta.db_table
+    if settings.NOTIFICATIONS or table not in connection.introspection.table_names():
+        return
+    rows = NotificationSetting.objects.using(settings.DATABASE).filter(enabled=True)
+    if number := rows.count():
+        yield FINDINGS["W016"](number=number)
 
 
 def _isolation(connection: Any) -> Iterator[CheckMessage]:

@@ -232,6 +232,12 @@ _ALL = (
         "Name the queue in the options of this entry of CELERY_BEAT_SCHEDULE, or declare it with"
         " @recurring.",
     ),
+    ProjectFinding(
+        "W016",
+        "{number} notification settings are enabled, but DURABLE_TASKS['NOTIFICATIONS'] is False:"
+        " nothing is recorded or sent.",
+        "Write 'NOTIFICATIONS': True, or disable these settings in the admin.",
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from django_durable_tasks.engine.limits import config
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.targets.policy import address_policy
+from django_durable_tasks.rules.targets.urls import parsed_url
 from django_durable_tasks.rules.tasks.options import TaskOptions, checked_defaults, task_options
 from django_durable_tasks.rules.tenants.quotas import quotas_of
 from django_durable_tasks.scheduler.leader import terms
@@ -53,6 +54,16 @@ def _check_quotas() -> None:
         raise InvalidSetting(f"DURABLE_TASKS['QUOTAS']: {invalid}") from None
 
 
+def _check_watchdog(settings: Settings) -> None:
+    if settings.WATCHDOG_URL is None:
+        return
+    try:
+        policy = address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
+        policy.check(parsed_url(settings.WATCHDOG_URL))
+    except InvalidTarget as invalid:
+        raise InvalidSetting(f"DURABLE_TASKS['WATCHDOG_URL']: {invalid}") from None
+
+
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
     found = [] if conf.uses_time_zones() else [FINDINGS["E003"]()]
@@ -63,6 +74,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         _check_task_defaults(settings)
         _check_http_allow(settings)
         _check_quotas()
+        _check_watchdog(settings)
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:

@@ -36,6 +36,8 @@ EXACT = {
     "durable_tasks_queue_control": ("name varchar(200) {} NOT NULL",),
     "durable_tasks_limit": ("scope varchar(240) {} NOT NULL",),
     "durable_tasks_limit_bucket": ("scope varchar(240) {} NOT NULL",),
+    "durable_tasks_notification_setting": ("name varchar(200) {} NOT NULL",),
+    "durable_tasks_alert": ("subject varchar(200) {} NOT NULL",),
     "durable_tasks_idempotent_request": ("`key` varchar(200) {} NOT NULL",),
 }
 
@@ -2403,6 +2405,313 @@ class Migration(migrations.Migration):
                     models.Index(fields=["created_at"], name="durable_bulk_created"),
                 ],
             },
+        ),
+        migrations.CreateModel(
+            name="Alert",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("kind", models.CharField(max_length=30, verbose_name="kind")),
+                (
+                    "subject",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="subject"
+                    ),
+                ),
+                (
+                    "detail",
+                    models.CharField(blank=True, default="", max_length=300, verbose_name="detail"),
+                ),
+                (
+                    "since",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="since",
+                    ),
+                ),
+                (
+                    "last_seen_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="last seen at",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "alert",
+                "verbose_name_plural": "alerts",
+                "db_table": "durable_tasks_alert",
+                "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("kind", "subject"), name="durable_alert_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="NotificationSetting",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("name", models.CharField(max_length=200, verbose_name="name")),
+                (
+                    "user_id",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="For whom the setting is; a label of your own.",
+                        max_length=200,
+                        verbose_name="user",
+                    ),
+                ),
+                ("enabled", models.BooleanField(default=True, verbose_name="enabled")),
+                ("on_success", models.BooleanField(default=False, verbose_name="on success")),
+                ("on_failure", models.BooleanField(default=False, verbose_name="on failure")),
+                ("on_retry", models.BooleanField(default=False, verbose_name="on retry")),
+                (
+                    "on_dead_letter",
+                    models.BooleanField(default=False, verbose_name="on dead letter"),
+                ),
+                (
+                    "on_missed",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Fire times of schedules that did not run.",
+                        verbose_name="on missed",
+                    ),
+                ),
+                (
+                    "on_late",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Fire times of schedules that were caught up.",
+                        verbose_name="on late",
+                    ),
+                ),
+                (
+                    "on_alert",
+                    models.BooleanField(
+                        default=False,
+                        help_text="State of the whole installation.",
+                        verbose_name="on alert",
+                    ),
+                ),
+                (
+                    "task_name",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="A pattern with * and ?. Empty: all.",
+                        max_length=200,
+                        verbose_name="task name",
+                    ),
+                ),
+                (
+                    "queue",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="A pattern with * and ?. Empty: all.",
+                        max_length=200,
+                        verbose_name="queue",
+                    ),
+                ),
+                (
+                    "schedule",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="A pattern with * and ?. Empty: all.",
+                        max_length=200,
+                        verbose_name="schedule",
+                    ),
+                ),
+                (
+                    "delivery_type",
+                    models.CharField(
+                        choices=[
+                            ("EMAIL", "EMAIL"),
+                            ("SLACK_WEBHOOK", "SLACK_WEBHOOK"),
+                            ("HTTP_WEBHOOK", "HTTP_WEBHOOK"),
+                        ],
+                        max_length=13,
+                        verbose_name="delivery type",
+                    ),
+                ),
+                (
+                    "delivery_config",
+                    models.JSONField(default=dict, verbose_name="delivery configuration"),
+                ),
+                (
+                    "digest",
+                    models.FloatField(
+                        blank=True,
+                        help_text="Seconds; the events of each period are one message. Empty: one per event.",
+                        null=True,
+                        verbose_name="digest",
+                    ),
+                ),
+                ("quiet_from", models.TimeField(blank=True, null=True, verbose_name="quiet from")),
+                (
+                    "quiet_until",
+                    models.TimeField(blank=True, null=True, verbose_name="quiet until"),
+                ),
+                (
+                    "time_zone",
+                    models.CharField(
+                        default="UTC",
+                        help_text="Of the quiet hours.",
+                        max_length=64,
+                        verbose_name="time zone",
+                    ),
+                ),
+                ("collecting", models.UUIDField(editable=False, null=True)),
+                ("revision", models.BigIntegerField(default=1, verbose_name="revision")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
+                    ),
+                ),
+                (
+                    "updated_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="updated at",
+                    ),
+                ),
+                (
+                    "updated_by",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="updated by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
+                (
+                    "last_delivery_status",
+                    models.CharField(
+                        blank=True, default="", max_length=8, verbose_name="last delivery"
+                    ),
+                ),
+                (
+                    "last_delivery_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last delivery at"),
+                ),
+                (
+                    "last_delivery_error",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        max_length=200,
+                        verbose_name="error of the last delivery",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_default=1,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "notification setting",
+                "verbose_name_plural": "notification settings",
+                "db_table": "durable_tasks_notification_setting",
+                "ordering": ["name"],
+                "permissions": [("test_notificationsetting", "Can send a test")],
+            },
+        ),
+        migrations.CreateModel(
+            name="NotificationEvent",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "type",
+                    models.CharField(
+                        choices=[
+                            ("task.succeeded", "task.succeeded"),
+                            ("task.failed", "task.failed"),
+                            ("task.retrying", "task.retrying"),
+                            ("task.dead", "task.dead"),
+                            ("schedule.missed", "schedule.missed"),
+                            ("schedule.late", "schedule.late"),
+                            ("alert.began", "alert.began"),
+                            ("alert.ended", "alert.ended"),
+                            ("notification.test", "notification.test"),
+                            ("notification.digest", "notification.digest"),
+                        ],
+                        max_length=20,
+                        verbose_name="type",
+                    ),
+                ),
+                (
+                    "subject",
+                    models.CharField(
+                        blank=True, default="", max_length=200, verbose_name="subject"
+                    ),
+                ),
+                ("data", models.JSONField(default=dict, verbose_name="data")),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="created at",
+                    ),
+                ),
+                (
+                    "due_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="due at",
+                    ),
+                ),
+                ("delivery", models.UUIDField(blank=True, null=True, verbose_name="delivery")),
+                (
+                    "setting",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_durable_tasks.notificationsetting",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "notification event",
+                "verbose_name_plural": "notification events",
+                "db_table": "durable_tasks_notification_event",
+                "ordering": ["-id"],
+            },
+        ),
+        migrations.AddConstraint(
+            model_name="notificationsetting",
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "name"), name="durable_notification_setting_name"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="notificationevent",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("delivery", "due_at", "id"),
+                fields=["due_at", "id"],
+                name="durable_notification_event_due",
+                where=models.Q(("delivery__isnull", True)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="notificationevent",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("delivery", "id"),
+                fields=["delivery", "id"],
+                name="durable_notification_delivery",
+                where=models.Q(("delivery__isnull", False)),
+            ),
         ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),

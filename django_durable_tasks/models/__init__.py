@@ -2,6 +2,7 @@
 engine.
 """
 
+from django_durable_tasks.models.alert import Alert
 from django_durable_tasks.models.api_key import ApiKey
 from django_durable_tasks.models.bulk_operation import BulkKind, BulkOperation
 from django_durable_tasks.models.calendar import Calendar
@@ -16,6 +17,8 @@ from django_durable_tasks.models.lease import SchedulerLease
 from django_durable_tasks.models.limit import Limit
 from django_durable_tasks.models.limit_bucket import LimitBucket
 from django_durable_tasks.models.node import Node, NodeKind
+from django_durable_tasks.models.notification_event import NotificationEvent
+from django_durable_tasks.models.notification_setting import NotificationSetting
 from django_durable_tasks.models.occurrence import OccurrenceRecord
 from django_durable_tasks.models.occurrence_override import OccurrenceOverride
 from django_durable_tasks.models.queue_control import QueueControl
@@ -32,6 +35,7 @@ from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",
+    "Alert",
     "ApiKey",
     "BulkKind",
     "BulkOperation",
@@ -47,6 +51,8 @@ __all__ = [
     "LimitBucket",
     "Node",
     "NodeKind",
+    "NotificationEvent",
+    "NotificationSetting",
     "OccurrenceOverride",
     "OccurrenceRecord",
     "QueueControl",

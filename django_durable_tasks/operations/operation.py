@@ -34,6 +34,7 @@ class Target(StrEnum):
     LIMIT = "limit"
     TENANT = "tenant"
     API_KEYS = "API keys"
+    NOTIFICATION_SETTING = "notification setting"
     INSTALLATION = "installation"
 
     @property

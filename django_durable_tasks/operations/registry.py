@@ -10,6 +10,7 @@ from django_durable_tasks.operations import (
     gates,
     limits,
     maintenance,
+    notification_settings,
     queues,
     schedules,
     tasks,
@@ -30,6 +31,7 @@ _MODULES = (
     calendars,
     api_keys,
     tenants,
+    notification_settings,
     maintenance,
 )
 OPERATIONS: dict[str, Operation] = {

@@ -21,7 +21,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import deliveries, endpoints
-from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption
+from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
 from django_durable_tasks.rules.targets.answers import (
@@ -85,11 +85,13 @@ def http_callback(
         raise InvalidOption("http_callback sends requests from a worker only: schedule it.")
     # The kwargs of the run, with references replaced by results.
     request = http_request(live.kwargs, outgoing.limits())
-    with _database(live):
+    with database_of(live):
         origin = deliveries.origin_of(live.run.task_id)
     if origin is None:
         raise DeliveryFailed(f"Task {live.run.task_id} was deleted; its request is not sent.")
-    return _Attempt(live, request, origin).sent()
+    key = endpoint_key(live.run.tenant_id, live.kwargs)
+    shown_url = masked_url(request.url.origin + request.url.path)
+    return RequestOfRun(live, request, origin, key, shown_url).sent()
 
 
 def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,16 +105,26 @@ registry.declare_target(
 )
 
 
-def _database(live: LiveRun) -> AbstractContextManager[None]:
+def database_of(live: LiveRun) -> AbstractContextManager[None]:
     """Use the worker's own connection. Celery closes that of the project after each task."""
     return nullcontext() if live.eager else dedicated_connection()
 
 
-class _Attempt:
-    """One request of a run, with its record."""
+class RequestOfRun:
+    """One request of a run, with its record. ``key``: of its endpoint, whose health is recorded.
+    ``shown_url``: the URL without secrets.
+    """
 
-    def __init__(self, live: LiveRun, request: HttpRequest, origin: TaskOrigin) -> None:
+    def __init__(
+        self,
+        live: LiveRun,
+        request: HttpRequest,
+        origin: TaskOrigin,
+        key: str | None,
+        shown_url: str,
+    ) -> None:
         self._live, self._run, self._request = live, live.run, request
+        self._key, self._shown_url = key, shown_url
         self._began = estimated_now()
         self._headers = outgoing.headers_of(request, live.run, origin, self._began)
 
@@ -167,7 +179,9 @@ class _Attempt:
             wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
         self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
         text = f"{self._request.method} {self._request.url.origin}: {meaning.reason}"
-        return DeliveryFailed(text) if wait is None else DeliveryRetry(wait, text)
+        if wait is not None:
+            return DeliveryRetry(wait, text)
+        return DeliveryStopped(text) if meaning.kind is AnswerKind.STOP else DeliveryFailed(text)
 
     def _delivery(
         self,
@@ -182,7 +196,7 @@ class _Attempt:
             **_identity(run, self._began),
             outcome=self._outcome(meaning).value,
             method=request.method,
-            url=masked_url(request.url.origin + request.url.path),
+            url=self._shown_url,
             endpoint=request.endpoint,
             request_headers=masked_headers(self._headers.items(), secret),
             request_bytes=len(request.body),
@@ -213,7 +227,7 @@ class _Attempt:
         request, so it is logged only.
         """
         try:
-            with _database(self._live), self._savepoint():
+            with database_of(self._live), self._savepoint():
                 deliveries.record(delivery)
                 self._record_health(meaning)
         except Exception:  # a soft time limit, too
@@ -229,8 +243,7 @@ class _Attempt:
         return tables.atomic() if self._live.eager else nullcontext()
 
     def _record_health(self, meaning: AnswerMeaning) -> None:
-        run = self._run
-        key = endpoint_key(run.tenant_id, self._live.kwargs)
+        run, key = self._run, self._key
         if key is None:
             return
         if not meaning.slows_endpoint:

@@ -17,6 +17,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Limit, Tenant
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.options import Allowance, Rate
+from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
@@ -149,11 +150,14 @@ def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
     """Return the limit of each endpoint for the tasks that have one. An empty limit, if only keys
     of settings or operators are limited, makes these tasks be checked.
     """
-    places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
-    if not places and not any(scope.startswith("key:") for scope in scopes):
-        return {}
-    names = (name for name in registry.names() if registry.get(name).target.endpoint is not None)
-    return {name: Allowance(places or None) for name in names}
+    settings = conf.settings()
+    places, found = settings.HTTP_ENDPOINT_CONCURRENCY, dict[str, Allowance]()
+    if places or any(scope.startswith("key:") for scope in scopes):
+        names = (one for one in registry.names() if registry.get(one).target.endpoint is not None)
+        found = {name: Allowance(places or None) for name in names}
+    if settings.NOTIFICATIONS and settings.NOTIFICATION_CONCURRENCY:
+        found[NOTIFICATION_TASK] = Allowance(settings.NOTIFICATION_CONCURRENCY)
+    return found
 
 
 class RecentLimits:

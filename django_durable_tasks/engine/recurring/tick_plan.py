@@ -47,6 +47,7 @@ class Tick:
     new_tasks: list[NewTask] = field(default_factory=list)
     replaced: list[Any] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    late: list[LedgerEntry] = field(default_factory=list)
 
 
 def policy_of(row: RecurringTask) -> Policy:
@@ -143,9 +144,9 @@ def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | No
     reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
         : ledger.REASON_MAX
     ]
-    tick.entries.append(
-        occurrence_tasks.entry(row, planned, outcome, term=tick.term, task=task, reason=reason)
-    )
+    entry = occurrence_tasks.entry(row, planned, outcome, term=tick.term, task=task, reason=reason)
+    tick.entries.append(entry)
+    tick.late += [entry] if chosen.caught_up else []
     return 1
 
 

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import run_tree
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
+from django_durable_tasks.engine.recurring import fire_events, ledger, occurrence_tasks
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, calendars_of
 from django_durable_tasks.engine.recurring.tick_plan import Tick, decide_row, policy_of
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
@@ -243,6 +243,7 @@ def _write(tick: Tick) -> int:
         transitions.create_many(created)
     _replace([task_id for task_id in tick.replaced if task_id in ids])
     advance(tick.moves if len(created) == len(tick.new_tasks) else _moves_of(tick, created))
+    fire_events.capture_fires(tick)
     return len(created)
 
 

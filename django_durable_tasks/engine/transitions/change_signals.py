@@ -1,4 +1,6 @@
-"""Sends ``tasks_transitioned``. A receiver that fails does not undo the transition."""
+"""Records the events of notification settings, and sends ``tasks_transitioned``. No error of either
+undoes the transition.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.notification_events.capture import capture_transition
 from django_durable_tasks.engine.transitions.change_tracking import in_preview
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
@@ -19,12 +22,15 @@ logger = logging.getLogger("django_durable_tasks.signals")
 
 
 def announce(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
-    """Send the signal in a savepoint.
+    """Record events, and send the signal in a savepoint.
 
     If a receiver fails, the writes of the receivers are rolled back, but not the transition.
     Nothing is sent during a preview.
     """
-    if not (task_ids and tasks_transitioned.has_listeners(Task)) or in_preview():
+    if not task_ids or in_preview():
+        return
+    capture_transition(transition, status, task_ids)
+    if not tasks_transitioned.has_listeners(Task):
         return
     database = conf.settings().DATABASE
     connection = connections[database]

@@ -14,6 +14,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
+from django_durable_tasks.engine.notification_events.capture import transaction_for
 from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.guarded_update import (
@@ -160,6 +161,13 @@ def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
 
 def succeed(run: Run, result: str | None, worker: str) -> bool:
     """RUNNING to SUCCESS, with log entry and ending event; return False if the run was fenced."""
+    with transaction_for("succeed", Status.SUCCESS):
+        changed = _succeed(run, result, worker)
+        announce("succeed", Status.SUCCESS, [run.task_id] if changed else [])
+    return bool(changed)
+
+
+def _succeed(run: Run, result: str | None, worker: str) -> int:
     sql = statement("succeed")
     if sql is not None:
         parameters = {
@@ -170,23 +178,21 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
             "worker": worker,
             "celery_id": run.celery_id,
         }
-        changed = count(sql, parameters)
-    else:
-        with atomic():
-            owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
-            changed = owned.filter(status__standing=[Status.RUNNING]).update(
-                status=Status.SUCCESS,
-                epoch=F("epoch") + 1,
-                updated_at=DatabaseNow(),
-                reason="",
-                result=None if result is None else Value(json.loads(result), JSONField()),
-                **CLOSED,
-            )
-            if changed:
-                attempt_log.log_success(run, worker)
-                attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
-    announce("succeed", Status.SUCCESS, [run.task_id] if changed else [])
-    return bool(changed)
+        return count(sql, parameters)
+    with atomic():
+        owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+        changed = owned.filter(status__standing=[Status.RUNNING]).update(
+            status=Status.SUCCESS,
+            epoch=F("epoch") + 1,
+            updated_at=DatabaseNow(),
+            reason="",
+            result=None if result is None else Value(json.loads(result), JSONField()),
+            **CLOSED,
+        )
+        if changed:
+            attempt_log.log_success(run, worker)
+            attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
+    return changed
 
 
 def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:

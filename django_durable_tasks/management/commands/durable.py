@@ -26,6 +26,7 @@ from django_durable_tasks.management.durable.health import HEALTH
 from django_durable_tasks.management.durable.import_beat import IMPORT_BEAT
 from django_durable_tasks.management.durable.limit_actions import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
+from django_durable_tasks.management.durable.notify_actions import NOTIFY
 from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
@@ -55,6 +56,7 @@ SUBCOMMANDS = {
         LIMIT,
         API_KEY,
         QUOTA,
+        NOTIFY,
         *SCHEDULE_ACTIONS,
         *EXPLAIN,
         CALENDARS,

@@ -15,6 +15,7 @@ from datetime import datetime
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.notifications.deliveries import prune_events
 from django_durable_tasks.engine.recurring.retention import prune_ledger, prune_shadow_fires
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.engine.tenants.bulk_operations import prune_operations
@@ -49,6 +50,7 @@ class Prune:
                     prune_shadow_fires,
                     prune_requests,
                     prune_operations,
+                    prune_events,
                 )
             )
         with dedicated_connection():

@@ -13,11 +13,15 @@ from django_durable_tasks.scheduler.maintenance import prune
 from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
 from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
 from django_durable_tasks.scheduler.maintenance.count_endings import count_endings
+from django_durable_tasks.scheduler.maintenance.deliver_notifications import (
+    deliver_notifications,
+)
 from django_durable_tasks.scheduler.maintenance.end_late_workflows import end_late_workflows
 from django_durable_tasks.scheduler.maintenance.fill_due_index import fill_due_index
 from django_durable_tasks.scheduler.maintenance.find_deleted_upstreams import FindDeletedUpstreams
 from django_durable_tasks.scheduler.maintenance.finish_starts import finish_starts
 from django_durable_tasks.scheduler.maintenance.job import Job
+from django_durable_tasks.scheduler.maintenance.probe_workers import ProbeWorkers
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import (
     mark_lost_runs,
     mark_orphaned_runs,
@@ -28,9 +32,10 @@ from django_durable_tasks.scheduler.maintenance.release_overlaps import release_
 from django_durable_tasks.scheduler.maintenance.republish import republish
 from django_durable_tasks.scheduler.maintenance.republish_after_outage import RepublishAfterOutage
 from django_durable_tasks.scheduler.maintenance.resolve_dependents import resolve_dependents
+from django_durable_tasks.scheduler.maintenance.watch_alerts import watch_alerts
 from django_durable_tasks.scheduler.maintenance.watch_dead_letters import WatchDeadLetters
 
-_JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings")
+_JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings", "deliver_notifications")
 
 
 def jobs() -> tuple[Job, ...]:
@@ -44,6 +49,7 @@ def jobs() -> tuple[Job, ...]:
         Job("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Job("resolve_dependents", resolve_dependents, every=min(0.2, settings().POLL)),
         Job("count_endings", count_endings, every=min(0.5, settings().POLL)),
+        Job("deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)),
         Job("finish_starts", finish_starts, every=5.0),
         Job("end_late_workflows", end_late_workflows, every=1.0),
         Job("fill_due_index", fill_due_index, every=1.0),
@@ -52,6 +58,8 @@ def jobs() -> tuple[Job, ...]:
         Job("release_overlaps", release_overlaps, every=min(1.0, settings().POLL)),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
+        Job("watch_alerts", watch_alerts, every=10.0),
+        Job("probe_workers", ProbeWorkers(), every=5.0),
         Job("prune", prune.Prune(), every=10.0, pause_factor=prune.PAUSE_FACTOR, dispatches=False),
     )
 

@@ -20,6 +20,8 @@ SETTINGS = {
     "API_TASKS": ["tests.project.tasks.*"],
     "API_QUEUES": ["*"],
     "QUOTAS": {"requests": None},
+    "NOTIFICATIONS": True,
+    "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
 }
 
 

@@ -16,9 +16,17 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.engine.tenants import bulk_operations
-from django_durable_tasks.models import BulkKind, Calendar, DeadLetter, RecurringTask, Task
+from django_durable_tasks.models import (
+    BulkKind,
+    Calendar,
+    DeadLetter,
+    NotificationSetting,
+    RecurringTask,
+    Task,
+)
 from django_durable_tasks.rules.tenants.task_filters import TaskFilter
 from tests.database.api.client import ApiClient, a_client
+from tests.database.notifications.sending import a_setting
 from tests.factories import many_tasks
 from tests.project.tasks import noop
 
@@ -52,6 +60,7 @@ def _rows_of(client: ApiClient) -> dict[str, Any]:
         "letter_id": task.dead_letters.get().pk,
         "calendar_id": Calendar.objects.upsert("office", tenant=client.tenant).pk,
         "operation_id": bulk_operations.start(client.tenant, BulkKind.CANCEL, TaskFilter()).pk,
+        "notification_setting_id": a_setting(tenant=client.tenant).pk,
     }
 
 
@@ -84,6 +93,7 @@ def _everything() -> dict[str, Any]:
         **{str(row.pk): (row.epoch, row.status) for row in Task.objects.all()},
         **{str(row.pk): (row.revision, row.status) for row in RecurringTask.objects.all()},
         **{f"letter {row.pk}": row.resolution for row in DeadLetter.objects.all()},
+        **{f"setting {row.pk}": row.revision for row in NotificationSetting.objects.all()},
     }
 
 

@@ -15,6 +15,8 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
+from django_durable_tasks.engine.notifications import setting_changes
+from tests.database.notifications.sending import a_setting
 
 pytestmark = pytest.mark.django_db
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
@@ -25,6 +27,16 @@ def _ids(**options: Any) -> list[str]:
 
 
 def test_the_database_of_this_run_passes() -> None:
+    assert _ids(databases=["default"]) == []
+
+
+def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"NOTIFICATIONS": True, "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
+    row = a_setting()
+    assert _ids(databases=["default"]) == []
+    settings.DURABLE_TASKS = {"NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
+    assert _ids(databases=["default"]) == ["W016"]
+    setting_changes.change(row, enabled=False)
     assert _ids(databases=["default"]) == []
 
 

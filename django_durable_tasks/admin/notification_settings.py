@@ -1,0 +1,174 @@
+"""The admin of notification settings: create, change, delete and test them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponseRedirect
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _t
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import conf
+from django_durable_tasks.admin import display, filters
+from django_durable_tasks.admin.actions import action_of, who
+from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
+from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE, TEST
+from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_config
+from django_durable_tasks.rules.notifications.events import FLAGS
+
+_VALUES = (
+    "name",
+    "user_id",
+    "enabled",
+    *FLAGS,
+    "task_name",
+    "queue",
+    "schedule",
+    "digest",
+    "quiet_from",
+    "quiet_until",
+    "time_zone",
+    "delivery_type",
+)
+_LAST = display.instant_of("last_delivery_at", _("last delivery at"))
+
+
+class NotificationSettingForm(EditModelForm):
+    """A setting. The URL is shown masked; unless it is changed, it is kept."""
+
+    destination = forms.CharField(
+        label=_("Destination"),
+        max_length=10_000,
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 80, "spellcheck": "false"}),
+        help_text=_("A URL, or for e-mail one address per line. A masked URL is kept."),
+    )
+
+    class Meta:
+        model = NotificationSetting
+        fields = ("tenant", *_VALUES, "reason")
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        row = given.get("instance")
+        self.stored_type = row.delivery_type if row is not None else ""
+        self.stored_config = dict(row.delivery_config) if row is not None else {}
+        super().__init__(*args, **given)
+
+    def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
+        """Return the masked destination: the page must not contain a secret URL."""
+        if field_name == "destination":
+            shown = shown_config(self.stored_type, self.stored_config)
+            return shown.get("url", "\n".join(shown.get("to", ())))
+        return super().get_initial_for_field(field, field_name)
+
+    def version_of(self, row: Any) -> object:
+        """Return the revision."""
+        return row.revision
+
+    def values(self) -> dict[str, Any]:
+        """Return the keywords of the operations."""
+        given = self.cleaned_data
+        text: str = given["destination"].strip()
+        if given["delivery_type"] == DeliveryType.EMAIL:
+            config: dict[str, Any] = {"to": text.split()}
+        else:
+            config = {"url": text}
+        return {**{name: given[name] for name in _VALUES}, "delivery_config": config}
+
+
+@admin.register(NotificationSetting)
+class NotificationSettingAdmin(ScreenAdmin):
+    """Notification settings."""
+
+    named_by = ("name",)
+    list_display = ("name", "tenant", "state", "selected", "delivery_type", "to", "last", _LAST)
+    list_filter = (filters.TenantFilter,)
+    list_select_related = ("tenant",)
+    sortable_by = ()
+    search_fields = ("name", "user_id")
+    actions = (action_of(TEST), action_of(DELETE))
+    operations = (CREATE, CHANGE)
+    form = NotificationSettingForm
+    readonly_fields = ("last", _LAST, "last_delivery_error", "updated_by")
+    fieldsets: ClassVar = (
+        (None, {"fields": ("name", "user_id", "enabled", "delivery_type", "destination")}),
+        (_("Events"), {"fields": (tuple(FLAGS), ("task_name", "queue", "schedule"))}),
+        (_("When"), {"fields": ("digest", ("quiet_from", "quiet_until", "time_zone"))}),
+        (None, {"fields": ("reason",)}),
+    )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Add the tenant of a new setting, and what is known about an existing one."""
+        if obj is None:
+            return ((None, {"fields": ("tenant",)}), *self.fieldsets)
+        known = (("last", _LAST), "last_delivery_error", "updated_by", OPENED)
+        return (*self.fieldsets, (_("Last delivery"), {"fields": known}))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return CREATE.is_permitted(request.user)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return CHANGE.is_permitted(request.user)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse Django's deletion: the action of the registry records user and reason."""
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).select_related("tenant")
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        """Warn if nothing is sent."""
+        if request.method == "GET" and not conf.settings().NOTIFICATIONS:
+            text = _t("DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is recorded or sent.")
+            self.message_user(request, text, messages.WARNING)
+        return super().changelist_view(request, extra_context)
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
+    ) -> Any:
+        """Show a refusal as a message."""
+        try:
+            return super().changeform_view(request, object_id, *rest, **more)
+        except DurableTasksError as refused:
+            self.message_user(request, _t("Nothing was changed. %s") % refused, messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+
+    def save_model(
+        self, request: HttpRequest, obj: NotificationSetting, form: Any, change: bool
+    ) -> None:
+        given = {"by": who(request), "reason": obj.reason, **form.values()}
+        if change:
+            CHANGE.perform(obj, revision=obj.revision, **given)
+        else:
+            obj.pk = CREATE.perform(obj.tenant, **given).value.pk
+
+    @admin.display(description=_("state"))
+    def state(self, row: NotificationSetting) -> SafeString:
+        """Show whether the setting is enabled."""
+        if row.enabled:
+            return display.badge("CLOSED", _("enabled"))
+        return display.badge("OPEN", _("disabled"))
+
+    @admin.display(description=_("events"))
+    def selected(self, row: NotificationSetting) -> str:
+        """Show the selected events."""
+        names = (name.removeprefix("on_").replace("_", " ") for name in row.events)
+        return ", ".join(names) or display.NOTHING
+
+    @admin.display(description=_("destination"))
+    def to(self, row: NotificationSetting) -> str:
+        """Show the addresses, or the URL without its secrets."""
+        shown = row.shown_config
+        return display.clean(shown.get("url") or ", ".join(shown.get("to", ())))
+
+    @admin.display(description=_("last delivery"))
+    def last(self, row: NotificationSetting) -> str:
+        """Show the result of the last delivery."""
+        return row.last_delivery_status or display.NOTHING

@@ -1,0 +1,209 @@
+"""Records events for notification settings, in the transaction in which they occur.
+
+An error here never fails the transition: it is rolled back to a savepoint and logged when it
+occurs first. Nothing is read or written unless NOTIFICATIONS is on and a setting selects events of
+this type.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+
+from django_durable_tasks import conf, ports, process_state
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.connections import in_transaction
+from django_durable_tasks.engine.notification_events.subscriptions import (
+    Subscriptions,
+    subscriptions,
+)
+from django_durable_tasks.models import NotificationEvent
+from django_durable_tasks.models.notification_event import NotificationEventQuerySet
+from django_durable_tasks.rules.notifications.events import OF_TRANSITION, OWN_TASKS, EventType
+from django_durable_tasks.rules.notifications.subscriptions import Subject
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+
+logger = logging.getLogger("django_durable_tasks.notifications")
+_TOGETHER = 500
+_ERROR_MAX = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OccurredEvent:
+    """Something that happened. ``types``: the types of messages about it, the preferred first."""
+
+    types: Sequence[EventType]
+    subject: Subject
+    shown_as: str
+    data: Mapping[str, Any]
+
+
+class CaptureHealth:
+    """Whether the last events of this process could be recorded."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Log the error if it is the first one since events were recorded."""
+        self._failures += 1
+        if self._failures == 1:
+            logger.error(
+                "Events could not be recorded, so their notifications are not sent. Tasks are not"
+                " affected.",
+                exc_info=error,
+            )
+
+    def worked(self) -> None:
+        """Log that events are recorded again."""
+        if self._failures:
+            logger.warning("Events are recorded again after %d failures.", self._failures)
+            self._failures = 0
+
+
+def notification_events() -> NotificationEventQuerySet:
+    """Return a queryset of all events, without the guard against writes."""
+    found: NotificationEventQuerySet = NotificationEvent.objects.using(tables.database())
+    return found.unguarded()
+
+
+def transaction_for(transition: str, status: Status) -> AbstractContextManager[Any]:
+    """Return a transaction for a transition that is one statement, if its events are recorded.
+
+    Then the events and the transition are committed together.
+    """
+    return tables.atomic() if _selecting(OF_TRANSITION.get((transition, status), ())) else _nothing
+
+
+_nothing = nullcontext()
+
+
+def capture_transition(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
+    """Record the events of tasks that have changed to this status."""
+    if not conf.settings().NOTIFICATIONS:
+        return
+    types = OF_TRANSITION.get((transition, status), ())
+    found = _selecting(types)
+    if found is not None:
+        _guarded(lambda: record_events(found, _of_tasks(found, types, status, task_ids)))
+
+
+def capture(types: Iterable[EventType], occurred: Callable[[], Iterable[OccurredEvent]]) -> None:
+    """Record other events. ``occurred`` is called only if a setting selects one of the types."""
+    if not conf.settings().NOTIFICATIONS:
+        return
+    found = _selecting(tuple(types))
+    if found is not None:
+        _guarded(lambda: record_events(found, occurred()))
+
+
+def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
+    """Return the subscriptions if one of them selects one of these types, otherwise None."""
+    if not types or not conf.settings().NOTIFICATIONS:
+        return None
+    known = list[Subscriptions]()
+    _guarded(lambda: known.append(subscriptions()))
+    return known[0] if known and not known[0].types.isdisjoint(types) else None
+
+
+def _guarded(act: Callable[[], None]) -> None:
+    """Call the function in a savepoint, if there is a transaction. Its errors are logged."""
+    health, connection = process_state.of(CaptureHealth), connections[tables.database()]
+    try:
+        with tables.atomic() if in_transaction() else nullcontext():
+            act()
+    except Exception as error:
+        # If the rollback to the savepoint failed too, for example after a deadlock on MariaDB, the
+        # transition has been rolled back. The caller must not continue as if it had not.
+        if connection.in_atomic_block and connection.needs_rollback:
+            raise
+        health.failed(error)
+
+
+def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
+    """Insert the events that the subscriptions select. Raises the errors of the database."""
+    now, rows, due = estimated_now(), list[NotificationEvent](), False
+    for event in occurred:
+        for subscription, kind in found.selecting(event.types, event.subject):
+            due_at = subscription.due_at(now)
+            due = due or due_at <= now
+            rows.append(new_event(subscription.setting_id, kind, event, now, due_at))
+    if rows:
+        notification_events().bulk_create(rows, batch_size=_TOGETHER)
+    if due:
+        ports.due.leader_work()
+    if rows:
+        process_state.of(CaptureHealth).worked()
+
+
+def new_event(
+    setting_id: int, kind: EventType, event: OccurredEvent, now: datetime, due_at: datetime
+) -> NotificationEvent:
+    """Return the row of an event for one setting."""
+    return NotificationEvent(
+        setting_id=setting_id,
+        type=kind,
+        subject=shortened(event.shown_as, 200),
+        data=dict(event.data),
+        created_at=now,
+        due_at=due_at,
+    )
+
+
+_COLUMNS = (
+    "pk",
+    "tenant_id",
+    "name",
+    "queue",
+    "recurring_task__name",
+    "attempts",
+    "max_attempts",
+    "last_error",
+    "due_at",
+)
+
+
+def _of_tasks(
+    found: Subscriptions,
+    types: Sequence[EventType],
+    status: Status,
+    task_ids: Sequence[uuid.UUID],
+) -> Iterable[OccurredEvent]:
+    changed = tables.tasks().filter(status=status, tenant_id__in=sorted(found.tenants))
+    for first in range(0, len(task_ids), _TOGETHER):
+        page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
+        for row in page.order_by("pk").values(*_COLUMNS):
+            if row["name"] not in OWN_TASKS:
+                yield _of_task(types, status, row)
+
+
+def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any]) -> OccurredEvent:
+    schedule = row["recurring_task__name"] or ""
+    data = {
+        "task_id": str(row["pk"]),
+        "task_name": row["name"],
+        "queue": row["queue"],
+        "attempt": row["attempts"],
+        "max_attempts": row["max_attempts"],
+    }
+    if schedule:
+        data["schedule"] = schedule
+    if status != Status.SUCCESS and row["last_error"]:
+        # Shortened first: masking takes longer for a long text. The end of a cut value is masked.
+        error = shortened(row["last_error"], 4 * _ERROR_MAX)
+        data["error"] = shortened(masked_text(error, conf.settings().SECRET_NAMES), _ERROR_MAX)
+    if status == Status.PENDING and row["due_at"] is not None:
+        data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
+    subject = Subject(
+        tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
+    )
+    return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)

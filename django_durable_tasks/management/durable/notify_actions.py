@@ -1,0 +1,136 @@
+"""``durable notify``: list the notification settings, or send a test message and report what
+happened to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.notifications import deliveries
+from django_durable_tasks.management.durable.operation_arguments import add_operations
+from django_durable_tasks.management.durable.output import Output, table
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    UNHEALTHY,
+    Options,
+    Subcommand,
+    by_and_reason,
+    refuse,
+)
+from django_durable_tasks.models import NotificationSetting, Tenant
+from django_durable_tasks.operations.notification_settings import TEST
+from django_durable_tasks.rules.states import Status
+
+_COLUMNS = ("name", "tenant", "enabled", "events", "delivery_type", "to", "last_delivery", "at")
+_SHOWN = 1_000
+_DEFAULT = "default"
+_POLL, _WAIT = 0.2, 60.0
+_idle = threading.Event()
+"""Never set: waiting for it is a pause."""
+
+
+def notify(options: Options, out: Output) -> int:
+    """List the notification settings, or test one."""
+    return {"list": _list, "test": _test}[options["action"]](options, out)
+
+
+def _rows(options: Options) -> Any:
+    rows = NotificationSetting.objects.using(conf.settings().DATABASE).select_related("tenant")
+    if options["tenant"] is None:
+        return rows
+    slug = options["tenant"]
+    if not Tenant.objects.using(conf.settings().DATABASE).filter(slug=slug).exists():
+        refuse(f"There is no tenant {slug!r}.")
+    return rows.filter(tenant__slug=slug)
+
+
+def _list(options: Options, out: Output) -> int:
+    rows = [
+        {
+            "name": row.name,
+            "tenant": row.tenant.slug,
+            "enabled": row.enabled,
+            "events": row.events,
+            "delivery_type": row.delivery_type,
+            "to": row.shown_config.get("url") or row.shown_config.get("to"),
+            "last_delivery": row.last_delivery_status,
+            "at": row.last_delivery_at,
+        }
+        for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]
+    ]
+    out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
+    return OK
+
+
+def _test(options: Options, out: Output) -> int:
+    if not options["name"]:
+        refuse("Name a notification setting: durable notify test ops.")
+    found = list(
+        _rows({**options, "tenant": options["tenant"] or _DEFAULT}).filter(name=options["name"])
+    )
+    if not found:
+        refuse(f"The tenant has no notification setting {options['name']!r}.")
+    outcome = TEST.perform(found[0], **by_and_reason(options))
+    out.note(outcome.message)
+    result = _awaited(outcome.value, options["wait"])
+    shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
+    text = _sentence(outcome.value, result)
+    out.emit(shown, text)
+    return OK if result["sent"] else UNHEALTHY
+
+
+def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
+    """Return the result of the task, or its present state after this time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        row: Mapping[str, Any] = deliveries.shown_result(task_id) or {}
+        status, tried = row.get("status", "DELETED"), row.get("attempts", 0) > 0
+        done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
+        if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
+            sent = status == Status.SUCCESS and bool((row.get("result") or {}).get("sent"))
+            return {"sent": sent, "status": status, "error": row.get("last_error", "")}
+        _idle.wait(_POLL)
+
+
+def _sentence(task_id: uuid.UUID, result: Mapping[str, Any]) -> str:
+    if result["sent"]:
+        return "The destination accepted the test message."
+    if result["error"]:
+        again = " It will be tried again." if result["status"] == Status.PENDING else ""
+        return f"The test message was not accepted: {result['error']}{again}"
+    if result["status"] in (Status.PENDING, Status.QUEUED):
+        return (
+            f"Task {task_id} has not started. Check that a scheduler and a worker of its queue run:"
+            " durable status."
+        )
+    return f"Task {task_id} is {result['status']}."
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "test"), help="What to do.")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="The name of the setting to test.")
+    parser.add_argument("--tenant", metavar="SLUG", help="The slug of the tenant.")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=_WAIT,
+        metavar="SECONDS",
+        help=f"How long to wait for the result of the test. Default: {_WAIT:g}.",
+    )
+    add_operations(parser, TEST)
+
+
+NOTIFY = Subcommand(
+    name="notify",
+    summary="or list the notification settings",
+    operations=(TEST,),
+    examples=("notify list", "notify test ops", "notify test invoices --tenant acme --wait 10"),
+    arguments=_arguments,
+    run=notify,
+)

@@ -1,0 +1,44 @@
+"""Alert: a condition of the whole installation that holds now."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+
+
+class AlertQuerySet(GuardedQuerySet["Alert"]):
+    """The queryset of alerts."""
+
+
+class Alert(GuardedModel):
+    """A condition that began and has not ended. The row is deleted when it ends, so that a new
+    leader sends neither event again. ``subject`` is the queue, schedule or host.
+    """
+
+    instead: ClassVar[str] = "The leader's maintenance job watch_alerts writes it."
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("kind"), max_length=30)
+    subject = models.CharField(_("subject"), max_length=200, blank=True, default="")
+    detail = models.CharField(_("detail"), max_length=300, blank=True, default="")
+    since = models.DateTimeField(_("since"), db_default=DatabaseNow())
+    last_seen_at = models.DateTimeField(_("last seen at"), db_default=DatabaseNow())
+
+    objects = AlertQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_alert"
+        verbose_name = _("alert")
+        verbose_name_plural = _("alerts")
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["kind", "subject"], name="durable_alert_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}".strip()

@@ -1,0 +1,80 @@
+"""Two leaders, and changes of a setting while its messages are created."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.notifications import alerts, deliveries, setting_changes
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
+from tests.concurrency.racing import ROUNDS, no_errors, race
+from tests.database.notifications.sending import (
+    SETTINGS,
+    a_setting,
+    delivery_tasks,
+    events,
+    types,
+)
+from tests.factories import many_tasks
+
+
+@pytest.fixture(autouse=True)
+def notifications_are_on(settings: Any) -> None:
+    """Switch notifications on."""
+    settings.DURABLE_TASKS = dict(SETTINGS)
+
+
+def _happened(row: NotificationSetting, number: int) -> None:
+    now = database_now()
+    NotificationEvent.objects.unguarded().bulk_create(
+        [
+            NotificationEvent(setting_id=row.pk, type="task.failed", created_at=now, due_at=now)
+            for _ in range(number)
+        ]
+    )
+
+
+@pytest.mark.parametrize("digest", [None, 60])
+def test_two_leaders_assign_each_event_to_one_delivery(digest: int | None) -> None:
+    row = a_setting(digest=digest)
+    for _ in range(ROUNDS):
+        _happened(row, 30)
+        create = partial(deliveries.create_due, database_now(), 7)
+        no_errors(race([create] * 4))
+        while create():
+            pass
+        assigned = {str(event.delivery) for event in events()}
+        assert "None" not in assigned
+        sent = [task.kwargs["delivery"] for task in delivery_tasks()]
+        assert len(sent) == len(set(sent))
+        assert set(sent) == assigned
+
+
+def test_a_setting_is_changed_while_its_messages_are_created() -> None:
+    row = a_setting(digest=60)
+    for number in range(ROUNDS):
+        _happened(row, 20)
+        create = partial(deliveries.create_due, database_now(), 7)
+        change = partial(setting_changes.change, row, digest=60 + number)
+        no_errors(race([create, change, create]))
+    while deliveries.create_due(database_now(), 500):
+        pass
+    assert all(event.delivery is not None for event in events())
+
+
+def test_two_creations_of_one_name_leave_one_setting() -> None:
+    answers = race([a_setting, a_setting])
+    assert NotificationSetting.objects.count() == 1
+    assert sum(isinstance(answer, TransitionRefused) for answer in answers) == 1
+
+
+def test_two_leaders_open_and_close_an_alert_once() -> None:
+    a_setting(on_failure=False, on_alert=True)
+    many_tasks(1, "FAILED")
+    race([partial(alerts.watch, database_now())] * 4)
+    assert Alert.objects.count() == 1
+    assert types() == ["alert.began"]

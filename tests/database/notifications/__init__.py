@@ -1,0 +1,1 @@
+"""Notifications: settings, capture of events, deliveries, alerts and the watchdog."""

@@ -1,0 +1,129 @@
+"""Digests and quiet hours: when messages are due, and what a crash between two steps leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.notification_events.capture import notification_events
+from django_durable_tasks.engine.notifications import deliveries, setting_changes
+from django_durable_tasks.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.rules.notifications.events import EventType
+from tests.database.notifications.sending import (
+    a_webhook,
+    create_deliveries,
+    delivery_tasks,
+    events,
+    result,
+    run,
+    send_all,
+)
+from tests.http_servers import Listener, answer, answering, listening
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def server() -> Iterator[Listener]:
+    """A server that answers 200."""
+    with listening(answering(answer())) as server:
+        yield server
+
+
+def _happened(row: NotificationSetting, number: int, due: float = -1.0) -> None:
+    now = database_now()
+    at = now + timedelta(seconds=due)
+    notification_events().bulk_create(
+        [
+            NotificationEvent(
+                setting_id=row.pk,
+                type=EventType.FAILED,
+                subject=f"billing.task{number % 3}",
+                data={"task_name": f"billing.task{number % 3}", "task_id": str(number)},
+                created_at=now,
+                due_at=at,
+            )
+            for number in range(number)
+        ]
+    )
+
+
+def _body(server: Listener, number: int = -1) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(server.body(number))
+    return found
+
+
+def test_the_events_of_a_period_are_one_message_of_limited_size(server: Listener) -> None:
+    row = a_webhook(server.url(), digest=60)
+    _happened(row, 1_200)
+    while create_deliveries():
+        pass
+    (task,) = delivery_tasks()
+    assert result(run(task))["events"] == 1_200
+    body = _body(server)
+    assert body["type"] == "notification.digest"
+    assert body["data"]["count"] == 1_200
+    assert {one["count"] for one in body["data"]["counts"]} == {400}
+    assert len(body["data"]["events"]) == 20
+    assert len(server.body()) < 20_000
+
+
+def test_a_crash_while_a_digest_is_collected_loses_and_repeats_nothing(server: Listener) -> None:
+    row = a_webhook(server.url(), digest=60)
+    _happened(row, 1_200)
+    assert create_deliveries() == 500
+    with transaction.atomic():  # the leader dies before the COMMIT
+        assert create_deliveries() == 500
+        transaction.set_rollback(True)
+    assert delivery_tasks() == []
+    assert create_deliveries() == 500  # the next leader
+    assert create_deliveries() == 200
+    (task,) = delivery_tasks()
+    assert result(run(task))["events"] == 1_200
+    row.refresh_from_db()
+    assert row.collecting is None
+
+
+def test_events_that_commit_late_are_sent_in_a_message_of_their_own(server: Listener) -> None:
+    row = a_webhook(server.url(), digest=60)
+    _happened(row, 2)
+    send_all()
+    _happened(row, 1)
+    send_all()
+    assert [_body(server, number)["data"]["count"] for number in (0, 1)] == [2, 1]
+
+
+def test_the_events_of_one_setting_do_not_wait_for_those_of_another(server: Listener) -> None:
+    slow, fast = a_webhook(server.url(), "digest", digest=60), a_webhook(server.url(), "each")
+    _happened(slow, 5, due=3_600)
+    _happened(fast, 2)
+    assert create_deliveries() == 2
+    assert len(delivery_tasks()) == 2
+
+
+def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
+    now = datetime(2026, 3, 7, 23, 30, tzinfo=UTC)
+    row = a_webhook(
+        server.url(), quiet_from=time(22), quiet_until=time(7), time_zone="Europe/Berlin"
+    )
+    _happened(row, 2)
+    notification_events().update(due_at=now - timedelta(seconds=1))
+    assert deliveries.create_due(now, 500) == 2
+    assert delivery_tasks() == []
+    assert {event.due_at for event in events()} == {datetime(2026, 3, 8, 6, tzinfo=UTC)}
+    assert deliveries.create_due(now + timedelta(hours=6, minutes=31), 500) == 2
+    assert len(delivery_tasks()) == 2
+
+
+def test_a_change_of_the_times_sends_what_waited_for_the_old_ones(server: Listener) -> None:
+    row = a_webhook(server.url(), digest=3_600)
+    _happened(row, 2, due=3_000)
+    assert create_deliveries() == 0
+    setting_changes.change(row, digest=None)
+    assert create_deliveries() == 2
