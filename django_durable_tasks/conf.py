@@ -216,6 +216,7 @@ class Settings(InterfaceOptions, NotificationOptions):
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
     )
+    AUDIT_RETENTION: float = duration(31_536_000, "How long audit entries are kept; a year.")
     PREPARED_STATEMENTS: bool | None = value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"

@@ -153,7 +153,7 @@ class ScheduleOperations(Protocol):
     def override(self, row: Any, fire_time: Any, action: str, **options: Any) -> Any:
         """Skip, move or change one fire time."""
 
-    def withdraw(self, row: Any, fire_time: Any) -> bool:
+    def withdraw(self, row: Any, fire_time: Any, *, by: str, reason: str) -> bool:
         """Remove the override of one fire time; return whether there was one."""
 
     def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:

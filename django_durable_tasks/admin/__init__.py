@@ -1,6 +1,7 @@
 """The admin site of the package: one module per page, one call of ``operations`` per action."""
 
 from django_durable_tasks.admin.api_keys import ApiKeyAdmin
+from django_durable_tasks.admin.audit_entries import AuditEntryAdmin
 from django_durable_tasks.admin.calendars import CalendarAdmin
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
@@ -18,6 +19,7 @@ from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
 
 __all__ = [
     "ApiKeyAdmin",
+    "AuditEntryAdmin",
     "CalendarAdmin",
     "DeadLetterAdmin",
     "EndpointAdmin",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
@@ -15,7 +16,9 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.rules.audit import AuditSource
 
 COUNTED_AT_MOST = 10_000
 _NUL = "\x00"
@@ -74,6 +77,16 @@ class ReadOnlyInline(_Unwritable, _TabularInline):
     can_delete = False
 
 
+def _acting_as_user(view: Any) -> Any:
+    @functools.wraps(view)
+    def page(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        name = request.user.get_username() if request.method == "POST" else ""
+        with acting(AuditSource.ADMIN, name, request.META.get("REMOTE_ADDR")):
+            return view(request, *args, **kwargs)
+
+    return page
+
+
 class ScreenAdmin(_ModelAdmin):
     """A ModelAdmin for tables of this package: their database, the style sheet, bounded counts, and
     only declared lookups.
@@ -93,6 +106,14 @@ class ScreenAdmin(_ModelAdmin):
         """One style sheet, no scripts."""
 
         css: ClassVar = {"all": ["django_durable_tasks/admin.css"]}
+
+    @property
+    def urls(self) -> list[Any]:
+        """Return the pages; what they write is recorded under the user and the address."""
+        pages = self.get_urls()
+        for page in pages:
+            page.callback = _acting_as_user(page.callback)
+        return pages
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(conf.settings().DATABASE)

@@ -23,6 +23,7 @@ from django_durable_tasks.admin import (
     task_status,
 )
 from django_durable_tasks.admin.actions import action_of, labelled
+from django_durable_tasks.admin.audit_entries import history_of
 from django_durable_tasks.admin.deliveries import DeliveriesInline
 from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
@@ -98,6 +99,7 @@ class TaskAdmin(ReadOnlyAdmin):
         "effective_key",
         "node_link",
         "schedule_link",
+        "audited",
         "overridden",
         "workflow_link",
         "cause_link",
@@ -152,6 +154,7 @@ class TaskAdmin(ReadOnlyAdmin):
             },
         ),
         (_("Keys"), {"fields": (("key", "unique_key"), "effective_key")}),
+        (_("Operations"), {"fields": ("audited",)}),
         (
             _("Ownership"),
             {
@@ -221,6 +224,7 @@ class TaskAdmin(ReadOnlyAdmin):
         task = super().get_object(request, object_id, from_field)
         if task is not None:
             task.read_plain = display.reads_secrets(request)
+            task.read_audit = request.user.has_perm("django_durable_tasks.view_auditentry")
         return task
 
     def render_change_form(
@@ -252,6 +256,11 @@ class TaskAdmin(ReadOnlyAdmin):
         """Show the used part of the attempt budgets."""
         crashed = f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
         return display.beneath(f"{task.failures}/{task.max_attempts}", crashed)
+
+    @admin.display(description=_("performed"))
+    def audited(self, task: Any) -> SafeString | str:
+        """Show the audit entries of the task, if the user may read them."""
+        return history_of(task) if task.read_audit else display.NOTHING
 
     @admin.display(description=_("tries"))
     def tries(self, task: Task) -> str:

@@ -13,10 +13,12 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import conf
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.actions import who
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import Operation
@@ -104,6 +106,15 @@ class TenantAdmin(ScreenAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: Tenant, form: Any, change: bool) -> None:
+        """Save the tenant with its audit entry."""
+        with recorded("tenant.save", by=who(request)) as entry:
+            rows = Tenant.objects.using(conf.settings().DATABASE).filter(pk=obj.pk)
+            before: dict[str, Any] = dict(rows.values("slug", "name").first() or {})
+            super().save_model(request, obj, form, change)
+            after = {"slug": obj.slug, "name": obj.name}
+            entry.changed("tenant", obj.pk, before, after, obj.pk)
 
     @admin.display(description=_("work"))
     def work(self, tenant: Tenant) -> SafeString:

@@ -6,6 +6,7 @@ from django.urls import URLPattern, path, re_path
 
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.views import (
+    audit,
     bulk,
     calendars,
     dead_letters,
@@ -71,6 +72,7 @@ urlpatterns = [
     _at("dead-letters", dead_letters.DeadLettersEndpoint, "dead-letters"),
     _at(_LETTER, dead_letters.DeadLetterEndpoint, "dead-letter"),
     *_operations(_LETTER, dead_letters.RESOURCE, dead_letters.ACTIONS),
+    _at("audit", audit.AuditEndpoint, "audit"),
     _at("calendars", calendars.CalendarsEndpoint, "calendars"),
     _at("calendars/<int:calendar_id>", calendars.CalendarEndpoint, "calendar"),
     _at(

@@ -17,6 +17,7 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.json_body import JsonRenderer
 from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import TimeLimits, bound_transaction
@@ -28,6 +29,7 @@ from django_durable_tasks.engine.tenants.idempotent_requests import (
     once,
 )
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
+from django_durable_tasks.rules.audit import AuditSource
 
 _KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
@@ -52,6 +54,18 @@ class WritingEndpoint(ApiEndpoint):
         request may use the same key. ``before`` returns the object that ``act`` changes, for the
         comparison of a dry run.
         """
+        caller = self.caller
+        with acting(
+            AuditSource.API, caller.name, request.META.get("REMOTE_ADDR"), caller.tenant.pk
+        ):
+            return self._written(request, act, before)
+
+    def _written(
+        self,
+        request: Request,
+        act: Callable[[], Answer],
+        before: Callable[[], Mapping[str, Any]],
+    ) -> Response:
         key = idempotency_key(request)
 
         @retry_on_deadlock

@@ -91,7 +91,14 @@ class EngineDeadLetterOperations:
         """Run the tasks of open dead letters again."""
         found = letters.using(tables.database()).open().order_by().values("task_id")
         question = tables.tasks().filter(pk__in=found)
-        return dead_letters.replay(question, by=by, reason=reason, args=args, kwargs=kwargs)
+        return dead_letters.replay(
+            question,
+            by=by,
+            reason=reason,
+            args=args,
+            kwargs=kwargs,
+            operation="dead_letters.replay",
+        )
 
     def discard(self, letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
         """Close open dead letters."""

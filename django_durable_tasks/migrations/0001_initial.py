@@ -2713,6 +2713,86 @@ class Migration(migrations.Migration):
                 where=models.Q(("delivery__isnull", False)),
             ),
         ),
+        migrations.CreateModel(
+            name="AuditEntry",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        verbose_name="at",
+                    ),
+                ),
+                (
+                    "source",
+                    models.CharField(
+                        choices=[
+                            ("API", "API"),
+                            ("ADMIN", "ADMIN"),
+                            ("COMMAND", "COMMAND"),
+                            ("CODE", "CODE"),
+                            ("SYNC", "SYNC"),
+                        ],
+                        max_length=8,
+                        verbose_name="source",
+                    ),
+                ),
+                (
+                    "actor",
+                    models.CharField(blank=True, default="", max_length=200, verbose_name="actor"),
+                ),
+                ("operation", models.CharField(max_length=60, verbose_name="operation")),
+                ("object_type", models.CharField(max_length=20, verbose_name="object type")),
+                (
+                    "object_id",
+                    models.CharField(
+                        blank=True, default="", max_length=250, verbose_name="object id"
+                    ),
+                ),
+                ("count", models.IntegerField(default=1, verbose_name="number of objects")),
+                ("object_ids", models.JSONField(default=list, verbose_name="object ids")),
+                ("before", models.JSONField(default=dict, verbose_name="before")),
+                ("after", models.JSONField(default=dict, verbose_name="after")),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
+                ("address", models.GenericIPAddressField(null=True, verbose_name="IP address")),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        help_text="Empty for objects of the whole installation, such as limits.",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "audit entry",
+                "verbose_name_plural": "audit entries",
+                "db_table": "durable_tasks_audit_entry",
+                "ordering": ["-id"],
+                "indexes": [
+                    models.Index(fields=["tenant", "id"], name="durable_audit_tenant"),
+                    models.Index(
+                        fields=["tenant", "operation", "id"], name="durable_audit_tenant_op"
+                    ),
+                    models.Index(
+                        fields=["tenant", "actor", "id"], name="durable_audit_tenant_actor"
+                    ),
+                    models.Index(fields=["operation", "id"], name="durable_audit_operation"),
+                    models.Index(fields=["actor", "id"], name="durable_audit_actor"),
+                    models.Index(
+                        fields=["object_type", "object_id", "id"], name="durable_audit_object"
+                    ),
+                ],
+            },
+        ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),

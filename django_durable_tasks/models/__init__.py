@@ -4,6 +4,7 @@ engine.
 
 from django_durable_tasks.models.alert import Alert
 from django_durable_tasks.models.api_key import ApiKey
+from django_durable_tasks.models.audit_entry import AuditEntry
 from django_durable_tasks.models.bulk_operation import BulkKind, BulkOperation
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
@@ -37,6 +38,7 @@ __all__ = [
     "DEFAULT_TENANT_ID",
     "Alert",
     "ApiKey",
+    "AuditEntry",
     "BulkKind",
     "BulkOperation",
     "Calendar",

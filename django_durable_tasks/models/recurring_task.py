@@ -289,9 +289,9 @@ class RecurringTask(GuardedModel):
         """Override one fire time: SKIP it, MOVE it (``move_to=``), or ADD one."""
         return ports.schedules.override(self, fire_time, action, **options)
 
-    def withdraw(self, fire_time: datetime) -> bool:
+    def withdraw(self, fire_time: datetime, *, by: str = "", reason: str = "") -> bool:
         """Remove an override; return False if this fire time has none."""
-        return ports.schedules.withdraw(self, fire_time)
+        return ports.schedules.withdraw(self, fire_time, by=by, reason=reason)
 
     def next_fire_times(self, number: int = 5, *, after: datetime | None = None) -> list[Any]:
         """Return the next fires: nominal, effective (UTC) and remarks."""

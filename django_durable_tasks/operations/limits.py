@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime
 
 from django.utils.translation import gettext as _now
@@ -18,8 +17,6 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Target,
 )
-
-logger = logging.getLogger("django_durable_tasks.limits")
 
 
 def _set(
@@ -45,10 +42,7 @@ def _set(
 
 
 def _remove(scope: str, *, by: str, reason: str) -> OperationResult:
-    removed = operator_limits.remove_limit(scope)
-    if removed:
-        # The row that could store them is deleted.
-        logger.info("Removed the limit of %s; by: %s; reason: %s", scope, by, reason)
+    removed = operator_limits.remove_limit(scope, by=by, reason=reason)
     message = (
         _now("Removed the limit of %s. Limits of code and settings apply.")
         if removed

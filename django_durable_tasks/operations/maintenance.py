@@ -1,5 +1,7 @@
-"""Operations on the whole installation, which only the command line offers. ``by`` and ``reason``
-are logged, because no row stores them.
+"""Operations on the whole installation, which only the command line offers.
+
+Those that work in several transactions write their audit entry before the first of them, and log
+their result.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing import dispatcher
 from django_durable_tasks.contrib.beat import importer
+from django_durable_tasks.engine.audit.recorder import record_start
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.engine.tasks import claim, retention
@@ -64,6 +67,7 @@ def _republish(
     queued = tasks.queued()
     found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
     if not dry_run:
+        record_start("installation.republish", by=by, reason=reason)
         total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
         try:
             for messages in claim.republish_all(queued, size):
@@ -87,6 +91,7 @@ def _prune(
     now, size = database_now(), conf.settings().BATCH_SIZE
     if dry_run:
         return OperationResult({}, value=retention.prunable(now))
+    record_start("installation.prune", by=by, reason=reason)
     deleted, stayed = 0, retention.Stayed()
     while (number := retention.prune(now, size, stayed)) > 0:
         deleted += number
@@ -118,13 +123,15 @@ def _import_beat(
     name: str, *, by: str, reason: str, task: str, options: dict[str, Any], **how: Any
 ) -> OperationResult:
     """Import one periodic task; ``value`` is the RecurringTask."""
-    row = importer.take_over(name, task, options, by=by, **how)
+    row = importer.take_over(name, task, options, by=by, reason=reason, **how)
     _log(f"import of {name}", 1, by, reason)
     return OperationResult({"imported": 1}, value=row)
 
 
 def _repair(answers: Sequence[runner.Answer], *, by: str, reason: str) -> OperationResult:
     """Repair the findings of these answers; ``value`` is the list of results."""
+    checks = sorted({answer.check.name for answer in answers})
+    record_start("installation.repair", by=by, reason=reason, checks=checks)
     results = runner.repair(answers)
     done = sum(bool(result.done) for result in results)
     _log("repair", done, by, reason)

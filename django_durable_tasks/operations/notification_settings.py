@@ -49,7 +49,7 @@ def _test(setting: NotificationSetting, *, by: str, reason: str) -> OperationRes
         raise TransitionRefused(
             "DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is sent. Set it to True first."
         )
-    task_id = deliveries.create_test(setting, by)
+    task_id = deliveries.create_test(setting, by, reason)
     message = _now("Created task %s, which sends the test message.") % task_id
     return OperationResult({"created": 1}, message, value=task_id)
 

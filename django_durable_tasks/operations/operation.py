@@ -168,7 +168,7 @@ class Operation:
     @property
     def key(self) -> str:
         """The key of the operation in the registry, such as ``tasks.cancel``."""
-        return f"{self.target.replace(' ', '_')}.{self.name}"
+        return f"{self.target.replace(' ', '_').lower()}.{self.name}"
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether this user has the permission."""

@@ -128,7 +128,7 @@ def _override(
 def _remove_override(
     row: RecurringTask, *, by: str, reason: str, fire_time: datetime
 ) -> OperationResult:
-    removed = row.withdraw(fire_time)
+    removed = row.withdraw(fire_time, by=by, reason=reason)
     message = (
         _now("Override removed: %s follows the schedule again.")
         if removed

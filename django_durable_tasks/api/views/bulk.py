@@ -34,6 +34,7 @@ from django_durable_tasks.api.views.operations import (
     operation_json,
 )
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
@@ -111,7 +112,14 @@ class BulkCreateEndpoint(WritingEndpoint):
         new = len(together) + created_so_far() - before
         charge_open_tasks(self.caller.tenant, new)
         data = [results[index] for index in range(len(items))]
+        self._record([one["task_id"] for one in data if one["status"] == 201])
         return Answer(200, {"created": new, "refused": len(refused), "data": data})
+
+    def _record(self, ids: list[str]) -> None:
+        """Write the audit entry of the new tasks."""
+        tenant_id = self.caller.tenant.pk
+        with recorded("task.create_many") as entry:
+            entry.several("task", [(key, tenant_id) for key in ids], {}, {"created": len(ids)})
 
     def _call(self, index: int, item: Any) -> tuple[Call, Mapping[str, Any]]:
         body = NewTaskBody(data=item)

@@ -35,6 +35,7 @@ from django_durable_tasks.api.task_fields import (
 from django_durable_tasks.api.task_lists import PARAMETERS, filters_of, page_of_tasks, tasks_of
 from django_durable_tasks.api.views.object_operations import Resource, refused
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
@@ -95,9 +96,7 @@ class TasksEndpoint(WritingEndpoint):
         return self.write(request, lambda: self._created(given, call))
 
     def _created(self, given: Mapping[str, Any], call: Call) -> Answer:
-        before = created_so_far()
-        row = enqueue.schedule(call)
-        is_new = created_so_far() > before
+        row, is_new = self._scheduled(call)
         charge_open_tasks(self.caller.tenant, int(is_new))
         if not is_new and given["on_conflict"] == "reject":
             raise IdempotencyConflict(f"Task {row.pk} has this idempotency key or unique key.")
@@ -106,6 +105,16 @@ class TasksEndpoint(WritingEndpoint):
         shown = task_json(row, self.caller.without_secrets())
         headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
         return Answer(201 if is_new else 200, shown, headers)
+
+    def _scheduled(self, call: Call) -> tuple[Task, bool]:
+        """Create the task with its audit entry; return it, and whether it is new."""
+        before = created_so_far()
+        with recorded("task.create") as entry:
+            row = enqueue.schedule(call)
+            is_new = created_so_far() > before
+            if is_new:
+                entry.created_task(row)
+        return row, is_new
 
 
 class TaskEndpoint(WritingEndpoint):

@@ -23,6 +23,7 @@ from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
@@ -105,9 +106,13 @@ class WorkflowsEndpoint(WritingEndpoint):
     def _started(self, given: Mapping[str, Any], flow: Workflow) -> Answer:
         tenant, key = self.caller.tenant, given.get("key")
         before = key and runs_of(tenant.pk).filter(open_key=key).exists()
-        run = flow.start(
-            run_at=given.get("run_at"), key=key, tenant=tenant, priority=given.get("priority")
-        )
+        with recorded("workflow.start") as entry:
+            run = flow.start(
+                run_at=given.get("run_at"), key=key, tenant=tenant, priority=given.get("priority")
+            )
+            if not before:
+                entry.subject("workflow", run.pk, tenant.pk)
+                entry.detail(name=run.name, key=key, total=run.total)
         if not before:
             charge_open_tasks(tenant, run.total)
         shown = workflow_json(run, self.caller)

@@ -15,7 +15,7 @@ from django.db import IntegrityError
 
 from django_durable_tasks.contrib.beat import tables as beat_tables
 from django_durable_tasks.contrib.beat.mapping import HOLDS
-from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
@@ -41,6 +41,7 @@ def take_over(
     *,
     hold: str = "",
     by: str = "",
+    reason: str = "",
     disable_in: str | None = None,
 ) -> RecurringTask:
     """Import one row of beat, paused with ``hold`` as its reason if one is given.
@@ -52,7 +53,7 @@ def take_over(
     values = columns(name, options) | {"task": checked_name("task", task), "source": BEAT}
     for _ in range(_TRIES):
         try:
-            with tables.atomic():
+            with recorded("installation.import_beat", by=by, reason=reason):
                 row = _take(name, values, hold, by)
                 if disable_in is not None and row.status == RecurringStatus.ACTIVE:
                     beat_tables.disable(disable_in, [name])

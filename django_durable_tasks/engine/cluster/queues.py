@@ -10,8 +10,9 @@ from typing import Any
 from django.db import connections
 from django.db.models import Count, F, Min, Q
 
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.engine.db.tables import database, locked_for_change, tasks
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.clock import DatabaseNow
@@ -23,16 +24,32 @@ def pause(name: str, *, by: str, reason: str = "") -> None:
     """Stop publishing to a queue. Tasks whose messages arrive return to PENDING. Running tasks
     continue.
     """
-    QueueControl.objects.using(database()).update_or_create(
-        name=checked_name("queue", name),
-        defaults={"paused_at": DatabaseNow(), "paused_by": by[:200], "reason": reason[:500]},
-    )
+    checked_name("queue", name)
+    with recorded("queue.pause", by=by, reason=reason) as entry:
+        before = _pause_of(name)
+        QueueControl.objects.using(database()).update_or_create(
+            name=name,
+            defaults={"paused_at": DatabaseNow(), "paused_by": by[:200], "reason": reason[:500]},
+        )
+        entry.changed("queue", name, before, _pause_of(name))
 
 
 def resume(name: str, *, by: str, reason: str = "") -> bool:
     """Publish to a queue again; return False if it was not paused."""
-    paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
-    return bool(paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]))
+    with recorded("queue.resume", by=by, reason=reason) as entry:
+        before = _pause_of(name)
+        paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
+        if not paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]):
+            return False
+        entry.changed("queue", name, before, _pause_of(name))
+    return True
+
+
+def _pause_of(name: str) -> dict[str, Any]:
+    """Return the pause of a queue for the audit entry, and lock its row."""
+    rows = locked_for_change(QueueControl.objects.using(database()).filter(name=name))
+    found = rows.values("paused_at", "paused_by", "reason").first()
+    return {"paused": found is not None and found["paused_at"] is not None} | (found or {})
 
 
 COUNTED = 10_000

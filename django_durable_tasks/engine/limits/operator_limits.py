@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Count, Max
 
 from django_durable_tasks import process_state
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.engine.db.tables import database, locked_for_change, tasks
 from django_durable_tasks.engine.limits import config, release, usage
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Limit, Task
@@ -47,20 +49,34 @@ def set_limit(
         "set_at": DatabaseNow(),
     }
     limits = Limit.objects.using(database())
-    if seen_at is None:
-        limits.update_or_create(scope=scope, defaults=values)
-    elif not limits.filter(pk=scope, set_at=seen_at).update(**values):
-        raise TransitionRefused(
-            f"The limit of {scope} was changed or removed meanwhile: read it again."
-        )
+    with recorded("limit.set", by=by, reason=reason) as entry:
+        before = _values_of(scope)
+        if seen_at is None:
+            limits.update_or_create(scope=scope, defaults=values)
+        elif not limits.filter(pk=scope, set_at=seen_at).update(**values):
+            raise TransitionRefused(
+                f"The limit of {scope} was changed or removed meanwhile: read it again."
+            )
+        entry.changed("limit", scope, before, _values_of(scope))
     process_state.of(config.RecentLimits).expire()
 
 
-def remove_limit(scope: str) -> bool:
+def _values_of(scope: str) -> dict[str, Any]:
+    """Return the limit of a scope for the audit entry, and lock its row; empty without one."""
+    rows = locked_for_change(Limit.objects.using(database()).filter(pk=scope))
+    found = rows.values("max_concurrency", "rate", "burst", "comment", "set_by").first()
+    return dict(found) if found else {}
+
+
+def remove_limit(scope: str, *, by: str = "", reason: str = "") -> bool:
     """Remove an operator's limit, so that code and settings apply again; return False if there was
     none.
     """
-    removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
+    with recorded("limit.remove", by=by, reason=reason) as entry:
+        before = _values_of(scope)
+        removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
+        if removed:
+            entry.changed("limit", scope, before, {})
     process_state.of(config.RecentLimits).expire()
     return bool(removed)
 

@@ -16,6 +16,7 @@ from django.db.models import Count
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.notification_events.capture import notification_events
 from django_durable_tasks.engine.notification_events.subscriptions import (
@@ -117,7 +118,7 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
     return new_task(Call(registry.get(NOTIFICATION_TASK), (), kwargs, options))
 
 
-def create_test(setting: NotificationSetting, by: str) -> uuid.UUID:
+def create_test(setting: NotificationSetting, by: str, reason: str = "") -> uuid.UUID:
     """Create the delivery of a test message; return the id of its task."""
     delivery = uuid.uuid4()
     event = NotificationEvent(
@@ -128,7 +129,9 @@ def create_test(setting: NotificationSetting, by: str) -> uuid.UUID:
         delivery=delivery,
     )
     task = delivery_task(setting, delivery)
-    with tables.atomic():
+    with recorded("notification_setting.test", by=by, reason=reason) as entry:
+        entry.subject("notification setting", setting.pk, setting.tenant_id)
+        entry.detail(task_id=str(task.id))
         notification_events().bulk_create([event])
         transitions.create_many([task])
     return task.id

@@ -10,6 +10,7 @@ from django.db import IntegrityError
 from django.db.models import F
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.notification_events.capture import notification_events
@@ -20,7 +21,11 @@ from django_durable_tasks.engine.notification_events.subscriptions import (
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, NotificationSetting, Tenant
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.notifications.destinations import checked_config, merged_config
+from django_durable_tasks.rules.notifications.destinations import (
+    checked_config,
+    merged_config,
+    shown_config,
+)
 from django_durable_tasks.rules.notifications.setting_values import check_together, checked_values
 from django_durable_tasks.rules.targets.policy import address_policy
 from django_durable_tasks.rules.tasks.comments import comment
@@ -28,6 +33,10 @@ from django_durable_tasks.rules.tasks.masking import shortened
 
 logger = logging.getLogger("django_durable_tasks.notifications")
 _DESTINATION = ("delivery_type", "delivery_config")
+_NOT_AUDITED = frozenset(
+    {"id", "tenant", "revision", "collecting", "updated_at", "updated_by", "reason"}
+)
+_AUDITED = "notification setting"
 _MADE_DUE = 5_000
 SENT, RETRYING, FAILED = "SENT", "RETRYING", "FAILED"
 
@@ -45,7 +54,7 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
         setattr(row, name, value)
     row.updated_by, row.reason = by[:200], reason[:500]
     try:
-        with tables.atomic():
+        with recorded("tenant.create_notification_setting", by=by, reason=reason) as entry:
             # The tenant is locked, so that concurrent calls do not exceed the maximum.
             tenants = Tenant.objects.using(tables.database())
             tables.locked_for_change(tenants).get(pk=tenant_id)
@@ -57,6 +66,7 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
                 )
             settings_rows().bulk_create([row])
             found = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            entry.changed(_AUDITED, found.pk, {}, _shown(found), tenant_id)
     except IntegrityError:
         raise TransitionRefused(
             f"name={row.name!r}: the tenant has a notification setting of this name."
@@ -79,7 +89,7 @@ def change(
     that wait for the end of a period or of quiet hours become due now if these were changed. Raises
     InvalidOption, and TransitionRefused if the setting was deleted or has another revision.
     """
-    with tables.atomic():
+    with recorded("notification_setting.change", by=by, reason=reason) as entry:
         rows = tables.locked_for_change(settings_rows().filter(pk=row.pk))
         present = rows.first()
         if present is None or (revision is not None and present.revision != revision):
@@ -98,9 +108,18 @@ def change(
         changed = settings_rows().get(pk=present.pk)
         if _times(changed) != _times(present):
             _make_due(changed.pk)
+        entry.changed(_AUDITED, row.pk, _shown(present), _shown(changed), present.tenant_id)
     process_state.of(RecentSubscriptions).expire()
     found: NotificationSetting = changed
     return found
+
+
+def _shown(row: NotificationSetting) -> dict[str, Any]:
+    """Return the values of a setting for an audit entry, without secrets of its destination."""
+    names = (one.name for one in row._meta.concrete_fields if not one.name.startswith("last_"))
+    values = {name: getattr(row, name) for name in names if name not in _NOT_AUDITED}
+    config = shown_config(row.delivery_type, row.delivery_config)
+    return {**values, "delivery_config": config}
 
 
 def _times(row: NotificationSetting) -> tuple[Any, ...]:
@@ -155,8 +174,10 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
 
 def remove(rows: Sequence[NotificationSetting], *, by: str = "", reason: str = "") -> int:
     """Delete settings; return how many. Messages that were not sent are not sent any more."""
-    with tables.atomic():
+    with recorded("notification_setting.delete", by=by, reason=reason) as entry:
         deleted = settings_rows().filter(pk__in=[row.pk for row in rows]).delete()[0]
+        for row in rows if deleted else ():
+            entry.changed(_AUDITED, row.pk, _shown(row), {}, row.tenant_id)
     process_state.of(RecentSubscriptions).expire()
     for row in rows if deleted else ():
         logger.info("%s.", comment(f"Notification setting {row.name!r} was deleted", by, reason))

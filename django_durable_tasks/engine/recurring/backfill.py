@@ -8,6 +8,7 @@ the command line.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from django.db import IntegrityError
 from django.db.models import Case, Value, When
 
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies.edges import runs
@@ -84,7 +86,8 @@ def backfill(
     )
     checked_count("concurrency", concurrency, 1, MOST)
     checked_count("limit", limit, 1, MOST)
-    with tables.atomic():
+    with recorded("schedule.backfill", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
         now = database_now()
         found = recurring().get(pk=row.pk) if dry_run else locked(row)
         _refuse(found, first, last, now)
@@ -96,8 +99,15 @@ def backfill(
             ordered = steps if direction == CatchUpOrder.OLDEST else steps[::-1]
             done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, entries)
             steps = sorted(done, key=lambda one: one.fire_time)
+            entry.detail(**_detail(first, last, steps))
         remark = _remark(found, first, last, any_fires=bool(steps))
     return BackfillReport(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
+
+
+def _detail(first: datetime, last: datetime, steps: Sequence[BackfillStep]) -> dict[str, Any]:
+    """Return what the audit entry contains; nothing if no task was created or replayed."""
+    done = Counter(one.action.lower() for one in steps if one.action != BackfillAction.UNCHANGED)
+    return {"range": [first, last], **done} if done else {}
 
 
 def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:

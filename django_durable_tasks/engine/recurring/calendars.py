@@ -6,13 +6,13 @@ Called by the admin and the command line.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db import IntegrityError
 from django.db.models import F
 
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring.schedule_cache import (
     agenda_of,
@@ -26,10 +26,8 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, SpecialDay
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
-from django_durable_tasks.rules.tasks.comments import comment
 from django_durable_tasks.rules.tasks.options import checked_key
 
-logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 1_000
 _NAMED = 5
 
@@ -64,7 +62,8 @@ def upsert(
     values |= {"updated_by": by[:200], "reason": reason[:500]}
     for _ in range(2):
         try:
-            with tables.atomic():
+            with recorded("calendar.save", by=by, reason=reason) as entry:
+                before = _audited(_calendars().filter(tenant_id=tenant_id, name=name).first())
                 pk = _locked(name, tenant_id)
                 if (
                     revision is not None
@@ -75,6 +74,8 @@ def upsert(
                     )
                 _write(pk, name, working_days, special, values)
                 _replan(name, tenant_id)
+                after = _audited(_calendars().get(pk=pk))
+                entry.changed("calendar", pk, before, after, tenant_id)
             break
         except IntegrityError as taken:
             lost = taken
@@ -122,11 +123,10 @@ def _write(
 def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
     """Delete a calendar; return False if it does not exist.
 
-    Raises TransitionRefused if schedules that have not ended use it. ``by`` and ``reason`` are
-    logged, because no row remains to store them.
+    Raises TransitionRefused if schedules that have not ended use it.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    with tables.atomic():
+    with recorded("calendar.delete", by=by, reason=reason) as entry:
         calendar = _calendars().select_for_update().filter(tenant_id=tenant_id, name=name).first()
         if calendar is None:
             return False
@@ -142,10 +142,20 @@ def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> 
             raise TransitionRefused(
                 f"Calendar {name!r} is named by {len(keys)} recurring tasks: {names}."
             )
+        entry.changed("calendar", calendar.pk, _audited(calendar), {}, tenant_id)
         CalendarDay.objects.using(tables.database()).unguarded().filter(calendar=calendar).delete()
         _calendars().filter(pk=calendar.pk).delete()
-    logger.info("%s.", comment(f"Calendar {name!r} was removed", by, reason))
     return True
+
+
+def _audited(calendar: Calendar | None) -> dict[str, Any]:
+    """Return the columns and special days for the audit entry."""
+    if calendar is None:
+        return {}
+    names = ("name", "description", "working_days", "origin")
+    special = business_days(calendar).special
+    days = [[one.day, one.kind, one.until, one.name] for one in special]
+    return {name: getattr(calendar, name) for name in names} | {"days": days}
 
 
 def _calendars() -> Any:

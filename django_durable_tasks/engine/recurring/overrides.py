@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import fire_times, ledger
@@ -45,7 +46,8 @@ def override(
         raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
     if move_to is not None:
         target = instant("move_to", move_to).astimezone(UTC)
-    with tables.atomic():
+    with recorded("schedule.override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
         when = when if action == Action.ADD else fire_times.meant(found, when)
@@ -60,17 +62,19 @@ def override(
             by=by[:200],
         )
         _overrides(found).bulk_create([created])
+        entry.detail(override=[action, when, target])
         _replan(row, found, now)
     return created
 
 
-def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
+def withdraw(row: RecurringTask, fire_time: datetime, *, by: str = "", reason: str = "") -> bool:
     """Delete the override of a fire time; return False if there is none.
 
     Raises TransitionRefused if the fire time has passed.
     """
     when = instant("fire_time", fire_time).astimezone(UTC)
-    with tables.atomic():
+    with recorded("schedule.remove_override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
         when = fire_times.meant(found, when)
@@ -79,6 +83,7 @@ def withdraw(row: RecurringTask, fire_time: datetime) -> bool:
             return False
         _refuse_past(found, when, now, "fire_time")
         _overrides(found).filter(pk=existing.pk).delete()
+        entry.detail(removed_override=[existing.action, when, existing.move_to])
         _refuse_recorded(found, when)
         _replan(row, found, now)
     return True

@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import run_tree
@@ -50,15 +51,15 @@ def trigger_now(
     """
     request = uuid.uuid4().hex if request_id is None else _checked(request_id)
     try:
-        with tables.atomic():
+        with recorded("schedule.run_now", by=by, reason=reason) as entry:
+            entry.subject("schedule", row.pk, row.tenant_id)
             now, found = database_now(), locked(row)
             refuse_ended(found, "triggered")
             known = ledger.ledger().filter(recurring_task=found.pk, request_id=request).first()
-            task_id = (
-                known.task_id
-                if known and known.task_id
-                else _create(found, now, request, comment("", by, reason))
-            )
+            task_id = known.task_id if known else None
+            if task_id is None:
+                task_id = _create(found, now, request, comment("", by, reason))
+                entry.detail(task=task_id, request_id=request)
     except IntegrityError as taken:
         raise UniqueConflict(
             f"Recurring task {row.name!r} cannot run now: an open task has its unique key."

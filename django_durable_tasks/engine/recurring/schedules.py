@@ -13,6 +13,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from django_durable_tasks import ports
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
@@ -71,6 +72,8 @@ def upsert(
     source: str | None = None,
     paused: bool = False,
     revision: int | None = None,
+    by: str = "",
+    reason: str = "",
     **given: Any,
 ) -> RecurringTask:
     """Create or change the schedule of this name; keywords that are absent leave their column
@@ -88,22 +91,22 @@ def upsert(
     values |= {} if source is None else {"source": source}
     for _ in range(2):
         try:
-            with tables.atomic():
+            with recorded("schedule.save", by=by, reason=reason):
                 row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
                 if revision is not None and (row is None or row.revision != revision):
                     raise TransitionRefused(
                         f"Recurring task {name!r} was changed meanwhile: read it again."
                     )
-                return (
-                    create(name, tenant_id, values, paused) if row is None else change(row, values)
-                )
+                if row is None:
+                    return create(name, tenant_id, values, paused)
+                return change(row, values)
         except IntegrityError as taken:
             lost = taken
     raise lost
 
 
 def create(
-    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False, *, by: str = ""
 ) -> RecurringTask:
     """Insert a schedule with these validated columns.
 
@@ -126,7 +129,8 @@ def create(
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
     row.target_type = occurrence_tasks.unkept_template(row).target_type
     _plan(row, now)
-    writes.insert(row)
+    with recorded("schedule.create", by=by):
+        writes.insert(row)
     return row
 
 
@@ -159,7 +163,8 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
     row.target_type = occurrence_tasks.unkept_template(row).target_type
     if _WHEN & changed:
         _plan(row, row.updated_at)
-    writes.rewrite(row)
+    with recorded("schedule.change"):
+        writes.rewrite(row)
     return row
 
 
@@ -187,7 +192,7 @@ def pause(
     schedule has ended.
     """
     wake = None if until is None else instant("until", until)
-    with tables.atomic():
+    with recorded("schedule.pause", by=by, reason=reason):
         found = locked(row)
         refuse_ended(found, "paused")
         _pause(row, found, reason, wake, by)
@@ -201,7 +206,7 @@ def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "
     another reason.
     """
     wake = instant("until", until).astimezone(UTC)
-    with tables.atomic():
+    with recorded("schedule.snooze", by=by, reason=reason):
         found = locked(row)
         refuse_ended(found, "snoozed")
         if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
@@ -246,7 +251,7 @@ def resume(
     Fire times during the pause are recorded as PAUSED, or caught up if ``run_missed`` is set.
     ``pace`` sets the schedule's catch-up pace.
     """
-    with tables.atomic():
+    with recorded("schedule.resume", by=by, reason=reason):
         now, found = database_now(), locked(row)
         refuse_ended(found, "resumed")
         if found.status == RecurringStatus.ACTIVE:
@@ -269,7 +274,7 @@ def resume(
 
 def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
     """End the schedule permanently. Its open tasks still run. Does nothing if it has ended."""
-    with tables.atomic():
+    with recorded("schedule.cancel", by=by, reason=reason):
         now, found = database_now(), locked(row)
         if found.status == RecurringStatus.CANCELLED:
             return

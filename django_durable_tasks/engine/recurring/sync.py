@@ -16,7 +16,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import schedules, writes
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
@@ -227,7 +227,7 @@ def _do(
 ) -> SyncStep | None:
     for _ in range(2):
         try:
-            with tables.atomic():
+            with recorded("installation.sync", by=by):
                 row = _rows().filter(name=step.name).select_for_update().first()
                 found = _step(step.name, declared, row, prune=prune, adopt=adopt)
                 if found is not None and found.act not in NOTHING_DONE:

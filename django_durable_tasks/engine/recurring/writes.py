@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from operator import or_
+from typing import Any
 
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.audit.recorder import current_recorder
+from django_durable_tasks.engine.audit.task_values import masked_arguments
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.engine.db.statements import statement
@@ -29,6 +32,22 @@ from django_durable_tasks.rules.tasks.masking import shortened
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200
+_BOOKKEEPING = frozenset(
+    {
+        "id",
+        "tenant_id",
+        "runs_count",
+        "next_run_at",
+        "watermark_at",
+        "last_run_at",
+        "ledger_from",
+        "tzdata_version",
+        "revision",
+        "declaration",
+        "created_at",
+        "updated_at",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,7 @@ class Move:
 def insert(row: RecurringTask) -> None:
     """Insert a row. Raises IntegrityError if its name or key is taken."""
     RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
+    _audit(row, {})
     _notify_due(row)
 
 
@@ -64,6 +84,7 @@ def rewrite(row: RecurringTask) -> None:
         .unguarded()
         .filter(pk=row.pk, revision=row.revision)
     )
+    before = _audited(unchanged.first()) if current_recorder() is not None else {}
     row.revision += 1
     columns = {
         spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields
@@ -74,7 +95,26 @@ def rewrite(row: RecurringTask) -> None:
         raise TransitionRefused(
             f"Recurring task {row.name!r} was changed by another writer; read it again."
         )
+    _audit(row, before)
     _notify_due(row)
+
+
+def _audit(row: RecurringTask, before: dict[str, Any]) -> None:
+    entry = current_recorder()
+    if entry is not None:
+        entry.changed("schedule", row.pk, before, _audited(row), row.tenant_id)
+
+
+def _audited(row: RecurringTask | None) -> dict[str, Any]:
+    """Return the columns for the audit entry, without the bookkeeping, with masked arguments."""
+    if row is None:
+        return {}
+    found = {
+        spec.attname: getattr(row, spec.attname)
+        for spec in RecurringTask._meta.concrete_fields
+        if spec.attname not in _BOOKKEEPING
+    }
+    return found | masked_arguments(row.task, row.args, row.kwargs)
 
 
 def _notify_due(row: RecurringTask) -> None:

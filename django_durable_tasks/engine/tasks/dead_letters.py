@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import IntegrityError
 
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
@@ -44,16 +45,18 @@ def replay(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     reason: str = "",
+    operation: str = "tasks.replay",
 ) -> list[uuid.UUID]:
     """Run ended tasks again under the same idempotency key; return their ids.
 
     Both budgets are renewed, and open dead letters are closed. ``args`` and ``kwargs`` replace the
-    arguments of exactly one task. Raises TransitionRefused if a newer open task owns one of the
-    keys, and the errors of invalid arguments.
+    arguments of exactly one task. ``operation`` is the name in the audit entry. Raises
+    TransitionRefused if a newer open task owns one of the keys, and the errors of invalid
+    arguments.
     """
     changes = _changed_arguments(queryset, args, kwargs)
     try:
-        with tables.atomic():
+        with recorded("tasks.replay_edited" if changes else operation, by=by, reason=reason):
             replayed, dependents = dependency_replay.replay(
                 queryset, done_by("replayed", by, reason), **changes
             )
@@ -81,6 +84,11 @@ def _changed_arguments(
 @retry_on_deadlock
 def discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
     """Close open dead letters without replaying their tasks, which remain FAILED."""
-    with tables.atomic():
-        these = letters.using(tables.database()).unguarded()
-        return dead_letters.close(these, Resolution.DISCARDED, by=by, reason=reason)
+    with recorded("dead_letters.discard", by=by, reason=reason) as entry:
+        chosen = letters.using(tables.database()).open().order_by().values_list("pk", flat=True)
+        these = dead_letters.dead_letters().open().filter(pk__in=list(chosen))
+        # Locked first, so that the entry contains exactly the closed ones.
+        rows = list(tables.locked_for_change(these).order_by("pk").values_list("pk", "tenant_id"))
+        entry.several("dead letter", rows, {"resolution": ""}, {"resolution": "DISCARDED"})
+        closed = dead_letters.dead_letters().filter(pk__in=[pk for pk, _tenant in rows])
+        return dead_letters.close(closed, Resolution.DISCARDED, by=by, reason=reason)

@@ -10,6 +10,7 @@ from typing import Any
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.tasks.new_task import (
@@ -52,7 +53,8 @@ def edit_waiting(
     Raises DurableTasksError for values that a new task could not have, before anything is written.
     The messages of QUEUED tasks become stale.
     """
-    with tables.atomic():
+    with recorded(f"tasks.{_NAMES[action]}", by=by, reason=reason) as entry:
+        entry.detail(**_given(change))
         edited = 0
         for row in list(queryset.filter(status__in=transitions.WAITING).order_by("pk")):
             this = tables.tasks().filter(pk=row.pk)
@@ -62,6 +64,15 @@ def edit_waiting(
             transitions.return_to_pending(this, 0)
             edited += transitions.edit(this, **columns)
         return edited
+
+
+_NAMES = {"edited": "edit", "rescheduled": "reschedule"}
+
+
+def _given(change: TaskEdit) -> dict[str, Any]:
+    """Return the new values for the audit entry, without the arguments, which may be secret."""
+    names = ("run_at", "expires_at", "priority", "queue")
+    return {name: value for name in names if (value := getattr(change, name)) is not None}
 
 
 def _columns(row: Task, change: TaskEdit) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
@@ -53,7 +54,7 @@ def cancel(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancell
     The call may be repeated. ``by`` and ``reason`` are stored in the tasks.
     """
     comment_text = reason if reason and not by else comment("CANCELLED", by, reason)
-    with tables.atomic():
+    with recorded("tasks.cancel", by=by, reason=reason):
         return Cancelled(
             transitions.cancel(queryset, comment_text),
             transitions.request_cancel(queryset, comment_text),
@@ -65,7 +66,8 @@ def reschedule(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason
 
     The messages of QUEUED tasks become stale.
     """
-    with tables.atomic():
+    with recorded("tasks.reschedule", by=by, reason=reason) as entry:
+        entry.detail(run_at=run_at)
         transitions.return_to_pending(queryset, 0)
         return transitions.edit(
             queryset, run_at=run_at, **_reason_change("rescheduled", by, reason)
@@ -74,9 +76,10 @@ def reschedule(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason
 
 def retry_now(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
     """Make waiting retries due now; return how many. Their budgets do not change."""
-    return transitions.edit(
-        queryset.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
-    )
+    with recorded("tasks.retry", by=by, reason=reason):
+        return transitions.edit(
+            queryset.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
+        )
 
 
 def _reason_change(action: str, by: str, reason: str) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def _reason_change(action: str, by: str, reason: str) -> dict[str, Any]:
 
 def retry(queryset: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
     """Make waiting retries due now and replay ended tasks; other tasks do not change."""
-    with tables.atomic():
+    with recorded("tasks.retry", by=by, reason=reason):
         released = retry_now(queryset, by=by, reason=reason)
         return Retried(released, replay(queryset, by=by, reason=reason))
 
@@ -98,7 +101,7 @@ def force_complete(queryset: TaskQuerySet, *, by: str, reason: str = "") -> list
     were skipped because of these tasks wait again.
     """
     completed = comment("completed", by, reason)
-    with tables.atomic():
+    with recorded("tasks.force_complete", by=by, reason=reason):
         open_or_failed = queryset.exclude(status=Status.SUCCESS)
         dependency_replay.hold(open_or_failed)
         rows = list(open_or_failed.order_by("pk"))

@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Q
 
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, Tenant
@@ -67,7 +69,7 @@ def create(
         raise InvalidOption(f"expires_at={expires_at.isoformat()} is in the past.")
     identifier = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
     text = composed(KeyMode(mode), identifier, secrets.token_urlsafe(32))
-    with tables.atomic():
+    with recorded("tenant.create_api_key", by=by, reason=reason) as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
         existing = api_keys().for_tenant(tenant).filter(name=name).live(now)
@@ -86,7 +88,14 @@ def create(
             created_by=by[:200],
             reason=reason[:500],
         )
+        entry.changed("API key", row.pk, {}, _values_of(row), tenant.pk)
     return IssuedKey(row, text)
+
+
+def _values_of(row: ApiKey) -> dict[str, Any]:
+    """Return the columns for the audit entry; none of them is secret."""
+    names = ("name", "prefix", "scopes", "expires_at")
+    return {name: getattr(row, name) for name in names}
 
 
 def _checked_scopes(scopes: Collection[str]) -> list[str]:
@@ -108,8 +117,12 @@ def revoke(
 ) -> int:
     """Revoke the live keys of a queryset now, or at a later time; return how many."""
     end = max(at, now) if at is not None else now
-    these = keys.using(tables.database()).unguarded().live(now)
-    return these.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
+    with recorded("api_keys.revoke", by=by, reason=reason) as entry:
+        these = tables.locked_for_change(keys.using(tables.database()).unguarded().live(now))
+        rows = list(these.order_by("pk").values_list("pk", "tenant_id"))
+        entry.several("API key", rows, {}, {"revoked_at": end})
+        found = api_keys().filter(pk__in=[pk for pk, _tenant in rows])
+        return found.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
 
 
 def verified(text: str, now: datetime) -> ApiKey | None:

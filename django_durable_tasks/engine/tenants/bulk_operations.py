@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import bound_transaction
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
@@ -45,7 +46,7 @@ def start(
 ) -> BulkOperation:
     """Create an operation and the task that performs it."""
     until = which.end_id or uuid.UUID(int=2**128 - 1)
-    with tables.atomic():
+    with recorded(f"tasks.bulk_{kind.lower()}", by=by, reason=reason) as entry:
         row = BulkOperation(
             tenant_id=tenant.pk,
             kind=kind,
@@ -62,6 +63,8 @@ def start(
         row.task_id = enqueue.submit(call)
         row.until_id = min(until, row.task_id)
         bulk_operations().bulk_create([row])
+        entry.subject("operation", row.pk, tenant.pk)
+        entry.detail(filters=row.filters)
     return bulk_operations().get(pk=row.pk)
 
 

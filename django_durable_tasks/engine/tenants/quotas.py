@@ -17,6 +17,7 @@ from typing import Any
 from django.db.models import F, QuerySet
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits.config import limits_in_force
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
@@ -78,11 +79,13 @@ def set_quotas(
             f"tenant={tenant.slug!r}: the default tenant has only the quota {REQUESTS!r}. Give each"
             " customer a tenant of its own."
         )
-    with tables.atomic():
-        _locked(tenant)
+    with recorded("tenant.set_quotas", by=by, reason=reason) as entry:
+        row = _locked(tenant)
+        before = {name: getattr(row, name) for name in checked}
         quota_rows().filter(pk=tenant.pk).update(
             **checked, creations_left=0, set_by=by[:200], reason=reason[:500], set_at=now
         )
+        entry.changed("tenant", tenant.pk, before, checked, tenant.pk)
 
 
 def _locked(tenant: Tenant) -> TenantQuota:

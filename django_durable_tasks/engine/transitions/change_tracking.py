@@ -1,12 +1,13 @@
 """Records which tasks an operation changes, and their status before it.
 
-``engine/workflows/dry_run.py`` uses this for previews and reports. The transitions call ``touch``.
+``engine/workflows/dry_run.py`` uses this for previews and reports, and ``engine/audit`` for its
+entries. The transitions call ``touch``, and writers of other columns ``observe``.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,11 +48,33 @@ def watching(*, preview: bool) -> Iterator[Watch]:
         _watch.reset(token)
 
 
+Observer = Callable[[Sequence[uuid.UUID]], None]
+_observer: ContextVar[Observer | None] = ContextVar("durable_tasks_observer", default=None)
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Call ``observer`` with the ids of locked tasks before each write of the block."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def observe(ids: Sequence[uuid.UUID]) -> None:
+    """Report locked tasks before a write of columns other than the status."""
+    observer = _observer.get()
+    if observer is not None and ids:
+        observer(ids)
+
+
 def touch(ids: Sequence[uuid.UUID]) -> None:
     """Record the current status of these locked rows if an operation is being recorded.
 
     Must be called before the transition.
     """
+    observe(ids)
     watch = _watch.get()
     if watch is None:
         return

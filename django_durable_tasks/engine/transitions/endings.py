@@ -8,6 +8,7 @@ from typing import Any
 from django.db.models import F
 
 from django_durable_tasks.engine.db.tables import atomic, callers_transaction
+from django_durable_tasks.engine.transitions.change_tracking import observe
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     NO_OWNER,
@@ -48,6 +49,7 @@ def request_cancel(queryset: TaskQuerySet, reason: str) -> int:
     if not callers_transaction():
         return write_running(unrequested, cancel_requested_at=DatabaseNow(), reason=reason)
     ids = list(unrequested.filter(status__in=OPEN).order_by("pk").values_list("pk", flat=True))
+    observe(ids)
     leave_cancels(ids, reason)
     return len(ids)
 

@@ -21,7 +21,7 @@ from django_durable_tasks.engine.transitions.attempt_log import (
     insert_return_events,
 )
 from django_durable_tasks.engine.transitions.change_signals import announce
-from django_durable_tasks.engine.transitions.change_tracking import touch
+from django_durable_tasks.engine.transitions.change_tracking import observe, touch
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -237,6 +237,7 @@ def write_running(queryset: TaskQuerySet, **writes: Any) -> int:
     """Write columns other than the status to RUNNING rows; return how many."""
     with atomic():
         pairs = locked(queryset.filter(status=Status.RUNNING))
+        observe([task_id for task_id, _ in pairs])
         return (
             tasks()
             .filter(matches_epochs(pairs), status__standing=[Status.RUNNING])

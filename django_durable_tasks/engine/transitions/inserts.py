@@ -13,6 +13,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, callers_transaction, count, tasks
 from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.change_tracking import observe
 from django_durable_tasks.engine.transitions.guarded_update import (
     locked,
     matches_epochs,
@@ -100,6 +101,7 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
     """
     with atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS["edit"].sources), limit)
+        observe([task_id for task_id, _ in pairs])
         at = changes.get("due_at", changes.get("run_at"))
         if at is not None:
             ports.due.rescheduled([task_id for task_id, _ in pairs], at)

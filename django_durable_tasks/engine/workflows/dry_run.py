@@ -18,12 +18,14 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Exists, OuterRef
 
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.recorder import AuditRecorder, recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of, retry_on_deadlock
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
 from django_durable_tasks.engine.dependencies import edges, resolve
 from django_durable_tasks.engine.transitions.change_tracking import Watch, watching
 from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.states import OPEN, Status
 
 T = TypeVar("T")
@@ -93,14 +95,47 @@ class GraphOperation:
                 self.stop_requested.update(left)
 
 
-def carry_out(act: Callable[[GraphOperation], None], *, dry_run: bool) -> GraphReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedOperation:
+    """What the audit entry of an operation contains in addition to its changes.
+
+    ``subject``: type, id and tenant of its object; None for a set of tasks.
+    """
+
+    name: str
+    by: str
+    reason: str
+    subject: tuple[str, uuid.UUID, int] | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[AuditRecorder]:
+        """Record the changes of the block."""
+        with recorded(self.name, by=self.by, reason=self.reason) as entry:
+            if self.subject is not None:
+                entry.subject(*self.subject)
+            yield entry
+
+
+def audited(
+    name: str, by: str, reason: str, row: Task | WorkflowRun | None = None
+) -> AuditedOperation:
+    """Return what the entry of an operation on this object, or on a set of tasks, contains."""
+    if row is None:
+        return AuditedOperation(name=name, by=by, reason=reason)
+    kind = "task" if isinstance(row, Task) else "workflow run"
+    return AuditedOperation(name=name, by=by, reason=reason, subject=(kind, row.pk, row.tenant_id))
+
+
+def carry_out(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, *, dry_run: bool
+) -> GraphReport:
     """Execute ``act`` and everything that follows from it in one transaction; with ``dry_run``,
     roll back.
 
     Both return the same report. Raises the errors of ``act``. Retries after a deadlock.
     """
     try:
-        return _once(act, dry_run)
+        return _once(act, entry_of, dry_run)
     except OperationalError as error:
         if dry_run and code_of(error) in LOCKED:
             raise TransitionRefused(
@@ -110,16 +145,31 @@ def carry_out(act: Callable[[GraphOperation], None], *, dry_run: bool) -> GraphR
 
 
 @retry_on_deadlock
-def _once(act: Callable[[GraphOperation], None], dry_run: bool) -> GraphReport:
-    with watching(preview=dry_run) as watch, tables.atomic():
+def _once(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
+    with watching(preview=dry_run) as watch, _transaction(entry_of, dry_run) as entry:
         operation = GraphOperation(watch)
         with _lock_timeout(dry_run):
             act(operation)
             _resolve_consequences(operation)
         report = _report(operation, dry_run)
+        if entry is not None and operation.named:
+            entry.detail(change="; ".join(operation.named.values()))
         if dry_run:
             transaction.set_rollback(True, using=tables.database())
     return report
+
+
+@contextmanager
+def _transaction(entry_of: AuditedOperation, dry_run: bool) -> Iterator[AuditRecorder | None]:
+    """Open the transaction, and record what it changes unless it is a preview."""
+    if dry_run:
+        with tables.atomic():
+            yield None
+        return
+    with entry_of.recorded() as entry:
+        yield entry
 
 
 @contextmanager

@@ -22,12 +22,14 @@ from django_durable_tasks.engine.dependencies import edges, edit, replay
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.tasks import dead_letters, operator_actions
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
-from django_durable_tasks.engine.workflows import dry_run as workflow_dry_run
 from django_durable_tasks.engine.workflows.dry_run import (
+    AuditedOperation,
     GraphOperation,
     GraphReport,
     StatusChange,
+    audited,
     below,
+    carry_out,
 )
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
@@ -86,11 +88,21 @@ def cancel_workflow(
         open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
         operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
 
-    report = workflow_dry_run.carry_out(act, dry_run=dry_run)
-    if not dry_run and not report.total and not _reached(run, why):
-        flagged = runs().open().filter(pk__in=_run_ids(run), reason=why)
-        flagged.update(cancel_requested_at=None, reason="")
+    entry_of = audited("workflow_run.cancel", by, reason, run)
+    report = carry_out(act, entry_of, dry_run=dry_run)
+    if not dry_run and not report.total:
+        _finish_cancel(run, entry_of, why)
     return report
+
+
+def _finish_cancel(run: WorkflowRun, entry_of: AuditedOperation, why: str) -> None:
+    """Clear the flags if no task was changed because of them; else the leader has changed some."""
+    if _reached(run, why):
+        with entry_of.recorded() as entry:
+            entry.detail(cancel_requested=True)
+        return
+    flagged = runs().open().filter(pk__in=_run_ids(run), reason=why)
+    flagged.update(cancel_requested_at=None, reason="")
 
 
 def _stop_growth(run: WorkflowRun, why: str) -> None:
@@ -132,8 +144,10 @@ def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
 def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
     """Cancel a task and all direct and indirect dependents; RUNNING ones are requested to stop."""
     why = comment("CANCELLED", by, reason)
-    return workflow_dry_run.carry_out(
-        lambda operation: operation.cancel(below([task.pk]), why), dry_run=dry_run
+    return carry_out(
+        lambda operation: operation.cancel(below([task.pk]), why),
+        audited("task.cancel_branch", by, reason, task),
+        dry_run=dry_run,
     )
 
 
@@ -167,7 +181,7 @@ def retry_workflow(
         else:
             _again(_with_below(failed), by, reason)
 
-    return _run_again(act, dry_run)
+    return _run_again(act, audited("workflow_run.replay", by, reason, run), dry_run)
 
 
 def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
@@ -184,7 +198,7 @@ def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) 
             )
         _again(_with_below(tables.tasks().filter(pk=row.pk)), by, reason)
 
-    return _run_again(act, dry_run)
+    return _run_again(act, audited("task.replay_from", by, reason, task), dry_run)
 
 
 def _with_below(selected: TaskQuerySet) -> TaskQuerySet:
@@ -198,9 +212,11 @@ def _again(selected: TaskQuerySet, by: str, reason: str) -> None:
     transition_dead_letters.close_replayed(returned, by=by, reason=reason)
 
 
-def _run_again(act: Callable[[GraphOperation], None], dry_run: bool) -> GraphReport:
+def _run_again(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
     try:
-        return workflow_dry_run.carry_out(act, dry_run=dry_run)
+        return carry_out(act, entry_of, dry_run=dry_run)
     except IntegrityError as taken:
         raise TransitionRefused(
             f"A newer open task or run owns a key of one of these: {taken}"
@@ -218,7 +234,9 @@ def force_complete(
     Their dependents are released, and tasks that were skipped because of them wait again.
     """
     return _run_again(
-        lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)), dry_run
+        lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)),
+        audited("tasks.force_complete_in_graph", by, reason),
+        dry_run,
     )
 
 
@@ -239,7 +257,7 @@ def force_run(
             )
         transition_dead_letters.close_replayed([*forced, *returned], by=by, reason=reason)
 
-    return _run_again(act, dry_run)
+    return _run_again(act, audited("tasks.force_run", by, reason), dry_run)
 
 
 def _some(done: Collection[uuid.UUID]) -> None:
@@ -257,8 +275,8 @@ def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> 
     return _at_gate(
         task,
         lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
-        "approved",
-        by,
+        comment("approved", by),
+        audited("task.approve", by, reason, task),
         dry_run,
     )
 
@@ -276,7 +294,7 @@ def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> G
             raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
         operation.cancel([task.pk], comment("REJECTED", by, reason))
 
-    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+    return carry_out(act, audited("task.reject", by, reason, task), dry_run=dry_run)
 
 
 def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
@@ -289,7 +307,8 @@ def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> Gra
         if not edit.place_gate(task.pk, Gate.HOLD, by=by, reason=reason):
             raise TransitionRefused(f"Task {task.pk} is held already.")
 
-    return _at_gate(task, act, comment("held", by, reason), "", dry_run)
+    entry_of = audited("task.hold", by, reason, task)
+    return _at_gate(task, act, comment("held", by, reason), entry_of, dry_run)
 
 
 def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
@@ -297,18 +316,20 @@ def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> G
     return _at_gate(
         task,
         lambda: edit.open_gate(task.pk, Gate.HOLD, by=by, reason=reason),
-        "released",
-        by,
+        comment("released", by),
+        audited("task.unhold", by, reason, task),
         dry_run,
     )
 
 
-def _at_gate(task: Task, act: Callable[[], Any], what: str, by: str, dry_run: bool) -> GraphReport:
+def _at_gate(
+    task: Task, act: Callable[[], Any], what: str, entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
     def named(operation: GraphOperation) -> None:
         act()
-        operation.named[task.pk] = f"{what} by {by}" if by else what
+        operation.named[task.pk] = what
 
-    return workflow_dry_run.carry_out(named, dry_run=dry_run)
+    return carry_out(named, entry_of, dry_run=dry_run)
 
 
 # Edges --------------------------------------------------------------------------------------------
@@ -344,7 +365,7 @@ def add_edge(
         operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
         operation.resolve_again.add(upstream.pk)
 
-    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+    return carry_out(act, audited("dependency.add", by, reason, task), dry_run=dry_run)
 
 
 def remove_edge(
@@ -366,7 +387,7 @@ def remove_edge(
             f"no longer waits for {upstream.step or upstream.name}", by, reason
         )
 
-    return workflow_dry_run.carry_out(act, dry_run=dry_run)
+    return carry_out(act, audited("dependency.remove", by, reason, task), dry_run=dry_run)
 
 
 def _row(task: Task) -> Task:

@@ -12,9 +12,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.management.durable.api_key_actions import API_KEY
+from django_durable_tasks.management.durable.audit import AUDIT
 from django_durable_tasks.management.durable.calendar_actions import CALENDARS
 from django_durable_tasks.management.durable.check_url import CHECK_URL, SIGNING_SECRET
 from django_durable_tasks.management.durable.dst import DST_REPORT, TZDATA
@@ -36,10 +38,16 @@ from django_durable_tasks.management.durable.shadow import SHADOW
 from django_durable_tasks.management.durable.show import SHOW
 from django_durable_tasks.management.durable.simulate import SIMULATE
 from django_durable_tasks.management.durable.status import STATUS
-from django_durable_tasks.management.durable.subcommand import EXIT_CODES, REFUSED, UNHEALTHY
+from django_durable_tasks.management.durable.subcommand import (
+    EXIT_CODES,
+    REFUSED,
+    UNHEALTHY,
+    operator,
+)
 from django_durable_tasks.management.durable.sync import SYNC
 from django_durable_tasks.management.durable.task_actions import TASK_ACTIONS
 from django_durable_tasks.management.durable.verify import VERIFY
+from django_durable_tasks.rules.audit import AuditSource
 
 SUBCOMMANDS = {
     subcommand.name: subcommand
@@ -68,6 +76,7 @@ SUBCOMMANDS = {
         IMPORT_BEAT,
         SHADOW,
         VERIFY,
+        AUDIT,
         CHECK_URL,
         SIGNING_SECRET,
     )
@@ -109,7 +118,8 @@ class Command(BaseCommand):
         """Run the subcommand and exit with its code."""
         out = Output(self.stdout, self.stderr, as_json=options["format"] == "json")
         try:
-            code = SUBCOMMANDS[options["subcommand"]].run(options, out)
+            with acting(AuditSource.COMMAND, operator()):
+                code = SUBCOMMANDS[options["subcommand"]].run(options, out)
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.explain import sentences
+from django_durable_tasks.engine.audit.history import of_task
 from django_durable_tasks.management.durable import recurring, workflow_pages
 from django_durable_tasks.management.durable.output import (
     Output,
@@ -94,6 +95,7 @@ _REQUEST = (
     "total_seconds",
     "response_body",
 )
+_AUDIT = ("at", "operation", "actor", "source", "reason")
 _REQUEST_LINE = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
 _TIMELINE = (
     "attempt_number",
@@ -121,6 +123,7 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["graph"] = workflow_pages.graph_of(task)
     row["executions"] = attempts
     row["requests"] = _requests(task)
+    row["audit"] = [{name: getattr(one, name) for name in _AUDIT} for one in of_task(task)]
     row["dead_letters"] = list(
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER)
     )
@@ -180,6 +183,8 @@ def _text(facts: dict[str, Any], why: list[Sentence]) -> str:
         lines += ["", table(_REQUEST_LINE, facts["requests"])]
     if facts["dead_letters"]:
         lines += ["", table(_LETTER, facts["dead_letters"])]
+    if facts["audit"]:
+        lines += ["", table(_AUDIT, facts["audit"])]
     return "\n".join(lines)
 
 

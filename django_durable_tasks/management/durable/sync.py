@@ -11,6 +11,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import inspect
+from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.recurring import sync as recurring_sync
 from django_durable_tasks.engine.recurring.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.exceptions import DurableTasksError
@@ -25,6 +26,7 @@ from django_durable_tasks.management.durable.subcommand import (
     by_and_reason,
 )
 from django_durable_tasks.operations.maintenance import SYNC as SYNC_OPERATION
+from django_durable_tasks.rules.audit import AuditSource
 
 _APP = "django_durable_tasks"
 _SHOWN = ("name", "act", "source", "what")
@@ -91,7 +93,9 @@ def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: An
     if not settings.SYNC_SCHEDULES_ON_MIGRATE or using != settings.DATABASE or not _migrated(using):
         return
     load()
-    for step in recurring_sync.apply(by="migrate"):
+    with acting(AuditSource.SYNC, "migrate"):
+        steps = recurring_sync.apply(by="migrate")
+    for step in steps:
         if verbosity and stdout is not None:
             stdout.write(f"  Recurring task {step.name}: {step.act} {_what(step)}".rstrip() + "\n")
 

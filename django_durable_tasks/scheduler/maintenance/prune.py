@@ -1,5 +1,5 @@
 """Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API and
-bulk operations after their retention.
+bulk operations and audit entries after their retention.
 
 Pruning competes with starting tasks for the database: it works in short slices of small batches,
 and pauses three times as long as a slice took.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from django_durable_tasks.conf import settings
+from django_durable_tasks.engine.audit.history import prune_audit
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.notifications.deliveries import prune_events
@@ -51,6 +52,7 @@ class Prune:
                     prune_requests,
                     prune_operations,
                     prune_events,
+                    prune_audit,
                 )
             )
         with dedicated_connection():

@@ -38,6 +38,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 def test_engine_owned_models_are_guarded() -> None:
     assert {model.__name__ for model in GUARDED} == {
         "ApiKey",
+        "AuditEntry",
         "Calendar",
         "CalendarDay",
         "DeadLetter",

@@ -45,7 +45,7 @@ def test_a_run_whose_tasks_the_leader_cancels_first_keeps_the_user_of_the_reques
         assert deadlines.cancel_called_off(100)
         return carry_out(*given, **named)
 
-    monkeypatch.setattr(dry_run, "carry_out", after_the_leader)
+    monkeypatch.setattr(operations, "carry_out", after_the_leader)
     assert operations.cancel_workflow(run, by="ann", reason="no use").total == 0
     for body in bodies:
         assert attempts.succeed(body, None, "w")

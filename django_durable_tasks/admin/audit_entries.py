@@ -1,0 +1,137 @@
+"""The admin of audit entries: who changed what. Read-only."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.admin import display, filters
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.engine.audit.history import of_task
+from django_durable_tasks.models import AuditEntry, Task
+from django_durable_tasks.operations.registry import OPERATIONS
+
+_AT = display.instant_of("at", _("at"))
+_PAGES = {
+    "task": "task",
+    "schedule": "recurringtask",
+    "workflow run": "workflowrun",
+    "dead letter": "deadletter",
+    "calendar": "calendar",
+    "tenant": "tenant",
+    "API key": "apikey",
+}
+OTHERS = ("task.create", "schedule.create", "schedule.save", "schedule.change", "tenant.save")
+"""Operations that are no entries of the registry."""
+
+
+class OperationFilter(filters.ScreenFilter):
+    """Filter by operation."""
+
+    title = _("operation")
+    parameter_name = "operation"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in sorted({*OPERATIONS, *OTHERS})]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries of this operation."""
+        return rows.filter(operation=value)
+
+
+def object_link(entry: AuditEntry) -> SafeString | str:
+    """Return a link to the object, or the number of objects."""
+    if not entry.object_id:
+        return f"{entry.count} × {entry.object_type}"
+    text = f"{entry.object_type} {entry.object_id}"
+    page = _PAGES.get(entry.object_type)
+    if page is None or entry.after == {}:
+        return text
+    return display.link(display.page_of(page, entry.object_id), text)
+
+
+def history_of(task: Task) -> SafeString | str:
+    """Return the operations on a task, the newest first, each on its line."""
+    found = [
+        format_html(
+            "{} {} {} {}",
+            display.instant(entry.at),
+            display.link(display.page_of("auditentry", entry.pk), entry.operation),
+            entry.actor or entry.source,
+            display.clean(entry.reason),
+        )
+        for entry in of_task(task)
+    ]
+    return display.lines(found) if found else display.NOTHING
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ReadOnlyAdmin):
+    """Audit entries."""
+
+    list_display = ("id", _AT, "operation", "about", "actor", "source", "address", "why")
+    list_filter = (OperationFilter, filters.TenantFilter)
+    list_select_related = ("tenant",)
+    sortable_by = ()
+    search_fields = ("actor",)
+    search_help_text = _("The complete id of an object, or a complete user name.")
+    fieldsets: ClassVar = (
+        (
+            None,
+            {
+                "fields": (
+                    (_AT, "operation"),
+                    ("about", "tenant"),
+                    ("actor", "source", "address"),
+                    "why",
+                )
+            },
+        ),
+        (_("Changes"), {"fields": ("old", "new", "ids")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).select_related("tenant")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        key = filters.key_in(term)
+        if key is None:
+            return queryset.filter(actor=term), False
+        types = ("task", "schedule", "workflow run")
+        return queryset.filter(object_type__in=types, object_id=str(key)), False
+
+    @admin.display(description=_("object"))
+    def about(self, row: AuditEntry) -> SafeString | str:
+        """Show the object, or how many there are."""
+        return object_link(row)
+
+    @admin.display(description=_("reason"))
+    def why(self, row: AuditEntry) -> str:
+        """Show the reason."""
+        return display.clean(row.reason) or display.NOTHING
+
+    @admin.display(description=_("before"))
+    def old(self, row: AuditEntry) -> SafeString | str:
+        """Show the changed fields before the write."""
+        return display.value_block(row.before, plain=False)
+
+    @admin.display(description=_("after"))
+    def new(self, row: AuditEntry) -> SafeString | str:
+        """Show the changed fields after the write."""
+        return display.value_block(row.after, plain=False)
+
+    @admin.display(description=_("ids"))
+    def ids(self, row: AuditEntry) -> SafeString | str:
+        """Show the ids of a set."""
+        return display.folded(_("ids"), "\n".join(row.object_ids))

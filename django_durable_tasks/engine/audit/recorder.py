@@ -1,0 +1,249 @@
+"""Collects what an operation changes and writes its audit entry in the same transaction.
+
+Every function of the engine that an admin page, the API, a command or a manager calls to change
+rows runs its writes inside ``recorded``. The writers below report to the outermost one: the
+transitions report the tasks they change, the writers of other tables their old and new values. A
+write outside of ``recorded``, such as those of schedulers and workers, is not audited. An operation
+that changes nothing has no entry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.audit.actor import current_actor
+from django_durable_tasks.engine.audit.task_values import task_values
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.transitions.change_tracking import observing
+from django_durable_tasks.models import AuditEntry, Task
+from django_durable_tasks.models.audit_entry import AuditEntryQuerySet
+from django_durable_tasks.rules.audit import IDS_MAX, changed_fields, stored_fields
+
+_MANY = 5_000
+
+
+def audit_entries() -> AuditEntryQuerySet:
+    """Return a queryset of all entries, without the guard against writes."""
+    found: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
+    return found.unguarded()
+
+
+class AuditRecorder:
+    """The changes of one operation."""
+
+    def __init__(self, operation: str, by: str, reason: str) -> None:
+        self.operation, self.by, self.reason = operation, by, reason
+        self._subject: tuple[str, str, int | None] | None = None
+        self._before: dict[str, Any] = {}
+        self._after: dict[str, Any] = {}
+        self._rows: list[tuple[Any, int | None]] = []
+        self._rows_type = ""
+        self._tasks: dict[uuid.UUID, tuple[int, str]] = {}
+        self._first: Task | None = None
+
+    def subject(self, object_type: str, object_id: Any, tenant_id: int | None = None) -> None:
+        """Set the object of the entry, unless an enclosing operation has set it."""
+        self._subject = self._subject or (object_type, str(object_id), tenant_id)
+
+    def changed(
+        self,
+        object_type: str,
+        object_id: Any,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        tenant_id: int | None = None,
+    ) -> None:
+        """Record the values of an object before and after a write. Equal values are left out.
+
+        The changes of a further object are left out, because an entry is about one object.
+        """
+        self.subject(object_type, object_id, tenant_id)
+        if self._subject is not None and self._subject[:2] == (object_type, str(object_id)):
+            old, new = changed_fields(before, after)
+            self._before, self._after = old | self._before, self._after | new
+
+    def several(
+        self,
+        object_type: str,
+        rows: Sequence[tuple[Any, int | None]],
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+    ) -> None:
+        """Record the same change of several objects, given by their ids and tenants."""
+        if self._subject is None and not self._tasks:
+            self._rows, self._rows_type = list(rows), object_type
+            self._before, self._after = dict(before), dict(after)
+
+    def created_task(self, row: Task) -> None:
+        """Record a new task."""
+        self.changed("task", row.pk, {}, task_values(row), row.tenant_id)
+
+    def detail(self, **values: Any) -> None:
+        """Record arguments of the operation that no column of its object contains."""
+        self._after |= values
+
+    def tasks_changed(self, ids: Sequence[uuid.UUID]) -> None:
+        """Record locked tasks before a write; one statement for up to 5,000 of them."""
+        new = [task_id for task_id in ids if task_id not in self._tasks]
+        if not new:
+            return
+        if len(new) == 1 and not self._tasks:
+            # As many statements as for many tasks.
+            self._first = tables.tasks().get(pk=new[0])
+            self._tasks[new[0]] = (self._first.tenant_id, self._first.status)
+            return
+        for first in range(0, len(new), _MANY):
+            rows = tables.tasks().filter(pk__in=new[first : first + _MANY]).order_by("pk")
+            for task_id, tenant_id, status in rows.values_list("pk", "tenant_id", "status"):
+                self._tasks[task_id] = (tenant_id, status)
+
+    def write(self) -> None:
+        """Insert the entry; one for each tenant if a set contains tasks of several."""
+        if self._rows:
+            entries = self._of_rows()
+        else:
+            entries = self._of_subject() if self._subject is not None else self._of_tasks()
+        if entries:
+            audit_entries().bulk_create(entries)
+
+    def _of_subject(self) -> list[AuditEntry]:
+        assert self._subject is not None  # noqa: S101 - narrows the type
+        object_type, object_id, tenant_id = self._subject
+        before, after = dict(self._before), dict(self._after)
+        if self._tasks and object_type == "task" and self._is_only(object_id):
+            return self._of_one_task()
+        if self._tasks:
+            old, new = self._statuses(self._tasks)
+            before["tasks"], after["tasks"] = old, new
+        if not (before or after):
+            return []
+        ids = [str(task_id) for task_id in list(self._tasks)[:IDS_MAX]]
+        owners = {owner for owner, _status in self._tasks.values()}
+        if tenant_id is None and len(owners) == 1:
+            (tenant_id,) = owners
+        return [
+            self._entry(
+                tenant_id, object_type, object_id, len(self._tasks) or 1, ids, before, after
+            )
+        ]
+
+    def _is_only(self, object_id: str) -> bool:
+        return [str(task_id) for task_id in self._tasks] == [object_id]
+
+    def _of_rows(self) -> list[AuditEntry]:
+        found = []
+        for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
+            ids = [str(key) for key, tenant in self._rows if tenant == tenant_id]
+            alone = ids[0] if len(ids) == 1 else ""
+            listed = [] if alone else ids[:IDS_MAX]
+            found.append(
+                self._entry(
+                    tenant_id, self._rows_type, alone, len(ids), listed, self._before, self._after
+                )
+            )
+        return found
+
+    def _of_tasks(self) -> list[AuditEntry]:
+        if len(self._tasks) == 1:
+            return self._of_one_task()
+        found = []
+        for tenant_id in sorted({owner for owner, _status in self._tasks.values()}):
+            these = {
+                task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
+            }
+            old, new = self._statuses(these)
+            ids = [str(task_id) for task_id in list(these)[:IDS_MAX]]
+            after = {"status": new, **self._after}
+            found.append(
+                self._entry(tenant_id, "task", "", len(these), ids, {"status": old}, after)
+            )
+        return found
+
+    def _of_one_task(self) -> list[AuditEntry]:
+        ((task_id, (tenant_id, _status)),) = self._tasks.items()
+        row = tables.tasks().filter(pk=task_id).first()
+        if row is None:
+            return []
+        before = {} if self._first is None else task_values(self._first)
+        old, new = changed_fields(before, task_values(row))
+        before, after = {**self._before, **old}, {**self._after, **new}
+        return [self._entry(tenant_id, "task", str(task_id), 1, [], before, after)]
+
+    def _statuses(
+        self, rows: Mapping[uuid.UUID, tuple[int, str]]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many of these tasks had each status before, and how many have it now."""
+        after, keys = Counter[str](), list(rows)
+        for first in range(0, len(keys), _MANY):
+            these = tables.tasks().filter(pk__in=keys[first : first + _MANY])
+            after.update(Counter(these.order_by().values_list("status", flat=True)))
+        return dict(Counter(status for _owner, status in rows.values())), dict(after)
+
+    def _entry(
+        self,
+        tenant_id: int | None,
+        object_type: str,
+        object_id: str,
+        count: int,
+        ids: list[str],
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+    ) -> AuditEntry:
+        actor, names = current_actor(), conf.settings().SECRET_NAMES
+        return AuditEntry(
+            tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
+            source=actor.source,
+            actor=(self.by or actor.name)[:200],
+            operation=self.operation,
+            object_type=object_type,
+            object_id=object_id,
+            count=count,
+            object_ids=ids,
+            before=stored_fields(before, names),
+            after=stored_fields(after, names),
+            reason=self.reason[:500],
+            address=actor.address,
+        )
+
+
+_recorder: ContextVar[AuditRecorder | None] = ContextVar("durable_tasks_audit", default=None)
+
+
+def current_recorder() -> AuditRecorder | None:
+    """Return the recorder of the present operation; None for a write that is not audited."""
+    return _recorder.get()
+
+
+@contextmanager
+def recorded(operation: str, *, by: str = "", reason: str = "") -> Iterator[AuditRecorder]:
+    """Run the block in a transaction, or a savepoint, that ends with the insert of its entry.
+
+    Inside another one it adds to that one's entry. If the block raises, nothing is written.
+    """
+    outer = _recorder.get()
+    if outer is not None:
+        with tables.atomic():
+            yield outer
+        return
+    recorder = AuditRecorder(operation, by, reason)
+    token = _recorder.set(recorder)
+    try:
+        with tables.atomic():
+            with observing(recorder.tasks_changed):
+                yield recorder
+            recorder.write()
+    finally:
+        _recorder.reset(token)
+
+
+def record_start(operation: str, *, by: str, reason: str, **details: Any) -> None:
+    """Write the entry of an operation on the whole installation, before its first transaction."""
+    with recorded(operation, by=by, reason=reason) as entry:
+        entry.subject("installation", "")
+        entry.detail(started=True, **details)

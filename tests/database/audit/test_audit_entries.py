@@ -1,0 +1,338 @@
+"""Each write of a person or a program has one audit entry, written in its transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_durable_tasks import ports
+from django_durable_tasks.engine.audit import recorder
+from django_durable_tasks.engine.audit.actor import acting
+from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import (
+    AuditEntry,
+    Calendar,
+    DeadLetter,
+    QueueControl,
+    RecurringTask,
+    SpecialDay,
+    Task,
+)
+from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.rules.audit import CHANGES_MAX_BYTES, AuditSource
+from tests.database.api.client import a_tenant
+from tests.database.audit.operations_by_key import SCENARIOS, WHO, entries_of
+from tests.database.dependencies.worker_and_leader import succeed
+from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.factories import a_task, many_tasks
+from tests.project.tasks import add, echo, noop
+
+pytestmark = pytest.mark.django_db
+_IN_SEVERAL_SCHEDULES = {"installation.sync"}
+"""It writes an entry for each schedule; ``test_a_sync_has_an_entry_for_each_schedule``."""
+_LATER = timedelta(days=1)
+
+
+@pytest.mark.parametrize("key", sorted(set(OPERATIONS) - _IN_SEVERAL_SCHEDULES))
+def test_each_operation_of_the_registry_has_one_entry_with_its_name(
+    key: str, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {"NOTIFICATIONS": True}
+    (entry,) = SCENARIOS[key](key)
+    assert (entry.operation, entry.actor, entry.reason) == (key, "ada", "a test")
+    assert entry.source == AuditSource.CODE
+    assert entry.before or entry.after
+    if not key.startswith("installation."):
+        assert entry.object_id or entry.object_ids
+
+
+def _replay_letters() -> Any:
+    a_task("FAILED")
+    return entries_of(lambda: DeadLetter.objects.replay(**WHO))
+
+
+def _discard_letters() -> Any:
+    a_task("FAILED")
+    return entries_of(lambda: DeadLetter.objects.discard(**WHO))
+
+
+def _on_tasks(status: str, method: str, *given: Any, **fields: Any) -> Callable[[], Any]:
+    def perform() -> Any:
+        found = Task.objects.filter(pk=a_task(status, **fields).pk)
+        return entries_of(lambda: getattr(found, method)(*given, **WHO))
+
+    return perform
+
+
+def _on_key(method: str, *given: Any) -> Callable[[], Any]:
+    def perform() -> Any:
+        a_task(key="k")
+        return entries_of(lambda: getattr(Task.objects, method)("k", *given, **WHO))
+
+    return perform
+
+
+def _on_schedule(method: str, *given: Any, **more: Any) -> Callable[[], Any]:
+    def perform() -> Any:
+        row = a_schedule("audited", cron="0 9 * * *")
+        if method == "resume":
+            row.pause("first")
+        if method == "withdraw":
+            row.override(given[0], "SKIP")
+        return entries_of(lambda: getattr(row, method)(*given, **more, **WHO))
+
+    return perform
+
+
+def _resume_queue() -> Any:
+    QueueControl.objects.pause("audited")
+    return entries_of(lambda: QueueControl.objects.resume("audited", **WHO))
+
+
+def _remove_calendar() -> Any:
+    Calendar.objects.upsert("office")
+    return entries_of(lambda: Calendar.objects.remove("office", **WHO))
+
+
+_FIRE = (timezone.now() + 2 * _LATER).replace(hour=9, minute=0, second=0, microsecond=0)
+_PUBLIC: dict[tuple[Any, str], Callable[[], Any]] = {
+    (ports.TaskOperations, "replay"): _on_tasks("FAILED", "replay"),
+    (ports.TaskOperations, "retry"): _on_tasks(
+        "PENDING", "retry", failures=1, due_at=timezone.now() + _LATER
+    ),
+    (ports.TaskOperations, "cancel"): _on_tasks("PENDING", "cancel"),
+    (ports.TaskOperations, "force_complete"): _on_tasks("FAILED", "force_complete"),
+    (ports.TaskOperations, "reschedule"): _on_tasks(
+        "PENDING", "reschedule", timezone.now() + _LATER
+    ),
+    (ports.TaskOperations, "cancel_key"): _on_key("cancel"),
+    (ports.TaskOperations, "reschedule_key"): _on_key("reschedule", timezone.now() + _LATER),
+    (ports.DeadLetterOperations, "replay"): _replay_letters,
+    (ports.DeadLetterOperations, "discard"): _discard_letters,
+    (ports.QueueOperations, "pause"): lambda: entries_of(
+        lambda: QueueControl.objects.pause("audited", **WHO)
+    ),
+    (ports.QueueOperations, "resume"): _resume_queue,
+    (ports.CalendarOperations, "upsert"): lambda: entries_of(
+        lambda: Calendar.objects.upsert("office", **WHO)
+    ),
+    (ports.CalendarOperations, "remove"): _remove_calendar,
+    (ports.ScheduleOperations, "upsert"): lambda: entries_of(
+        lambda: RecurringTask.objects.upsert(name="new", task=noop, interval=60, **WHO)
+    ),
+    (ports.ScheduleOperations, "pause"): _on_schedule("pause"),
+    (ports.ScheduleOperations, "resume"): _on_schedule("resume"),
+    (ports.ScheduleOperations, "cancel"): _on_schedule("cancel"),
+    (ports.ScheduleOperations, "snooze"): _on_schedule("snooze", timezone.now() + _LATER),
+    (ports.ScheduleOperations, "trigger_now"): _on_schedule("trigger_now"),
+    (ports.ScheduleOperations, "backfill"): _on_schedule("backfill", START, at(days=2)),
+    (ports.ScheduleOperations, "override"): _on_schedule("override", _FIRE, "SKIP"),
+    (ports.ScheduleOperations, "withdraw"): _on_schedule("withdraw", _FIRE),
+}
+_READING = {(ports.ScheduleOperations, "next_fire_times"), (ports.ScheduleOperations, "explain")}
+_INTERFACES = (
+    ports.TaskOperations,
+    ports.DeadLetterOperations,
+    ports.QueueOperations,
+    ports.CalendarOperations,
+    ports.ScheduleOperations,
+)
+
+
+def _methods() -> set[tuple[Any, str]]:
+    return {
+        (interface, name)
+        for interface in _INTERFACES
+        for name, value in vars(interface).items()
+        if callable(value) and not name.startswith("_")
+    }
+
+
+def test_the_tests_cover_every_operation_and_every_public_method() -> None:
+    assert set(SCENARIOS) | _IN_SEVERAL_SCHEDULES == set(OPERATIONS)
+    assert set(_PUBLIC) | _READING == _methods()
+
+
+@pytest.mark.parametrize("method", _PUBLIC, ids=lambda one: f"{one[0].__name__}.{one[1]}")
+def test_each_public_method_has_one_entry(method: tuple[Any, str]) -> None:
+    (entry,) = _PUBLIC[method]()
+    assert (entry.actor, entry.reason, entry.source) == ("ada", "a test", AuditSource.CODE)
+    assert entry.before or entry.after
+
+
+def test_the_entry_of_one_task_has_the_changed_columns() -> None:
+    row = a_task("FAILED", name=add.name, args=[1, "x"])
+    (entry,) = entries_of(lambda: Task.objects.filter(pk=row.pk).replay(**WHO, args=[1, 2]))
+    assert (entry.object_type, entry.object_id, entry.count) == ("task", str(row.pk), 1)
+    assert entry.tenant_id == row.tenant_id
+    assert (entry.before["status"], entry.before["args"]) == ("FAILED", [1, "x"])
+    assert (entry.after["status"], entry.after["args"]) == ("PENDING", [1, 2])
+    assert "queue" not in entry.after
+
+
+def test_the_entry_of_a_set_has_its_size_its_ids_and_its_statuses() -> None:
+    rows = [*many_tasks(3, "FAILED"), a_task("CANCELLED")]
+    a_task("SUCCESS")
+    (entry,) = entries_of(lambda: Task.objects.all().replay(**WHO))
+    assert (entry.object_type, entry.object_id, entry.count) == ("task", "", 4)
+    assert sorted(entry.object_ids) == sorted(str(row.pk) for row in rows)
+    assert entry.before == {"status": {"FAILED": 3, "CANCELLED": 1}}
+    assert entry.after == {"status": {"PENDING": 4}}
+
+
+def test_a_set_of_two_tenants_has_an_entry_for_each() -> None:
+    other = a_tenant("other")
+    mine, foreign = many_tasks(2), many_tasks(3, tenant=other)
+    entries = entries_of(lambda: Task.objects.all().cancel(**WHO))
+    assert [(one.tenant_id, one.count) for one in entries] == [
+        (mine[0].tenant_id, 2),
+        (other.pk, 3),
+    ]
+    assert set(entries[1].object_ids) == {str(row.pk) for row in foreign}
+
+
+def _statements(number: int) -> int:
+    ids = [row.pk for row in many_tasks(number)]
+    with CaptureQueriesContext(connection) as captured:
+        assert Task.objects.filter(pk__in=ids).cancel(**WHO) == number
+    return len(captured)
+
+
+def test_the_entry_of_many_tasks_costs_as_many_statements_as_that_of_few() -> None:
+    assert _statements(2) == _statements(200)
+
+
+def test_an_operation_that_changes_nothing_has_no_entry() -> None:
+    row = a_task("SUCCESS")
+    assert not entries_of(lambda: Task.objects.filter(pk=row.pk).cancel(**WHO))
+    assert not entries_of(lambda: QueueControl.objects.resume("never-paused", **WHO))
+    assert not entries_of(lambda: DeadLetter.objects.discard(**WHO))
+
+
+def test_a_write_that_is_rolled_back_has_no_entry() -> None:
+    row = a_task()
+    with transaction.atomic():
+        Task.objects.filter(pk=row.pk).cancel(**WHO)
+        transaction.set_rollback(True)
+    assert not AuditEntry.objects.exists()
+    assert Task.objects.get(pk=row.pk).status == "PENDING"
+
+
+def test_a_refused_operation_has_no_entry() -> None:
+    first, second = many_tasks(2, "FAILED", name=add.name)
+    both = Task.objects.filter(pk__in=[first.pk, second.pk])
+    with pytest.raises(DurableTasksError):
+        both.replay(**WHO, args=[1, 2])
+    assert not AuditEntry.objects.exists()
+
+
+def test_a_write_whose_entry_fails_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = a_task()
+    # No column accepts a set, so that the INSERT of the entry fails.
+    monkeypatch.setattr(recorder, "stored_fields", lambda *_args: {"status": {1}})
+    with pytest.raises(TypeError):
+        Task.objects.filter(pk=row.pk).cancel(by="ada")
+    assert Task.objects.get(pk=row.pk).status == "PENDING"
+
+
+def test_a_dry_run_has_no_entry() -> None:
+    row = a_task()
+    hold = OPERATIONS["task.hold"]
+    assert not entries_of(lambda: hold.perform(row, **WHO, dry_run=True))
+
+
+def test_scheduling_starting_and_firing_have_no_entries() -> None:
+    noop.delay()
+    task = noop.using(key="k").schedule()
+    noop.using(key="k").schedule()
+    succeed(task)
+    row = a_schedule("audited", interval=60)
+    before = AuditEntry.objects.count()
+    assert fire(at(60)) > 0
+    assert AuditEntry.objects.count() == before
+    assert set(AuditEntry.objects.values_list("object_id", flat=True)) == {str(row.pk)}
+
+
+def test_secrets_of_arguments_are_masked() -> None:
+    row = a_task("FAILED", name=echo.name, kwargs={"password": "hunter2", "plain": 1})
+    (entry,) = entries_of(
+        lambda: Task.objects.filter(pk=row.pk).replay(
+            **WHO, args=[], kwargs={"password": "hunter3", "plain": 2}
+        )
+    )
+    text = json.dumps([entry.before, entry.after])
+    assert "hunter" not in text
+    assert entry.after["kwargs"]["plain"] == 2
+    (schedule,) = entries_of(
+        lambda: RecurringTask.objects.upsert(
+            name="secret", task=echo, kwargs={"api_key": "hunter2"}, interval=60
+        )
+    )
+    assert "hunter" not in json.dumps(schedule.after)
+
+
+def test_large_arguments_are_left_out() -> None:
+    row = a_task("FAILED", name=echo.name, kwargs={"text": "a"})
+    (entry,) = entries_of(
+        lambda: Task.objects.filter(pk=row.pk).replay(
+            **WHO, args=[], kwargs={"text": "b" * 2 * CHANGES_MAX_BYTES}
+        )
+    )
+    assert entry.after["status"] == "PENDING"
+    assert "omitted" in entry.after["kwargs"]
+
+
+def test_source_name_and_address_come_from_the_entry_point() -> None:
+    row = a_task()
+    with acting(AuditSource.ADMIN, "eve", "2001:db8::1"):
+        (entry,) = entries_of(lambda: operator_actions.cancel(Task.objects.filter(pk=row.pk)))
+    assert (entry.source, entry.actor, entry.address) == ("ADMIN", "eve", "2001:db8::1")
+
+
+def test_nested_operations_have_one_entry() -> None:
+    first, second = many_tasks(2)
+
+    def both() -> None:
+        with recorded("tests.both", by="ada"):
+            Task.objects.filter(pk=first.pk).cancel()
+            Task.objects.filter(pk=second.pk).cancel()
+
+    (entry,) = entries_of(both)
+    assert (entry.operation, entry.count) == ("tests.both", 2)
+
+
+def test_the_entry_of_a_calendar_has_its_days() -> None:
+    christmas = SpecialDay(date(2030, 12, 25), name="Christmas")
+    Calendar.objects.upsert("office", working_days=[1, 2], days=[])
+    (entry,) = entries_of(lambda: Calendar.objects.upsert("office", days=[christmas], **WHO))
+    assert entry.before == {"days": []}
+    assert entry.after["days"][0][0] == "2030-12-25"
+
+
+def test_the_entry_of_a_queue_belongs_to_the_tenant_whose_key_paused_it() -> None:
+    tenant = a_tenant("other")
+    with acting(AuditSource.API, "API key", tenant_id=tenant.pk):
+        (entry,) = entries_of(lambda: QueueControl.objects.pause("audited"))
+    assert (entry.tenant_id, entry.object_type, entry.object_id) == (tenant.pk, "queue", "audited")
+    (entry,) = entries_of(lambda: QueueControl.objects.resume("audited"))
+    assert entry.tenant_id is None
+
+
+def test_a_sync_has_an_entry_for_each_schedule(settings: Any) -> None:
+    schedules = {name: {"task": noop.name, "interval": 60} for name in ("one", "two")}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "SCHEDULES": schedules}
+    sync = OPERATIONS["installation.sync"]
+    entries = entries_of(lambda: sync.perform(None, **WHO))
+    named = {one.after["name"] for one in entries}
+    assert named >= {"one", "two"}
+    assert {(one.operation, one.actor) for one in entries} == {("installation.sync", "ada")}
+    assert not entries_of(lambda: sync.perform(None, **WHO))
