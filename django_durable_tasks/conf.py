@@ -18,6 +18,7 @@ from django.core.signals import setting_changed
 
 from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
+    check_encryption,
     check_http,
     check_limits,
     check_list_of_names,
@@ -217,6 +218,11 @@ class Settings(InterfaceOptions, NotificationOptions):
         " listings.",
     )
     AUDIT_RETENTION: float = duration(31_536_000, "How long audit entries are kept; a year.")
+    ENCRYPTION_KEYS: Sequence[str] = value(
+        (),
+        "Keys that encrypt arguments and results in the database, the current one first, as"
+        " 'ID:KEY' (32 bytes in Base64); or the dotted path of a function that returns them.",
+    )
     PREPARED_STATEMENTS: bool | None = value(
         None,
         "Prepare the hot statements on PostgreSQL. None: unless the database has"
@@ -267,6 +273,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
     check_notifications(found)
+    check_encryption(found.ENCRYPTION_KEYS)
     return found
 
 

@@ -72,6 +72,18 @@ def check_http(allow: object, ports: object, keys: object) -> None:
         )
 
 
+def check_encryption(keys: object) -> None:
+    """Check the type of ENCRYPTION_KEYS. The keyring checks the keys."""
+    if isinstance(keys, str) and ":" not in keys:
+        return
+    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+        # The keys are omitted from the text, because they are secret.
+        raise InvalidSetting(
+            "DURABLE_TASKS['ENCRYPTION_KEYS']: give a list of 'ID:KEY' strings, or the dotted path"
+            " of a function that returns it."
+        )
+
+
 def check_list_of_names(key: str, value: object) -> None:
     """Check that a setting is a list of strings."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):

@@ -63,6 +63,18 @@ class QuotaExceeded(DurableTasksError):
         self.quota, self.limit, self.used = quota, limit, used
 
 
+class EncryptionError(DurableTasksError):
+    """An encrypted value cannot be read in this process. Nothing is lost: the row keeps it."""
+
+
+class EncryptionKeyMissing(EncryptionError):
+    """A value is encrypted with a key that is not in ENCRYPTION_KEYS."""
+
+
+class DecryptionFailed(EncryptionError):
+    """A value was changed, or copied from another row or tenant."""
+
+
 class UnserializableResult(DurableTasksError, TypeError):
     """A task function returned a value that cannot be converted to JSON."""
 

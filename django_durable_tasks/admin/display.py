@@ -21,6 +21,7 @@ from django.utils.safestring import SafeString
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.tasks.explanations import ago
 from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
@@ -190,10 +191,25 @@ def value_block(value: Any, *, plain: bool) -> SafeString | str:
     return block(pretty(value if plain else masked(value, conf.settings().SECRET_NAMES)))
 
 
+def result_block(task: Task, *, plain: bool) -> SafeString | str:
+    """Return the result of a task, or why it cannot be decrypted."""
+    try:
+        return value_block(task.result, plain=plain)
+    except EncryptionError as error:
+        return block(str(error))
+
+
 def arguments_block(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
     """Return the arguments as a call of this task, masked by the names of their parameters unless
-    ``plain``.
+    ``plain``; or why they cannot be decrypted.
     """
+    try:
+        return _arguments(name, called_with, plain=plain)
+    except EncryptionError as error:
+        return block(str(error))
+
+
+def _arguments(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
     names = conf.settings().SECRET_NAMES
     args = (
         called_with.args

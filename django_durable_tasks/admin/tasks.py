@@ -343,7 +343,7 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("result"))
     def returned(self, task: Any) -> SafeString | str:
         """Show the result."""
-        return display.value_block(task.result, plain=task.read_plain)
+        return display.result_block(task, plain=task.read_plain)
 
     @admin.display(description=_("overridden options"))
     def overridden(self, task: Task) -> SafeString | str:

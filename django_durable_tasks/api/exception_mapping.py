@@ -107,6 +107,12 @@ def _unavailable(error: Exception) -> Problem:
     )
 
 
+def _undecryptable(error: Exception) -> Problem:
+    # The text names the key and the row, which concern operators only.
+    logger.error("A request to the API failed: %s", error)
+    return Problem(problems.UNAVAILABLE, "A stored value cannot be decrypted; it was logged.")
+
+
 def _database(error: DatabaseError) -> Problem:
     if is_unmigrated(error):
         return _unavailable(error)
@@ -145,6 +151,7 @@ _MAPPING: tuple[tuple[Any, Callable[[Any], Problem]], ...] = (
     (ours.PayloadTooLarge, _at("#/target_config", "too_large")),
     (ours.InvalidArguments, _at("#/target_config")),
     ((ours.InvalidDependency, ours.DependencyCycle), _at("#/depends_on")),
+    (ours.EncryptionError, _undecryptable),
     (ours.DurableTasksError, _option),
     ((OperationalError, InterfaceError), _unavailable),
     (DataError, _out_of_range),

@@ -12,6 +12,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import zones
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.conf import InvalidSetting, Settings
+from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.limits import config
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
@@ -75,6 +76,8 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         _check_http_allow(settings)
         _check_quotas()
         _check_watchdog(settings)
+        if not isinstance(settings.ENCRYPTION_KEYS, str):  # a function may need the network
+            current_key_id()
     except InvalidSetting as invalid:
         return [*found, FINDINGS["E001"](reason=invalid)]
     if settings.DATABASE not in connections.settings:

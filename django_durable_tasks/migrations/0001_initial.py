@@ -11,6 +11,7 @@ from django.db import migrations, models
 
 import django_durable_tasks.models.calendar
 import django_durable_tasks.models.clock
+import django_durable_tasks.models.encrypted_json
 import django_durable_tasks.models.indexes
 import django_durable_tasks.models.recurring_task
 import django_durable_tasks.models.task_queries
@@ -408,10 +409,17 @@ class Migration(migrations.Migration):
                         verbose_name="task",
                     ),
                 ),
-                ("args", models.JSONField(blank=True, default=list, verbose_name="arguments")),
+                (
+                    "args",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        blank=True, default=list, verbose_name="arguments"
+                    ),
+                ),
                 (
                     "kwargs",
-                    models.JSONField(blank=True, default=dict, verbose_name="keyword arguments"),
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        blank=True, default=dict, verbose_name="keyword arguments"
+                    ),
                 ),
                 (
                     "queue",
@@ -629,7 +637,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "declaration",
-                    models.JSONField(
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
                         blank=True,
                         help_text="The columns as code or settings last declared them.",
                         null=True,
@@ -654,6 +662,16 @@ class Migration(migrations.Migration):
                     models.DateTimeField(
                         db_default=django_durable_tasks.models.clock.DatabaseNow(),
                         verbose_name="updated at",
+                    ),
+                ),
+                (
+                    "encryption_key",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        max_length=40,
+                        null=True,
+                        verbose_name="encryption key",
                     ),
                 ),
             ],
@@ -776,8 +794,18 @@ class Migration(migrations.Migration):
                         db_default=0, help_text="0 to 9, 9 first.", verbose_name="priority"
                     ),
                 ),
-                ("args", models.JSONField(default=list, verbose_name="arguments")),
-                ("kwargs", models.JSONField(default=dict, verbose_name="keyword arguments")),
+                (
+                    "args",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=list, verbose_name="arguments"
+                    ),
+                ),
+                (
+                    "kwargs",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=dict, verbose_name="keyword arguments"
+                    ),
+                ),
                 (
                     "options",
                     models.JSONField(blank=True, null=True, verbose_name="overridden options"),
@@ -855,7 +883,12 @@ class Migration(migrations.Migration):
                 ),
                 ("open_key", models.CharField(editable=False, max_length=200, null=True)),
                 ("open_unique_key", models.CharField(editable=False, max_length=200, null=True)),
-                ("result", models.JSONField(blank=True, null=True, verbose_name="result")),
+                (
+                    "result",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        blank=True, null=True, verbose_name="result"
+                    ),
+                ),
                 ("progress", models.JSONField(blank=True, null=True, verbose_name="progress")),
                 (
                     "last_error",
@@ -1014,6 +1047,16 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="+",
                         to="django_durable_tasks.tenant",
+                    ),
+                ),
+                (
+                    "encryption_key",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        max_length=40,
+                        null=True,
+                        verbose_name="encryption key",
                     ),
                 ),
             ],
@@ -1262,8 +1305,18 @@ class Migration(migrations.Migration):
                 ),
                 ("error_message", models.TextField(blank=True, verbose_name="error")),
                 ("attempts", models.IntegerField(verbose_name="attempts")),
-                ("args", models.JSONField(default=list, verbose_name="arguments")),
-                ("kwargs", models.JSONField(default=dict, verbose_name="keyword arguments")),
+                (
+                    "args",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=list, verbose_name="arguments"
+                    ),
+                ),
+                (
+                    "kwargs",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=dict, verbose_name="keyword arguments"
+                    ),
+                ),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "resolved_at",
@@ -1308,6 +1361,16 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="+",
                         to="django_durable_tasks.tenant",
+                    ),
+                ),
+                (
+                    "encryption_key",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        max_length=40,
+                        null=True,
+                        verbose_name="encryption key",
                     ),
                 ),
             ],
@@ -2796,4 +2859,31 @@ class Migration(migrations.Migration):
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),
+        migrations.AddIndex(
+            model_name="task",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("encryption_key", "id"),
+                fields=["encryption_key", "id"],
+                name="durable_task_encryption",
+                where=models.Q(("encryption_key__isnull", False)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="recurringtask",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("encryption_key", "id"),
+                fields=["encryption_key", "id"],
+                name="durable_recurring_encryption",
+                where=models.Q(("encryption_key__isnull", False)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="deadletter",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("encryption_key", "id"),
+                fields=["encryption_key", "id"],
+                name="durable_letter_encryption",
+                where=models.Q(("encryption_key__isnull", False)),
+            ),
+        ),
     ]

@@ -12,6 +12,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
+from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
@@ -73,8 +74,11 @@ class DeadLetter(GuardedModel):
     fingerprint = models.CharField(_("fingerprint"), max_length=16, db_index=True)
     error_message = models.TextField(_("error"), blank=True)
     attempts = models.IntegerField(_("attempts"))
-    args = models.JSONField(_("arguments"), default=list)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict)
+    args = EncryptedJSONField(_("arguments"), default=list)
+    kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
+    encryption_key = models.CharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
     created_at = models.DateTimeField(_("created at"))
     resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
     resolution = models.CharField(
@@ -109,7 +113,18 @@ class DeadLetter(GuardedModel):
                 elsewhere=("tenant", "open_task"),
                 name="durable_dead_letter_open",
             ),
+            PartialIndex(
+                fields=["encryption_key", "id"],
+                where=models.Q(encryption_key__isnull=False),
+                elsewhere=("encryption_key", "id"),
+                name="durable_letter_encryption",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.task_id}: {self.reason}"
+
+    @property
+    def encryption_place(self) -> tuple[str, Any]:
+        """Its arguments are those of the task, which are copied without decryption."""
+        return TASK_TABLE, self.task_id

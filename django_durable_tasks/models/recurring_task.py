@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
@@ -110,8 +111,8 @@ class RecurringTask(GuardedModel):
     task = models.CharField(
         _("task"), max_length=200, help_text=_("The registered name of a durable task.")
     )
-    args = models.JSONField(_("arguments"), default=list, blank=True)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
+    args = EncryptedJSONField(_("arguments"), default=list, blank=True)
+    kwargs = EncryptedJSONField(_("keyword arguments"), default=dict, blank=True)
     queue = models.CharField(
         _("queue"), max_length=200, blank=True, default="", help_text=_("Empty: the task's own.")
     )
@@ -201,13 +202,16 @@ class RecurringTask(GuardedModel):
         default="",
         help_text=_("Where it is declared: code, settings, beat, or empty for an operator."),
     )
-    declaration = models.JSONField(
+    declaration = EncryptedJSONField(
         _("declaration"),
         null=True,
         blank=True,
         help_text=_("The columns as code or settings last declared them."),
     )
     undeclared_at = models.DateTimeField(_("no longer declared since"), null=True, blank=True)
+    encryption_key = models.CharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
     updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
 
@@ -234,7 +238,13 @@ class RecurringTask(GuardedModel):
                 where=Q(next_run_at__isnull=False),
                 elsewhere=("next_run_at",),
                 name="durable_recurring_next",
-            )
+            ),
+            PartialIndex(
+                fields=["encryption_key", "id"],
+                where=Q(encryption_key__isnull=False),
+                elsewhere=("encryption_key", "id"),
+                name="durable_recurring_encryption",
+            ),
         ]
 
     def __str__(self) -> str:

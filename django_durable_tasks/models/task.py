@@ -15,6 +15,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.standing import UnindexedIn
@@ -55,8 +56,8 @@ class Task(GuardedModel):
     priority = models.SmallIntegerField(
         _("priority"), db_default=0, help_text=_("0 to 9, 9 first.")
     )
-    args = models.JSONField(_("arguments"), default=list)
-    kwargs = models.JSONField(_("keyword arguments"), default=dict)
+    args = EncryptedJSONField(_("arguments"), default=list)
+    kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
     options = models.JSONField(_("overridden options"), null=True, blank=True)
 
     status = models.CharField(
@@ -91,7 +92,7 @@ class Task(GuardedModel):
     open_key = models.CharField(max_length=200, null=True, editable=False)
     open_unique_key = models.CharField(max_length=200, null=True, editable=False)
 
-    result = models.JSONField(_("result"), null=True, blank=True)
+    result = EncryptedJSONField(_("result"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     last_error = models.TextField(_("last error"), db_default="", blank=True)
     reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
@@ -150,6 +151,9 @@ class Task(GuardedModel):
     limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
     waiting_for_limit = models.CharField(_("held for"), max_length=240, null=True, editable=False)
     priority_boost = models.SmallIntegerField(_("priority_boost"), db_default=0, editable=False)
+    encryption_key = models.CharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
 
     objects = TaskManager()
 
@@ -249,6 +253,12 @@ class Task(GuardedModel):
                 where=Q(tenant__gt=DEFAULT_TENANT_ID),
                 elsewhere=("tenant", "id"),
                 name="durable_task_tenant",
+            ),
+            PartialIndex(
+                fields=["encryption_key", "id"],
+                where=Q(encryption_key__isnull=False),
+                elsewhere=("encryption_key", "id"),
+                name="durable_task_encryption",
             ),
             # For lists of rare statuses, and for lists and quotas of the open tasks of a tenant
             # other than the default one. A task of the default tenant that succeeds never enters

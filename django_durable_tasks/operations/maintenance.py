@@ -18,12 +18,13 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing import dispatcher
 from django_durable_tasks.contrib.beat import importer
+from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.audit.recorder import record_start
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.tasks import claim, retention
+from django_durable_tasks.engine.tasks import claim, key_rotation, retention
 from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -52,6 +53,18 @@ class Republished:
     queued: dict[str, int]
     published: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
+    error: str = ""
+
+
+@dataclass(slots=True)
+class KeyRotation:
+    """The progress of a rotation. ``remaining``: rows of each table with another key than the first
+    one. ``failed``: rows that could not be decrypted; ``error`` is the first reason.
+    """
+
+    remaining: dict[str, int]
+    changed: int = 0
+    failed: int = 0
     error: str = ""
 
 
@@ -142,6 +155,34 @@ def _log(name: str, number: int, by: str, reason: str) -> None:
     logger.info("Operation %s has changed %d objects; by: %s; reason: %s", name, number, by, reason)
 
 
+def _rotate_keys(
+    _nothing: None,
+    *,
+    by: str,
+    reason: str,
+    dry_run: bool = False,
+    include_plain: bool = False,
+    progress: Progress = _silent,
+) -> OperationResult:
+    """Encrypt stored values with the first key; ``value`` is a KeyRotation."""
+    if current_key_id() is None:
+        raise InvalidOption("DURABLE_TASKS['ENCRYPTION_KEYS'] is empty: nothing is encrypted.")
+    found = KeyRotation(key_rotation.remaining())
+    if dry_run:
+        return OperationResult({}, value=found)
+    record_start("installation.rotate_keys", by=by, reason=reason, key=current_key_id())
+    expected = sum(found.remaining.values())
+    passes = [key_rotation.rotate, *([key_rotation.encrypt_plain] if include_plain else [])]
+    for batch in (batch for rotate in passes for batch in rotate()):
+        found.changed += batch.changed
+        found.failed += batch.failed
+        found.error = found.error or batch.error
+        progress(f"{found.changed} of {max(expected, found.changed)}")
+    found.remaining = key_rotation.remaining()
+    _log("rotate_keys", found.changed, by, reason)
+    return OperationResult({"rotated": found.changed}, value=found)
+
+
 _INSTALLATION = "it changes rows of all tenants"
 REPUBLISH = Operation(
     target=Target.INSTALLATION,
@@ -222,4 +263,28 @@ REPAIR = Operation(
     not_in_admin="it reads whole tables",
 )
 
-OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR)
+ROTATE_KEYS = Operation(
+    target=Target.INSTALLATION,
+    name="rotate_keys",
+    title=_("Rotate encryption keys"),
+    help=_(
+        "Encrypts stored arguments and results again with the first key of ENCRYPTION_KEYS, in"
+        " batches, while the service runs."
+    ),
+    permission="",
+    perform=_rotate_keys,
+    not_in_api=_INSTALLATION,
+    dry_run=True,
+    confirm=False,
+    fields=(
+        Argument(
+            name="include_plain",
+            kind=ArgumentType.FLAG,
+            label=_("Include plain rows"),
+            help=_("Encrypt rows that were stored before encryption was switched on."),
+        ),
+    ),
+    not_in_admin="it can change more rows than a web request has time for",
+)
+
+OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR, ROTATE_KEYS)

@@ -191,10 +191,11 @@ def _run(task: Any, live: LiveRun) -> Any:
 def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a run, with references replaced by the results of upstreams."""
     run = live.run
+    args, kwargs = results.arguments_of(run)
     if REFERS not in run.options:
-        return run.args, run.kwargs
+        return args, kwargs
     with nullcontext() if live.eager else dedicated_connection():
-        return results.resolve(run.args, run.kwargs, run.tenant_id)
+        return results.resolve(args, kwargs, run.tenant_id)
 
 
 def _atomic_body(task: Any, live: LiveRun) -> Any:

@@ -16,6 +16,7 @@ from django_durable_tasks.celery.stored_exceptions import described
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.exceptions import (
     BodyFailed,
+    EncryptionError,
     InvalidOption,
     InvalidReference,
     ResultTooLarge,
@@ -27,6 +28,9 @@ from django_durable_tasks.rules.tasks.masking import masked_text, shortened
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.tasks.retries import Retry
 from django_durable_tasks.rules.workflows.followups import followups_of
+
+_WAIT_FOR_KEY = 60.0
+"""Seconds until a run whose arguments cannot be decrypted is tried again."""
 
 
 def text_of(error: BaseException) -> str:
@@ -86,6 +90,8 @@ def _kind_of(
         case celery_exceptions.Retry():
             cause = error.exc if isinstance(error.exc, BaseException) else error
             return EndingKind.RETRY_ASKED, True, _wait(error.when), cause
+        case EncryptionError():
+            return EndingKind.POSTPONED, True, _WAIT_FOR_KEY, error
         case celery_exceptions.Ignore():
             return EndingKind.IGNORED, False, None, error
         case celery_exceptions.Reject():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.rules.encryption import EncryptedValue
 from django_durable_tasks.rules.tasks.masking import MASK, masked, masked_positional
 
+ENCRYPTED = "(encrypted)"
 _COLUMNS = (
     "status",
     "queue",
@@ -24,7 +28,15 @@ _COLUMNS = (
 def task_values(row: Task) -> dict[str, Any]:
     """Return the columns that operations change; secrets are masked."""
     found = {name: getattr(row, name) for name in _COLUMNS}
-    return found | masked_arguments(row.name, row.args, row.kwargs)
+    if row.encryption_key is None:
+        return found | masked_arguments(row.name, row.args, row.kwargs)
+    return found | {name: _mark(undecrypted(row, name)) for name in ("args", "kwargs")}
+
+
+def _mark(value: Any) -> str:
+    """Return a text that differs if the value was encrypted again."""
+    data = str(value.envelope["data"]) if isinstance(value, EncryptedValue) else ""
+    return f"{ENCRYPTED} {hashlib.sha256(data.encode()).hexdigest()[:8]}".strip()
 
 
 def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replaces references in arguments by results, when a task function starts."""
+"""Decrypts arguments, and replaces references in them by results, when a task function starts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import json
 from typing import Any
 
 from django_durable_tasks import conf
+from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.transitions.stored_arguments import place
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.plan import check_size, referred, resolved
+
+
+def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
+    """Return the decrypted arguments of a run. Raises EncryptionError."""
+    args = decrypted(run.args, place(run.tenant_id, "args", run.task_id))
+    return args, decrypted(run.kwargs, place(run.tenant_id, "kwargs", run.task_id))
 
 
 def resolve(
@@ -22,7 +31,10 @@ def resolve(
     """
     references = referred(args) | referred(kwargs)
     ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
-    results = dict(ended.values_list("pk", "result"))
+    results = {
+        task_id: decrypted(result, place(tenant_id, "result", task_id))
+        for task_id, result in ended.values_list("pk", "result")
+    }
     check_size(
         sum(len(json.dumps(result)) for result in results.values()),
         conf.settings().REFERENCES_MAX_BYTES,

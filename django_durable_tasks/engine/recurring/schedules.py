@@ -14,6 +14,7 @@ from django.db import IntegrityError
 
 from django_durable_tasks import ports
 from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit.task_values import ENCRYPTED
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
@@ -25,6 +26,7 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.rules.recurring.options import KINDS, columns
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
@@ -163,8 +165,10 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
     row.target_type = occurrence_tasks.unkept_template(row).target_type
     if _WHEN & changed:
         _plan(row, row.updated_at)
-    with recorded("schedule.change"):
+    with recorded("schedule.change") as entry:
         writes.rewrite(row)
+        if row.encryption_key is not None and {"args", "kwargs"} & changed:
+            entry.detail(args=ENCRYPTED, kwargs=ENCRYPTED)
     return row
 
 
@@ -300,4 +304,4 @@ def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
     found.updated_at = now
     writes.rewrite(found)
     for spec in RecurringTask._meta.concrete_fields:
-        setattr(row, spec.attname, getattr(found, spec.attname))
+        setattr(row, spec.attname, undecrypted(found, spec.attname))

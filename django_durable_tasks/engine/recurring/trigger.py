@@ -30,7 +30,7 @@ from django_durable_tasks.engine.recurring import fire_events, ledger, occurrenc
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, calendars_of
 from django_durable_tasks.engine.recurring.tick_plan import Tick, decide_row, policy_of
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
-from django_durable_tasks.exceptions import InvalidSchedule, UnknownTask
+from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.recurring.effective import Agenda
 from django_durable_tasks.rules.recurring.misfires import Choice, choose
@@ -152,9 +152,9 @@ def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
             continue
         try:
             plans.append(_plan(tick, row, agenda_of(row, calendars)))
-        except UnknownTask as error:
-            # Another release may have this task. The watermark stays, so the fire times are caught
-            # up later.
+        except (UnknownTask, EncryptionError) as error:
+            # Another release may have this task, or another process the key. The watermark stays,
+            # so the fire times are caught up later.
             logger.warning("Recurring task %s is postponed: %s", row.name, error)
             later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
             waiting.append(Move(row, later, row.watermark_at))

@@ -20,13 +20,14 @@ from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.audit.recorder import current_recorder
-from django_durable_tasks.engine.audit.task_values import masked_arguments
+from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField, stored_columns
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
 from django_durable_tasks.rules.tasks.masking import shortened
 
@@ -44,6 +45,7 @@ _BOOKKEEPING = frozenset(
         "tzdata_version",
         "revision",
         "declaration",
+        "encryption_key",
         "created_at",
         "updated_at",
     }
@@ -69,6 +71,7 @@ class Move:
 
 def insert(row: RecurringTask) -> None:
     """Insert a row. Raises IntegrityError if its name or key is taken."""
+    row.encryption_key = stored_columns(row)["encryption_key"]
     RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
     _audit(row, {})
     _notify_due(row)
@@ -86,9 +89,13 @@ def rewrite(row: RecurringTask) -> None:
     )
     before = _audited(unchanged.first()) if current_recorder() is not None else {}
     row.revision += 1
+    stored = stored_columns(row)
+    row.encryption_key = stored["encryption_key"]
     columns = {
-        spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields
-    }
+        spec.attname: getattr(row, spec.attname)
+        for spec in RecurringTask._meta.concrete_fields
+        if not isinstance(spec, EncryptedJSONField)
+    } | stored
     if not unchanged.update(
         **{name: value for name, value in columns.items() if name not in ("id", "created_at")}
     ):
@@ -112,8 +119,10 @@ def _audited(row: RecurringTask | None) -> dict[str, Any]:
     found = {
         spec.attname: getattr(row, spec.attname)
         for spec in RecurringTask._meta.concrete_fields
-        if spec.attname not in _BOOKKEEPING
+        if spec.attname not in _BOOKKEEPING and not isinstance(spec, EncryptedJSONField)
     }
+    if row.encryption_key is not None:
+        return found | {"args": ENCRYPTED, "kwargs": ENCRYPTED}
     return found | masked_arguments(row.task, row.args, row.kwargs)
 
 

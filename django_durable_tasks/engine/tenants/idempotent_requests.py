@@ -11,11 +11,13 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, connections
 
 from django_durable_tasks import conf
+from django_durable_tasks.encryption import decrypted, encrypted
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import IdempotentRequest
 from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
+from django_durable_tasks.rules.encryption import EncryptedValue, Place
 
 _NOWAIT_OF_MYSQL = 3572
 
@@ -63,7 +65,9 @@ def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswe
         return _replayed(row, identity)
     answer = act()
     requests().filter(pk=row.pk).update(
-        status_code=answer.status_code, body=answer.body, headers=dict(answer.headers)
+        status_code=answer.status_code,
+        body=_stored(encrypted(answer.body, _place(row))),
+        headers=dict(answer.headers),
     )
     return answer
 
@@ -128,7 +132,16 @@ def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer
             f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send the"
             " same request, or another key."
         )
-    return StoredAnswer(row.status_code, row.body, row.headers, replayed=True)
+    body = decrypted(row.body, _place(row))
+    return StoredAnswer(row.status_code, body, row.headers, replayed=True)
+
+
+def _place(row: IdempotentRequest) -> Place:
+    return Place(row.tenant_id, row._meta.db_table, "body", str(row.pk))
+
+
+def _stored(body: Any) -> Any:
+    return dict(body.envelope) if isinstance(body, EncryptedValue) else body
 
 
 def _kept() -> timedelta:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.transitions.attempt_log import AttemptResult
 from django_durable_tasks.models import DeadLetter
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
+from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.rules.states import Resolution
 from django_durable_tasks.rules.tasks.endings import fingerprint
 
@@ -39,8 +41,9 @@ def _dead_letter(result: AttemptResult, reason: str) -> DeadLetter:
         fingerprint=fingerprint(task.name, outcome.error_type, outcome.error),
         error_message=outcome.error,
         attempts=task.attempts,
-        args=task.args,
-        kwargs=task.kwargs,
+        args=undecrypted(task, "args"),
+        kwargs=undecrypted(task, "kwargs"),
+        encryption_key=task.encryption_key or current_key_id(),
         created_at=DatabaseNow(),
     )
 

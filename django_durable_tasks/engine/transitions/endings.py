@@ -18,6 +18,7 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     write_running,
 )
 from django_durable_tasks.engine.transitions.requests import leave_cancels
+from django_durable_tasks.engine.transitions.stored_arguments import encrypted_changes
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -88,6 +89,7 @@ def replay(
     """
     with atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS[name].sources))
+        changes = encrypted_changes([task_id for task_id, _ in pairs], changes)
         move(
             name,
             pairs,

@@ -25,6 +25,11 @@ from django_durable_tasks.engine.transitions.row_values import (
     object_of,
     records_of,
 )
+from django_durable_tasks.engine.transitions.stored_arguments import (
+    encrypted_changes,
+    encrypted_task,
+    encrypted_tasks,
+)
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -36,6 +41,7 @@ _BULK = 2_000
 
 def create(task: NewTask) -> bool:
     """Insert one task in one statement; return False, without a change, if a key is taken."""
+    task = encrypted_task(task)
     sql = statement("create")
     created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
     if created:
@@ -79,6 +85,7 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
 
     The caller has checked that their keys, if they have any, are free.
     """
+    new_tasks = encrypted_tasks(new_tasks)
     alike = are_alike(new_tasks)
     sql = statement("create_many" if alike else "create_each")
     for first in range(0, len(new_tasks), _BULK):
@@ -111,6 +118,7 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
             )
         if "due_at" in changes:
             changes["waiting_for_limit"] = None  # the next claim checks the limits again
+        changes = encrypted_changes([task_id for task_id, _ in pairs], changes)
         return (
             tasks()
             .filter(matches_epochs(pairs), status__standing=TRANSITIONS["edit"].sources)

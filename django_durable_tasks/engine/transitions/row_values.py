@@ -10,6 +10,7 @@ from typing import Any
 from django_durable_tasks.engine.db.statements import recordset
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.rules.encryption import stored_value
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
@@ -30,8 +31,8 @@ def object_of(task: NewTask) -> Task:
     return Task(
         **values
         | {
-            "args": json.loads(task.args),
-            "kwargs": json.loads(task.kwargs),
+            "args": _stored(task, task.args),
+            "kwargs": _stored(task, task.kwargs),
             "options": json.loads(task.options) if task.options else None,
             "run_at": start,
             "unresolved_dependencies_count": task.unresolved,
@@ -39,6 +40,12 @@ def object_of(task: NewTask) -> Task:
             "open_unique_key": task.unique_key,
         }
     )
+
+
+def _stored(task: NewTask, text: str) -> Any:
+    """Return the value of a JSON text; an EncryptedValue if the task was encrypted."""
+    value = json.loads(text)
+    return value if task.encryption_key is None else stored_value(value) or value
 
 
 def are_alike(tasks: Sequence[NewTask]) -> bool:

@@ -25,6 +25,7 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     record_endings,
 )
 from django_durable_tasks.engine.transitions.returned_rows import StartedRun, started_runs
+from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -168,13 +169,15 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
 
 
 def _succeed(run: Run, result: str | None, worker: str) -> int:
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
     sql = statement("succeed")
     if sql is not None:
         parameters = {
             "id": run.task_id,
             "epoch": run.epoch,
             "run_id": run.run_id,
-            "result": result,
+            "result": stored,
+            "encryption_key": key,
             "worker": worker,
             "celery_id": run.celery_id,
         }
@@ -186,7 +189,8 @@ def _succeed(run: Run, result: str | None, worker: str) -> int:
             epoch=F("epoch") + 1,
             updated_at=DatabaseNow(),
             reason="",
-            result=None if result is None else Value(json.loads(result), JSONField()),
+            result=None if stored is None else Value(json.loads(stored), JSONField()),
+            **({} if key is None else {"encryption_key": key_after(key)}),
             **CLOSED,
         )
         if changed:

@@ -33,6 +33,7 @@ from django_durable_tasks.management.durable.output import Output
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
 from django_durable_tasks.management.durable.quota_actions import QUOTA
+from django_durable_tasks.management.durable.rotate_keys import ROTATE
 from django_durable_tasks.management.durable.schedule_actions import SCHEDULE_ACTIONS
 from django_durable_tasks.management.durable.shadow import SHADOW
 from django_durable_tasks.management.durable.show import SHOW
@@ -77,6 +78,7 @@ SUBCOMMANDS = {
         SHADOW,
         VERIFY,
         AUDIT,
+        ROTATE,
         CHECK_URL,
         SIGNING_SECRET,
     )

@@ -23,6 +23,8 @@ class EndingKind(StrEnum):
     IGNORED = "IGNORED"
     REJECTED = "REJECTED"
     REVOKED = "REVOKED"
+    POSTPONED = "POSTPONED"
+    """The process could not run it. No budget is charged."""
     CRASHED = "CRASHED"
 
 
@@ -98,6 +100,8 @@ def decide(outcome: Outcome, row: Budgets) -> Verdict:
             log=LogStatus.CANCELLED,
             reason=outcome.kind,
         )
+    if outcome.kind is EndingKind.POSTPONED and not row.cancel_requested:
+        return Verdict(transition="retry", status=Status.PENDING, log=LogStatus.RETRY)
     spent = row.failures + 1 >= (outcome.max_attempts or row.max_attempts)
     again = outcome.retryable and not spent
     name = "retry" if again else "exhaust"

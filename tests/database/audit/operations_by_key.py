@@ -164,6 +164,7 @@ SCENARIOS: dict[str, Callable[[str], list[AuditEntry]]] = {
     "installation.import_beat": _on(
         lambda: "beat", task=noop.name, options={"interval": 60, "queue": "test"}
     ),
+    "installation.rotate_keys": _on(lambda: None),
     "installation.repair": _on(list),
 }
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_durable_tasks.engine.audit import history
 from django_durable_tasks.models import AuditEntry, QueueControl, Task
 from tests.database.admin.site import act, list_of, operator, page_of, staff
-from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant, call
+from tests.database.api.client import ADD, SETTINGS, ApiClient, a_client, a_tenant, call
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_task, many_tasks
 
@@ -171,3 +171,26 @@ def test_entries_are_deleted_after_their_retention(settings: Any) -> None:
     assert AuditEntry.objects.count() == 1
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "AUDIT_RETENTION": 1e-6}
     assert history.prune_audit(now + timedelta(hours=1), 100) == 1
+
+
+def test_creates_and_edits_of_schedules_and_calendars_have_entries(api: None) -> None:
+    acme = a_client(a_tenant("acme"))
+    target = {"task": ADD, "args": [1, 2]}
+    body = {"name": "nightly", "target_config": target, "interval_seconds": 3600}
+    made = acme.post("/recurring-tasks", body)
+    assert made.status_code == 201, made.content
+    path = made.headers["Location"]
+    assert acme.patch(path, {"interval_seconds": 60}, If_Match="*").status_code == 200
+    changed = _newest()
+    assert (changed.before["interval_seconds"], changed.after["interval_seconds"]) == (3600, 60)
+    path = acme.post("/calendars", {"name": "office", "working_days": [1, 2]}).headers["Location"]
+    assert acme.patch(path, {"working_days": [1]}, If_Match="*").status_code == 200
+    assert acme.delete(path).status_code == 200
+    assert _operations(acme, "?limit=5") == [
+        "calendar.delete",
+        "calendar.save",
+        "calendar.save",
+        "schedule.save",
+        "schedule.create",
+    ]
+    assert {one.source for one in AuditEntry.objects.order_by("-pk")[:5]} == {"API"}

@@ -4,7 +4,10 @@ WITH ended AS (
   UPDATE durable_tasks_task AS task
      SET status = 'SUCCESS', epoch = task.epoch + 1, result = %(result)s, completed_at = clock_timestamp(),
          updated_at = clock_timestamp(), lease_until = NULL, open_key = NULL, open_unique_key = NULL,
-         cancel_requested_at = NULL, reason = ''
+         cancel_requested_at = NULL, reason = '',
+         encryption_key = CASE WHEN %(encryption_key)s::text IS NULL THEN task.encryption_key
+                               WHEN COALESCE(task.encryption_key, %(encryption_key)s::text) = %(encryption_key)s::text
+                               THEN %(encryption_key)s::text ELSE '*' END
    WHERE task.id = %(id)s AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s
   RETURNING task.id, task.tenant_id, task.attempts, task.started_at, task.completed_at, task.node, task.run_id,
             task.epoch, task.workflow_id, task.has_dependents),

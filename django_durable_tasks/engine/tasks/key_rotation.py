@@ -1,0 +1,158 @@
+"""Encrypts stored values again with the first key, in batches, while the service runs.
+
+A batch locks its rows, skipping those that other transactions have locked, and changes nothing but
+the encrypted columns and the key id. Therefore it overwrites no concurrent edit, and a message of a
+task stays valid. An interrupted rotation is continued by the next one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
+
+from django_durable_tasks.encryption import current_key_id, decrypted, encrypted
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.exceptions import DecryptionFailed, EncryptionKeyMissing
+from django_durable_tasks.models import DeadLetter, RecurringTask, Task
+from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
+from django_durable_tasks.rules.encryption import EncryptedValue, Place
+
+MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask)
+BATCH = 200
+
+
+@dataclass(slots=True)
+class Rotated:
+    """The result of one batch: rows that were read, those changed, and those that cannot be
+    decrypted, with the first error.
+    """
+
+    looked_at: int = 0
+    changed: int = 0
+    failed: int = 0
+    error: str = ""
+
+
+def remaining() -> dict[str, int]:
+    """Return how many rows of each table are encrypted with another key than the first one."""
+    key = current_key_id()
+    return {
+        model._meta.db_table: 0 if key is None else _others(model, key).count() for model in MODELS
+    }
+
+
+def _rows(model: Any) -> QuerySet[Any]:
+    found: QuerySet[Any] = model.objects.using(tables.database()).unguarded()
+    return found
+
+
+def _others(model: Any, key: str) -> QuerySet[Any]:
+    # Two ranges of the index instead of a negation.
+    return _rows(model).filter(Q(encryption_key__lt=key) | Q(encryption_key__gt=key))
+
+
+def rotate(batch: int = BATCH) -> Iterator[Rotated]:
+    """Encrypt all rows again, and yield the result of each batch.
+
+    A row that cannot be decrypted is left as it is and counted as failed.
+    """
+    key = current_key_id()
+    for model in MODELS if key is not None else ():
+        last = None
+        while True:
+            done, last = _one_batch(model, str(key), last, batch)
+            if not done.looked_at:
+                break
+            yield done
+
+
+def encrypt_plain(batch: int = BATCH) -> Iterator[Rotated]:
+    """Encrypt rows that were stored before encryption was switched on; reads whole tables."""
+    key = current_key_id()
+    for model in MODELS if key is not None else ():
+        last = None
+        while True:
+            done, last = _one_batch(model, str(key), last, batch, plain=True)
+            if not done.looked_at:
+                break
+            yield done
+
+
+def _one_batch(
+    model: Any, key: str, last: Any, size: int, *, plain: bool = False
+) -> tuple[Rotated, Any]:
+    """Encrypt the rows after the primary key ``last``; return the result and the last key."""
+    rows = _rows(model).filter(encryption_key__isnull=True) if plain else _others(model, key)
+    if last is not None:
+        rows = rows.filter(pk__gt=last)
+    ids = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
+    if not ids:
+        return Rotated(), last
+    with tables.atomic():
+        found = _locked(model, ids)
+        done = _write(model, key, found)
+    done.looked_at = len(ids)
+    return done, ids[-1]
+
+
+def _locked(model: Any, ids: Sequence[Any]) -> list[dict[str, Any]]:
+    features = connections[tables.database()].features
+    rows = _rows(model).filter(pk__in=ids).order_by("pk")
+    rows = rows.select_for_update(
+        skip_locked=features.has_select_for_update_skip_locked,
+        no_key=features.has_select_for_no_key_update,
+    )
+    owner = ["task_id"] if model is DeadLetter else []
+    return list(rows.values("pk", "tenant_id", "encryption_key", *owner, *_columns(model)))
+
+
+def _columns(model: Any) -> list[str]:
+    return [
+        spec.attname for spec in model._meta.concrete_fields if isinstance(spec, EncryptedJSONField)
+    ]
+
+
+def _write(model: Any, key: str, found: Sequence[dict[str, Any]]) -> Rotated:
+    done = Rotated()
+    changes: dict[str, list[Any]] = {name: [] for name in _columns(model)}
+    ids: list[uuid.UUID | int] = []
+    for row in found:
+        if row["encryption_key"] == key:
+            continue  # changed since it was selected
+        try:
+            values = {name: _again(model, row, name) for name in changes}
+        except (EncryptionKeyMissing, DecryptionFailed) as error:
+            done.failed += 1
+            done.error = done.error or str(error)
+            continue
+        stored = {name: value for name, value in values.items() if _is_encrypted(value)}
+        for name, value in stored.items():
+            envelope = Value(dict(value.envelope), JSONField())
+            changes[name].append(When(pk=row["pk"], then=envelope))
+        if stored or row["encryption_key"] is not None:
+            ids.append(row["pk"])
+    if ids:
+        # A row without an encrypted value of a column keeps it.
+        cases = {
+            name: Case(*whens, default=F(name), output_field=JSONField())
+            for name, whens in changes.items()
+            if whens
+        }
+        done.changed = _rows(model).filter(pk__in=ids).update(encryption_key=key, **cases)
+    return done
+
+
+def _is_encrypted(value: Any) -> bool:
+    return isinstance(value, EncryptedValue)
+
+
+def _again(model: Any, row: dict[str, Any], name: str) -> Any:
+    copied = model is DeadLetter
+    table, own = (TASK_TABLE, row["task_id"]) if copied else (model._meta.db_table, row["pk"])
+    place = Place(row["tenant_id"], table, name, str(own))
+    return encrypted(decrypted(row[name], place), place)

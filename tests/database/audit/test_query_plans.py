@@ -1,0 +1,99 @@
+"""With 100,000 audit entries of two tenants, a page of the API reads a bounded number of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_durable_tasks.engine.audit import history
+from django_durable_tasks.models import AuditEntry
+from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
+from tests.factories import a_task
+
+pytestmark = [
+    pytest.mark.postgresql,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
+ENTRIES, MOST = 100_000, 2_500
+TABLE = "durable_tasks_audit_entry"
+_ROWS = f"""
+INSERT INTO {TABLE} (tenant_id, source, actor, operation, object_type, object_id, count, object_ids,
+                     before, after, reason)
+SELECT CASE WHEN n %% 1000 = 0 THEN %(rare)s ELSE %(busy)s END, 'API', 'actor ' || n %% 500,
+       CASE WHEN n < 20 THEN 'tasks.cancel' ELSE 'tasks.retry' END, 'task',
+       CASE WHEN n %% 10 = 0 THEN '' ELSE 'id-' || n END, 1, '[]', '{{}}', '{{}}', ''
+  FROM generate_series(1, %(number)s) AS n
+"""
+
+
+@pytest.fixture
+def clients(settings: Any) -> Iterator[tuple[ApiClient, ApiClient]]:
+    """Insert the entries; return the clients of the tenant with most of them, and of the other."""
+    settings.DURABLE_TASKS = dict(SETTINGS)
+    busy, rare = a_tenant("busy"), a_tenant("rare")
+    found = a_client(busy), a_client(rare)
+    with connection.cursor() as cursor:
+        cursor.execute(_ROWS, {"busy": busy.pk, "rare": rare.pk, "number": ENTRIES})
+        cursor.execute(f"VACUUM ANALYZE {TABLE}")
+    yield found
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {TABLE}")
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for inner in node.get("Plans", ()):
+        yield from _nodes(inner)
+
+
+def _rows_read(statement: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        answer = cursor.fetchone()[0]
+    plan = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in _nodes(plan)
+        if "Scan" in node["Node Type"]
+    )
+
+
+def _most_read(captured: CaptureQueriesContext) -> int:
+    statements = [one["sql"] for one in captured if TABLE in one["sql"]]
+    return max(_rows_read(sql) for sql in statements if sql.startswith("SELECT"))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "operation=tasks.cancel",
+        "operation=none",
+        "actor=actor%207",
+        "object_id=id-77",
+        "object_id=id-77&object_type=task",
+    ],
+)
+def test_a_page_of_entries_reads_few_rows(clients: tuple[ApiClient, ApiClient], query: str) -> None:
+    for client in clients:
+        with CaptureQueriesContext(connection) as captured:
+            assert client.get(f"/audit?limit=50&{query}").status_code == 200
+        assert _most_read(captured) <= MOST
+
+
+def test_the_history_of_a_task_and_pruning_read_few_rows(
+    clients: tuple[ApiClient, ApiClient],
+) -> None:
+    task = a_task(tenant=clients[0].tenant)
+    with CaptureQueriesContext(connection) as captured:
+        history.of_task(task)
+        history.prune_audit(timezone.now(), 100)
+    assert _most_read(captured) <= MOST
+    assert AuditEntry.objects.count() > ENTRIES

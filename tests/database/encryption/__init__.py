@@ -1,0 +1,1 @@
+"""Encryption of arguments and results in the database."""
