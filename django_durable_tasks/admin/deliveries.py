@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.readonly import ReadOnlyInline
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models import DeliveryAttempt
 
 ON_A_PAGE = 50
@@ -77,15 +78,21 @@ class DeliveriesInline(ReadOnlyInline):
     @admin.display(description=_("request headers"))
     def headers(self, row: DeliveryAttempt) -> SafeString | str:
         """Show the sent headers."""
-        return display.folded(_("headers"), _lines(row.request_headers))
+        return display.folded(_("headers"), _headers(row, "request_headers"))
 
     @admin.display(description=_("answer"))
     def answer(self, row: DeliveryAttempt) -> SafeString | str:
         """Show headers and first bytes of the answer."""
         cut = "\n..." if row.response_truncated else ""
-        text = f"{_lines(row.response_headers)}\n\n{row.response_body}{cut}".strip()
+        headers = _headers(row, "response_headers")
+        text = f"{headers}\n\n{row.response_body}{cut}".strip()
         return display.folded(_("answer"), display.clean(text))
 
 
-def _lines(headers: list[list[str]]) -> str:
+def _headers(row: DeliveryAttempt, column: str) -> str:
+    """Return one header per line, or why they cannot be decrypted."""
+    try:
+        headers: list[list[str]] = getattr(row, column)
+    except EncryptionError as error:
+        return str(error)
     return "\n".join(f"{name}: {value}" for name, value in headers)

@@ -2195,7 +2195,12 @@ class Migration(migrations.Migration):
                 ("method", models.CharField(max_length=7, verbose_name="method")),
                 ("url", models.TextField(verbose_name="URL")),
                 ("endpoint", models.CharField(max_length=300, verbose_name="endpoint")),
-                ("request_headers", models.JSONField(default=list, verbose_name="request headers")),
+                (
+                    "request_headers",
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=list, verbose_name="request headers"
+                    ),
+                ),
                 ("request_bytes", models.IntegerField(default=0, verbose_name="size of the body")),
                 ("status", models.SmallIntegerField(null=True, verbose_name="status")),
                 (
@@ -2209,7 +2214,9 @@ class Migration(migrations.Migration):
                 ("retry_delay", models.FloatField(null=True, verbose_name="retry delay")),
                 (
                     "response_headers",
-                    models.JSONField(default=list, verbose_name="response headers"),
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=list, verbose_name="response headers"
+                    ),
                 ),
                 (
                     "response_body",
@@ -2244,6 +2251,16 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="+",
                         to="django_durable_tasks.tenant",
+                    ),
+                ),
+                (
+                    "encryption_key",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        max_length=40,
+                        null=True,
+                        verbose_name="encryption key",
                     ),
                 ),
             ],
@@ -2883,6 +2900,15 @@ class Migration(migrations.Migration):
                 elsewhere=("encryption_key", "id"),
                 fields=["encryption_key", "id"],
                 name="durable_letter_encryption",
+                where=models.Q(("encryption_key__isnull", False)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="deliveryattempt",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("encryption_key", "id"),
+                fields=["encryption_key", "id"],
+                name="durable_delivery_encryption",
                 where=models.Q(("encryption_key__isnull", False)),
             ),
         ),

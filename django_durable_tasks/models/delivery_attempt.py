@@ -10,7 +10,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.indexes import PartialIndex
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 
 
@@ -43,13 +45,13 @@ class DeliveryAttempt(GuardedModel):
     method = models.CharField(_("method"), max_length=7)
     url = models.TextField(_("URL"))
     endpoint = models.CharField(_("endpoint"), max_length=300)
-    request_headers = models.JSONField(_("request headers"), default=list)
+    request_headers = EncryptedJSONField(_("request headers"), default=list)
     request_bytes = models.IntegerField(_("size of the body"), default=0)
     status = models.SmallIntegerField(_("status"), null=True)
     failure = models.CharField(_("failure"), max_length=11, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
     retry_delay = models.FloatField(_("retry delay"), null=True)
-    response_headers = models.JSONField(_("response headers"), default=list)
+    response_headers = EncryptedJSONField(_("response headers"), default=list)
     response_body = models.TextField(_("first bytes of the answer"), blank=True, default="")
     response_truncated = models.BooleanField(_("answer truncated"), default=False)
     dns_seconds = models.FloatField(_("DNS"), null=True)
@@ -57,6 +59,9 @@ class DeliveryAttempt(GuardedModel):
     tls_seconds = models.FloatField(_("TLS"), null=True)
     first_byte_seconds = models.FloatField(_("first byte"), null=True)
     total_seconds = models.FloatField(_("total"))
+    encryption_key = models.CharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
 
     objects = DeliveryAttemptQuerySet.as_manager()
 
@@ -65,6 +70,19 @@ class DeliveryAttempt(GuardedModel):
         verbose_name = _("delivery attempt")
         verbose_name_plural = _("delivery attempts")
         ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["encryption_key", "id"],
+                where=models.Q(encryption_key__isnull=False),
+                elsewhere=("encryption_key", "id"),
+                name="durable_delivery_encryption",
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.task_id} attempt {self.attempt_number}: {self.status or self.failure}"
+
+    @property
+    def encryption_place(self) -> tuple[str, str]:
+        """What its ciphertext is bound to: the run, because the id is unknown before the insert."""
+        return self._meta.db_table, f"{self.task_id} {self.run_id}"

@@ -7,7 +7,6 @@ task stays valid. An interrupted rotation is continued by the next one.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,12 @@ from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
 
 from django_durable_tasks.encryption import current_key_id, decrypted, encrypted
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.exceptions import DecryptionFailed, EncryptionKeyMissing
-from django_durable_tasks.models import DeadLetter, RecurringTask, Task
-from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
-from django_durable_tasks.rules.encryption import EncryptedValue, Place
+from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.models import DeadLetter, DeliveryAttempt, RecurringTask, Task
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
+from django_durable_tasks.rules.encryption import EncryptedValue
 
-MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask)
+MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask, DeliveryAttempt)
 BATCH = 200
 
 
@@ -63,52 +62,49 @@ def rotate(batch: int = BATCH) -> Iterator[Rotated]:
     """
     key = current_key_id()
     for model in MODELS if key is not None else ():
-        last = None
-        while True:
-            done, last = _one_batch(model, str(key), last, batch)
-            if not done.looked_at:
-                break
-            yield done
+        for old in _old_keys(model, str(key)):
+            yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
 
 
 def encrypt_plain(batch: int = BATCH) -> Iterator[Rotated]:
     """Encrypt rows that were stored before encryption was switched on; reads whole tables."""
     key = current_key_id()
     for model in MODELS if key is not None else ():
-        last = None
-        while True:
-            done, last = _one_batch(model, str(key), last, batch, plain=True)
-            if not done.looked_at:
-                break
-            yield done
+        rows = _rows(model).filter(encryption_key__isnull=True)
+        yield from _batches(rows, str(key), batch)
 
 
-def _one_batch(
-    model: Any, key: str, last: Any, size: int, *, plain: bool = False
-) -> tuple[Rotated, Any]:
-    """Encrypt the rows after the primary key ``last``; return the result and the last key."""
-    rows = _rows(model).filter(encryption_key__isnull=True) if plain else _others(model, key)
-    if last is not None:
-        rows = rows.filter(pk__gt=last)
-    ids = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
-    if not ids:
-        return Rotated(), last
-    with tables.atomic():
-        found = _locked(model, ids)
-        done = _write(model, key, found)
-    done.looked_at = len(ids)
-    return done, ids[-1]
+def _old_keys(model: Any, key: str) -> Iterator[str]:
+    """Yield the key ids in the table except the first one; one read of the index for each."""
+    rows = _rows(model).order_by("encryption_key").values_list("encryption_key", flat=True)
+    last = rows.filter(encryption_key__isnull=False).first()
+    while last is not None:
+        if last != key:
+            yield last
+        last = rows.filter(encryption_key__gt=last).first()
 
 
-def _locked(model: Any, ids: Sequence[Any]) -> list[dict[str, Any]]:
+def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[Rotated]:
+    """Encrypt these rows in the order of their primary keys."""
+    last, ids = None, list(rows.order_by("pk").values_list("pk", flat=True)[:size])
+    while ids:
+        with tables.atomic():
+            done = _write(rows.model, key, _locked(rows.model, ids))
+        done.looked_at, last = len(ids), ids[-1]
+        yield done
+        later = rows.filter(pk__gt=last).order_by("pk")
+        ids = list(later.values_list("pk", flat=True)[:size])
+
+
+def _locked(model: Any, ids: Sequence[Any]) -> list[Any]:
     features = connections[tables.database()].features
     rows = _rows(model).filter(pk__in=ids).order_by("pk")
-    rows = rows.select_for_update(
-        skip_locked=features.has_select_for_update_skip_locked,
-        no_key=features.has_select_for_no_key_update,
+    return list(
+        rows.select_for_update(
+            skip_locked=features.has_select_for_update_skip_locked,
+            no_key=features.has_select_for_no_key_update,
+        )
     )
-    owner = ["task_id"] if model is DeadLetter else []
-    return list(rows.values("pk", "tenant_id", "encryption_key", *owner, *_columns(model)))
 
 
 def _columns(model: Any) -> list[str]:
@@ -117,25 +113,25 @@ def _columns(model: Any) -> list[str]:
     ]
 
 
-def _write(model: Any, key: str, found: Sequence[dict[str, Any]]) -> Rotated:
+def _write(model: Any, key: str, found: Sequence[Any]) -> Rotated:
     done = Rotated()
     changes: dict[str, list[Any]] = {name: [] for name in _columns(model)}
-    ids: list[uuid.UUID | int] = []
+    ids: list[Any] = []
     for row in found:
-        if row["encryption_key"] == key:
+        if row.encryption_key == key:
             continue  # changed since it was selected
         try:
-            values = {name: _again(model, row, name) for name in changes}
-        except (EncryptionKeyMissing, DecryptionFailed) as error:
+            values = {name: _again(row, name) for name in changes}
+        except EncryptionError as error:
             done.failed += 1
             done.error = done.error or str(error)
             continue
         stored = {name: value for name, value in values.items() if _is_encrypted(value)}
         for name, value in stored.items():
             envelope = Value(dict(value.envelope), JSONField())
-            changes[name].append(When(pk=row["pk"], then=envelope))
-        if stored or row["encryption_key"] is not None:
-            ids.append(row["pk"])
+            changes[name].append(When(pk=row.pk, then=envelope))
+        if stored or row.encryption_key is not None:
+            ids.append(row.pk)
     if ids:
         # A row without an encrypted value of a column keeps it.
         cases = {
@@ -151,8 +147,6 @@ def _is_encrypted(value: Any) -> bool:
     return isinstance(value, EncryptedValue)
 
 
-def _again(model: Any, row: dict[str, Any], name: str) -> Any:
-    copied = model is DeadLetter
-    table, own = (TASK_TABLE, row["task_id"]) if copied else (model._meta.db_table, row["pk"])
-    place = Place(row["tenant_id"], table, name, str(own))
-    return encrypted(decrypted(row[name], place), place)
+def _again(row: Any, name: str) -> Any:
+    place = place_of(row, name)
+    return encrypted(decrypted(undecrypted(row, name), place), place)

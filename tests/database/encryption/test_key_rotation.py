@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from django_durable_tasks.engine.tasks import key_rotation
-from django_durable_tasks.models import AuditEntry, DeadLetter, RecurringTask, Task
+from django_durable_tasks.engine.tasks import deliveries, key_rotation
+from django_durable_tasks.models import AuditEntry, DeadLetter, DeliveryAttempt, RecurringTask, Task
+from django_durable_tasks.rules.targets.deliveries import Delivery
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.encryption.keys import SECRET, assert_nowhere, queued, raw, use
 from tests.database.recurring.schedules import a_schedule
@@ -55,6 +58,45 @@ def test_a_rotation_encrypts_everything_again(settings: Any) -> None:
     assert DeadLetter.objects.get().args == [SECRET]
     assert RecurringTask.objects.get().args == [SECRET]
     assert AuditEntry.objects.latest("pk").operation == "installation.rotate_keys"
+
+
+def _delivery(task: Task) -> Delivery:
+    texts = dict.fromkeys(("failure", "reason", "response_body"), "")
+    return Delivery(
+        task_id=task.pk,
+        tenant_id=task.tenant_id,
+        attempt_number=1,
+        run_id=uuid.uuid4(),
+        outcome="DONE",
+        started_at=timezone.now(),
+        method="POST",
+        url="https://example.com/",
+        endpoint="https://example.com",
+        request_headers=[["X-Card", SECRET]],
+        request_bytes=0,
+        status=200,
+        retry_delay=None,
+        response_headers=[["X-Echo", SECRET]],
+        response_truncated=False,
+        dns_seconds=None,
+        connect_seconds=None,
+        tls_seconds=None,
+        first_byte_seconds=None,
+        total_seconds=0.1,
+        **texts,
+    )
+
+
+def test_headers_of_requests_are_encrypted_and_rotated(settings: Any) -> None:
+    task = a_task("SUCCESS")
+    deliveries.record(_delivery(task))
+    assert SECRET not in raw("durable_tasks_delivery_attempt")
+    use(settings, "second", "first")
+    assert json_of("rotate-keys")["changed"] == 1
+    use(settings, "second")
+    row = DeliveryAttempt.objects.get()
+    assert row.request_headers == [["X-Card", SECRET]]
+    assert row.response_headers == [["X-Echo", SECRET]]
 
 
 def test_a_rotation_leaves_what_it_cannot_decrypt_and_reports_it(settings: Any) -> None:
