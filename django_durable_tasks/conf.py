@@ -19,11 +19,9 @@ from django.core.signals import setting_changed
 from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
     check_encryption,
-    check_http,
     check_limits,
     check_list_of_names,
     check_names,
-    check_quotas,
     check_schedules,
     check_task_defaults,
     check_verify_cron,
@@ -31,7 +29,7 @@ from django_durable_tasks.conf_checks import (
     checked_value,
 )
 from django_durable_tasks.conf_fields import count, duration, value
-from django_durable_tasks.conf_interfaces import InterfaceOptions
+from django_durable_tasks.conf_interfaces import InterfaceOptions, check_interfaces
 from django_durable_tasks.conf_notifications import NotificationOptions, check_notifications
 from django_durable_tasks.did_you_mean import did_you_mean
 
@@ -267,11 +265,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
     check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
-    check_list_of_names("API_TASKS", found.API_TASKS)
-    check_list_of_names("API_QUEUES", found.API_QUEUES)
-    check_quotas(found.QUOTAS)
-    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
-    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
+    check_interfaces(found)
     check_notifications(found)
     check_encryption(found.ENCRYPTION_KEYS)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_durable_tasks.conf_checks import check_http, check_list_of_names, check_quotas
 from django_durable_tasks.conf_fields import count, duration, value
 
 
@@ -83,3 +84,12 @@ class InterfaceOptions:
         "The queues and exchanges to which queue_message may publish: ['invoices',"
         " 'exchange:events'].",
     )
+
+
+def check_interfaces(found: InterfaceOptions) -> None:
+    """Check the settings of interfaces. Raises InvalidSetting."""
+    check_list_of_names("API_TASKS", found.API_TASKS)
+    check_list_of_names("API_QUEUES", found.API_QUEUES)
+    check_quotas(found.QUOTAS)
+    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
+    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)

@@ -20,7 +20,7 @@ class Alert(GuardedModel):
     leader sends neither event again. ``subject`` is the queue, schedule or host.
     """
 
-    instead: ClassVar[str] = "The leader's maintenance job watch_alerts writes it."
+    instead: ClassVar[str] = "alerts.watch(...) in the leader's job watch_alerts writes it."
 
     id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("kind"), max_length=30)

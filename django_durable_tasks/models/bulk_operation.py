@@ -36,7 +36,10 @@ class BulkOperation(GuardedModel):
     after the operation.
     """
 
-    instead: ClassVar[str] = "The HTTP API creates these rows, and a durable task changes them."
+    instead: ClassVar[str] = (
+        "The HTTP API creates these rows with bulk_operations.start(...), and a durable task changes"
+        " them."
+    )
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
     tenant = models.ForeignKey(

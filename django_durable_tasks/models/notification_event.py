@@ -26,7 +26,7 @@ class NotificationEvent(GuardedModel):
     ``subject`` is the name of the task or schedule, by which a digest counts. ``data`` is masked.
     """
 
-    instead: ClassVar[str] = "The transitions of tasks and schedules insert events."
+    instead: ClassVar[str] = "capture.record_events(...) inserts events with the transitions."
 
     id = models.BigAutoField(primary_key=True)
     setting = models.ForeignKey(

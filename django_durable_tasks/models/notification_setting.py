@@ -32,7 +32,7 @@ class NotificationSetting(GuardedModel):
 
     instead: ClassVar[str] = (
         "Use the page of notification settings in the admin, or /notification-settings of the HTTP"
-        " API."
+        " API, which call setting_changes.create(...)."
     )
 
     id = models.BigAutoField(primary_key=True)

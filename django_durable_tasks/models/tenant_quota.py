@@ -23,7 +23,8 @@ class TenantQuota(GuardedModel):
     """
 
     instead: ClassVar[str] = (
-        "Use `manage.py durable quota`, or the page of the tenant in the admin."
+        "Use `manage.py durable quota` or the page of the tenant in the admin, which call"
+        " quotas.set_quotas(...)."
     )
 
     tenant = models.OneToOneField(

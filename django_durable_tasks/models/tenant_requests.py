@@ -19,7 +19,7 @@ class TenantRequests(GuardedModel):
     It is not a column of the quota, whose row stays locked until a request has committed.
     """
 
-    instead: ClassVar[str] = "The HTTP API writes these rows."
+    instead: ClassVar[str] = "request_rates.admit(...) writes these rows for the HTTP API."
 
     tenant = models.OneToOneField(
         "django_durable_tasks.Tenant", models.CASCADE, primary_key=True, related_name="+"

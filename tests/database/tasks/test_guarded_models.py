@@ -37,20 +37,26 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 def test_engine_owned_models_are_guarded() -> None:
     assert {model.__name__ for model in GUARDED} == {
+        "Alert",
         "ApiKey",
         "AuditEntry",
+        "BulkOperation",
         "Calendar",
         "CalendarDay",
         "DeadLetter",
         "DeliveryAttempt",
         "Endpoint",
         "IdempotentRequest",
+        "NotificationEvent",
+        "NotificationSetting",
         "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
         "Task",
         "TaskDependency",
         "TaskExecutionLog",
+        "TenantQuota",
+        "TenantRequests",
         "WorkflowRun",
     }
 
