@@ -6,9 +6,12 @@ replayable like those of other tasks, and cause no notifications.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
+
+from django.db import Error
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
@@ -36,6 +39,7 @@ from django_durable_tasks.targets import notification_email
 from django_durable_tasks.targets.http import outgoing
 from django_durable_tasks.targets.http_callback import DeliveryRetry, RequestOfRun, database_of
 
+logger = logging.getLogger("django_durable_tasks.notifications")
 _REFUSED_BY_SLACK = [400, 403, 404, 410]
 """Slack answers these for a webhook that was removed or that may not write to its channel."""
 _SOFT_TIMEOUT, _TIMEOUT = 90, 120
@@ -85,8 +89,21 @@ def _recorded(
                 setting_changes.disable(row.pk, error)
         raise
     finally:
+        _record(live, row.pk, status, error)
+
+
+def _record(live: LiveRun, setting_id: int, status: str, error: str) -> None:
+    """Record the result. An error must not cause another message, so it is logged only."""
+    try:
         with database_of(live):
-            setting_changes.record_result(row.pk, status, error)
+            setting_changes.record_result(setting_id, status, error)
+    except Error:
+        logger.exception(
+            "The result %s of notification setting %d was not recorded.",
+            status,
+            setting_id,
+            extra={"task_id": str(live.run.task_id), "attempt": live.run.attempt},
+        )
 
 
 def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent) -> dict[str, Any]:

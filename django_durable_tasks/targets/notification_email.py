@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core import mail
 from django.core.mail import EmailMessage
+from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.execution.live_runs import LiveRun
@@ -57,8 +58,7 @@ def send(
     except (OSError, smtplib.SMTPException) as error:
         failed = error
     else:
-        with database_of(live):
-            endpoints.succeeded(key)
+        _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
     raise _failure(live, failed, key)
 
@@ -84,9 +84,24 @@ def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | Deliv
     )
     if refused:
         return DeliveryFailed(text)
-    with database_of(live):
-        endpoints.failed(key, run.tenant_id, text)
+    _record_health(live, key, text)
     return DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
+
+
+def _record_health(live: LiveRun, key: str, failure: str) -> None:
+    """Record the health of the mail server for the breaker of the setting. An error must not cause
+    another message, so it is logged only.
+    """
+    try:
+        with database_of(live):
+            if failure:
+                endpoints.failed(key, live.run.tenant_id, failure)
+            else:
+                endpoints.succeeded(key)
+    except Error:
+        logger.exception(
+            "The health of %s was not recorded.", key, extra={"task_id": str(live.run.task_id)}
+        )
 
 
 def _is_refused(error: Exception) -> bool:

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.notifications import alerts, deliveries, setting_changes
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from tests.concurrency.racing import ROUNDS, no_errors, race
+from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,
@@ -64,6 +65,22 @@ def test_a_setting_is_changed_while_its_messages_are_created() -> None:
     while deliveries.create_due(database_now(), 500):
         pass
     assert all(event.delivery is not None for event in events())
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_setting_that_a_transaction_has_locked_does_not_delay_others() -> None:
+    locked, other = a_setting("locked", digest=60), a_setting("other", digest=60)
+    _happened(locked, 20)
+    _happened(other, 3)
+    with transaction.atomic():
+        setting_changes.change(locked, on_retry=True)
+        create = partial(deliveries.create_due, database_now(), 10)
+        assert on_another_connection(create) == 3
+        assert on_another_connection(create) == 0
+    while deliveries.create_due(database_now(), 10):
+        pass
+    assert [task.kwargs["setting"] for task in delivery_tasks()] == [other.pk, locked.pk]
 
 
 def test_two_creations_of_one_name_leave_one_setting() -> None:

@@ -58,6 +58,11 @@ def test_quiet_hours_follow_the_wall_clock(now: datetime, end: datetime | None) 
     assert NIGHT.end_after(now) == end
 
 
+def test_a_zone_that_tzdata_has_no_more_counts_as_utc() -> None:
+    hours = QuietHours(begin=time(22), end=time(7), time_zone="Mars/Olympus")
+    assert hours.end_after(_utc(2026, 7, 1, 23)) == _utc(2026, 7, 2, 7)
+
+
 @given(
     st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
     st.times(),

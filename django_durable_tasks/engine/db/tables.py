@@ -57,12 +57,13 @@ def callers_transaction() -> bool:
     )
 
 
-def locked_for_change(queryset: QuerySet[M]) -> QuerySet[M]:
+def locked_for_change(queryset: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
     """Return the queryset with row locks: FOR NO KEY UPDATE if the database has it, so that rows
-    that refer to the locked ones can be inserted meanwhile.
+    that refer to the locked ones can be inserted meanwhile. With ``skip_locked`` rows that other
+    transactions have locked are left out.
     """
     no_key = connections[database()].features.has_select_for_no_key_update
-    return queryset.select_for_update(no_key=no_key)
+    return queryset.select_for_update(no_key=no_key, skip_locked=skip_locked)
 
 
 def count(sql: str, parameters: dict[str, Any]) -> int:

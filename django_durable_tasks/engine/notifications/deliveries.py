@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
@@ -51,28 +51,62 @@ def _due(now: datetime) -> NotificationEventQuerySet:
 def create_due(now: datetime, limit: int) -> int:
     """Assign at most ``limit`` due events to new deliveries, postpone those of quiet hours, and
     delete those of settings that are disabled or deleted; return how many events changed.
+
+    The row of a setting with a digest is locked. If another transaction has locked it, its events
+    wait for the next call and do not delay those of other settings.
     """
     if not has_due(now):
         return 0
     with tables.atomic():
-        rows = list(_due(now).order_by("due_at", "id").select_for_update(skip_locked=True)[:limit])
-        of_setting = defaultdict[int, list[NotificationEvent]](list)
-        for row in rows:
-            of_setting[row.setting_id].append(row)
-        known = tables.locked_for_change(
-            settings_rows().filter(pk__in=list(of_setting), enabled=True).order_by("pk")
-        )
-        settings = {row.pk: row for row in known}
+        batch = _Batch(now, limit)
+        if batch.blocked:
+            batch = _Batch(now, limit, without=batch.blocked)
         new_tasks = list[NewTask]()
-        for setting_id, found in of_setting.items():
-            setting = settings.get(setting_id)
+        for setting_id, found in batch.of_setting.items():
+            setting = batch.settings.get(setting_id)
             if setting is None:
                 _all(found).delete()
             else:
-                new_tasks += _assigned(setting, found, now, more=len(rows) == limit)
+                new_tasks += _assigned(setting, found, now, more=batch.is_full)
         if new_tasks:
             transitions.create_many(new_tasks)
-    return len(rows)
+    return sum(map(len, batch.of_setting.values()))
+
+
+class _Batch:
+    """Locked due events by their settings, and those of the settings that are enabled.
+
+    ``blocked``: the settings that another transaction has locked. Their events are left out.
+    """
+
+    def __init__(self, now: datetime, limit: int, without: Collection[int] = ()) -> None:
+        due = _due(now).exclude(setting_id__in=list(without))
+        rows = list(due.order_by("due_at", "id").select_for_update(skip_locked=True)[:limit])
+        self.is_full = len(rows) == limit
+        self.of_setting = defaultdict[int, list[NotificationEvent]](list)
+        for row in rows:
+            self.of_setting[row.setting_id].append(row)
+        enabled = settings_rows().filter(pk__in=list(self.of_setting), enabled=True)
+        self.settings = {row.pk: row for row in enabled}
+        digests = enabled.filter(Q(digest__isnull=False) | Q(collecting__isnull=False))
+        free = {
+            row.pk: row
+            for row in tables.locked_for_change(digests.order_by("pk"), skip_locked=True)
+        }
+        self.blocked = {
+            pk for pk, row in self.settings.items() if _is_collected(row) and pk not in free
+        }
+        # As they are after the lock.
+        self.settings |= free
+        for pk in self.blocked:
+            del self.of_setting[pk]
+
+
+def _is_collected(setting: NotificationSetting) -> bool:
+    """Return whether due events are one message. A digest that was begun is also finished after
+    ``digest`` was removed from the setting.
+    """
+    return setting.digest is not None or setting.collecting is not None
 
 
 def _all(rows: Sequence[NotificationEvent]) -> NotificationEventQuerySet:
@@ -88,7 +122,7 @@ def _assigned(
     if quiet_until is not None:
         _all(rows).update(due_at=quiet_until)
         return []
-    if setting.digest is not None:
+    if _is_collected(setting):
         return _collected(setting, rows, now, more=more)
     for row in rows:
         row.delivery = uuid.uuid4()

@@ -98,6 +98,8 @@ def change(
                 " again."
             )
         checked = _checked(present, values)
+        if not checked.get("enabled", True):
+            checked["collecting"] = None
         settings_rows().filter(pk=present.pk).update(
             **checked,
             revision=F("revision") + 1,
@@ -191,6 +193,7 @@ def disable(setting_id: int, reason: str) -> None:
         .filter(pk=setting_id, enabled=True)
         .update(
             enabled=False,
+            collecting=None,
             revision=F("revision") + 1,
             updated_at=DatabaseNow(),
             updated_by="",
@@ -202,9 +205,15 @@ def disable(setting_id: int, reason: str) -> None:
 
 
 def record_result(setting_id: int, status: str, error: str = "") -> None:
-    """Record the result of the last delivery. The revision stays the same."""
-    settings_rows().filter(pk=setting_id).update(
-        last_delivery_status=status,
-        last_delivery_at=estimated_now(),
-        last_delivery_error=shortened(error, 200),
-    )
+    """Record the result of the last delivery, unless another transaction has locked the setting.
+    The revision stays the same.
+    """
+    this = settings_rows().filter(pk=setting_id)
+    with tables.atomic():
+        free = tables.locked_for_change(this, skip_locked=True)
+        if free.values_list("pk", flat=True).first() is not None:
+            this.update(
+                last_delivery_status=status,
+                last_delivery_at=estimated_now(),
+                last_delivery_error=shortened(error, 200),
+            )

@@ -90,6 +90,18 @@ def test_a_crash_while_a_digest_is_collected_loses_and_repeats_nothing(server: L
     assert row.collecting is None
 
 
+def test_a_digest_that_was_begun_is_sent_although_the_setting_has_none_any_more(
+    server: Listener,
+) -> None:
+    row = a_webhook(server.url(), digest=60)
+    _happened(row, 700)
+    assert create_deliveries() == 500
+    setting_changes.change(row, digest=None)
+    assert create_deliveries() == 200
+    (task,) = delivery_tasks()
+    assert result(run(task))["events"] == 700
+
+
 def test_events_that_commit_late_are_sent_in_a_message_of_their_own(server: Listener) -> None:
     row = a_webhook(server.url(), digest=60)
     _happened(row, 2)
