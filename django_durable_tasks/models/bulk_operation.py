@@ -37,8 +37,8 @@ class BulkOperation(GuardedModel):
     """
 
     instead: ClassVar[str] = (
-        "The HTTP API creates these rows with bulk_operations.start(...), and a durable task changes"
-        " them."
+        "The HTTP API creates these rows with bulk_operations.start(...), and a durable task"
+        " changes them."
     )
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
