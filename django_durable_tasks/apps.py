@@ -6,6 +6,8 @@ from django.apps import AppConfig
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
+from django_durable_tasks import conf
+
 
 class DurableTasksConfig(AppConfig):
     """The application ``django_durable_tasks``."""
@@ -86,3 +88,18 @@ def _bind_ports() -> None:
         zone_port=zones.schedule_zone,
         requests_port=requests.apply_of,
     )
+    if _traces_are_wanted():
+        try:
+            from django_durable_tasks.tracing import OpenTelemetryTraces
+        except ImportError as error:
+            raise conf.InvalidSetting(
+                "DURABLE_TASKS['TRACES'] is True: install django-durable-tasks[otel]."
+            ) from error
+        ports.bind_traces(OpenTelemetryTraces())
+
+
+def _traces_are_wanted() -> bool:
+    try:
+        return conf.settings().TRACES
+    except conf.InvalidSetting:
+        return False  # the check E001 reports it

@@ -30,12 +30,13 @@ from django_durable_tasks.conf_checks import (
 )
 from django_durable_tasks.conf_fields import count, duration, value
 from django_durable_tasks.conf_interfaces import InterfaceOptions, check_interfaces
+from django_durable_tasks.conf_monitoring import MonitoringOptions, check_monitoring
 from django_durable_tasks.conf_notifications import NotificationOptions, check_notifications
 from django_durable_tasks.did_you_mean import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(InterfaceOptions, NotificationOptions):
+class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     """The settings of django_durable_tasks; durations in seconds."""
 
     LEASE: float = duration(
@@ -268,6 +269,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_interfaces(found)
     check_notifications(found)
     check_encryption(found.ENCRYPTION_KEYS)
+    check_monitoring(found)
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -253,6 +254,18 @@ class ApplyRequests(Protocol):
     def __call__(self, task_ids: Sequence[uuid.UUID]) -> None: ...
 
 
+class Traces(Protocol):
+    """Creates the spans of tasks, provided by ``tracing.py`` if TRACES is set."""
+
+    def created(
+        self, name: str, queue: str, task_id: str, number: int, upstreams: Sequence[str]
+    ) -> str | None:
+        """Create the span of a creation; return its context."""
+
+    def attempt(self, run: Any) -> AbstractContextManager[None]:
+        """Return the context manager of an attempt."""
+
+
 class _Unbound:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(
@@ -279,6 +292,14 @@ due: DueChanges = _Unbound()
 load_tasks: LoadTasks = _Unbound()
 schedule_zone: ScheduleZone = _Unbound()
 apply_requests: ApplyRequests = _Unbound()
+traces: Traces | None = None
+"""None unless TRACES is set."""
+
+
+def bind_traces(given: Traces | None) -> None:
+    """Assign ``traces``; called once by ``apps.ready()``."""
+    global traces
+    traces = given
 
 
 def bind(

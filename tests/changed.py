@@ -36,6 +36,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/celery/", ("tests/database/celery", "broker", SMOKE)),
     ("django_durable_tasks/due_index/", ("tests/database/scheduler", *_BROKER)),
     ("django_durable_tasks/notifier/", ("tests/database/scheduler", "broker", SMOKE)),
+    ("django_durable_tasks/metrics/", ("tests/database/metrics", "unit")),
     ("django_durable_tasks/scheduler/", ("tests/database/scheduler", *_PROCESSES)),
     ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
     ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),

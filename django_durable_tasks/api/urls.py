@@ -12,6 +12,7 @@ from django_durable_tasks.api.views import (
     dead_letters,
     fire_times,
     graphs,
+    metrics,
     notification_settings,
     operations,
     problem_pages,
@@ -88,6 +89,7 @@ urlpatterns = [
     _at("operations/<uuid:operation_id>", operations.OperationProgressEndpoint, "operation"),
     _at("quota", quota.QuotaEndpoint, "quota"),
     _at("health", scheduler.HealthEndpoint, "health"),
+    _at("metrics", metrics.MetricsEndpoint, "metrics"),
     _at("scheduler/status", scheduler.SchedulerStatusEndpoint, "scheduler-status"),
     _at(
         "scheduler/tasks/<uuid:task_id>/history",

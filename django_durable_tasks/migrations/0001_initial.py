@@ -836,6 +836,14 @@ class Migration(migrations.Migration):
                 ),
                 ("due_at", models.DateTimeField(blank=True, null=True, verbose_name="due at")),
                 (
+                    "ready_at",
+                    models.DateTimeField(editable=False, null=True, verbose_name="ready at"),
+                ),
+                (
+                    "queued_at",
+                    models.DateTimeField(editable=False, null=True, verbose_name="queued at"),
+                ),
+                (
                     "lease_until",
                     models.DateTimeField(blank=True, null=True, verbose_name="lease until"),
                 ),
@@ -1130,6 +1138,8 @@ class Migration(migrations.Migration):
                         verbose_name="status",
                     ),
                 ),
+                ("ready_at", models.DateTimeField(null=True, verbose_name="ready at")),
+                ("queued_at", models.DateTimeField(null=True, verbose_name="queued at")),
                 ("started_at", models.DateTimeField(null=True, verbose_name="started at")),
                 ("completed_at", models.DateTimeField(verbose_name="completed at")),
                 (
@@ -2870,6 +2880,102 @@ class Migration(migrations.Migration):
                     models.Index(
                         fields=["object_type", "object_id", "id"], name="durable_audit_object"
                     ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="MetricPosition",
+            fields=[
+                ("kind", models.CharField(max_length=10, primary_key=True, serialize=False)),
+                ("revision", models.BigIntegerField(default=0)),
+                ("last_id", models.BigIntegerField(default=0)),
+                ("details", models.JSONField(default=list)),
+            ],
+            options={
+                "verbose_name": "position of the metrics",
+                "verbose_name_plural": "positions of the metrics",
+                "db_table": "durable_tasks_metric_position",
+            },
+        ),
+        migrations.CreateModel(
+            name="MetricSeries",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[
+                            ("ATTEMPT", "ATTEMPT"),
+                            ("CREATED", "CREATED"),
+                            ("ENDED", "ENDED"),
+                            ("OCCURRENCE", "OCCURRENCE"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("tenant_id", models.BigIntegerField(default=0, verbose_name="tenant")),
+                ("queue", models.CharField(blank=True, max_length=200, verbose_name="queue")),
+                ("name", models.CharField(blank=True, max_length=200, verbose_name="name")),
+                ("status", models.CharField(blank=True, max_length=16, verbose_name="status")),
+                ("number", models.BigIntegerField(default=0, verbose_name="number")),
+                ("durations", models.JSONField(default=dict, verbose_name="durations")),
+            ],
+            options={
+                "verbose_name": "total",
+                "verbose_name_plural": "totals",
+                "db_table": "durable_tasks_metric_series",
+                "ordering": ["kind", "queue", "name", "status"],
+            },
+        ),
+        migrations.CreateModel(
+            name="UncountedEnding",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("tenant_id", models.BigIntegerField()),
+                ("queue", models.CharField(max_length=200)),
+                ("name", models.CharField(max_length=200)),
+                ("status", models.CharField(max_length=9)),
+                ("number", models.IntegerField()),
+                (
+                    "ended_at",
+                    models.DateTimeField(
+                        db_default=django_durable_tasks.models.clock.DatabaseNow()
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "durable_tasks_uncounted_ending",
+            },
+        ),
+        migrations.CreateModel(
+            name="MetricMinute",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("minute", models.DateTimeField(verbose_name="minute")),
+                ("number", models.BigIntegerField(default=0, verbose_name="number")),
+                ("durations", models.JSONField(default=dict, verbose_name="durations")),
+                ("first_id", models.BigIntegerField(default=0)),
+                ("last_id", models.BigIntegerField(default=0)),
+                (
+                    "series",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="minutes",
+                        to="django_durable_tasks.metricseries",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "count per minute",
+                "verbose_name_plural": "counts per minute",
+                "db_table": "durable_tasks_metric_minute",
+                "ordering": ["-minute"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("minute", "series"), name="durable_metric_minute_once"
+                    )
                 ],
             },
         ),

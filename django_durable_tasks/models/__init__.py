@@ -17,6 +17,9 @@ from django_durable_tasks.models.idempotent_request import IdempotentRequest
 from django_durable_tasks.models.lease import SchedulerLease
 from django_durable_tasks.models.limit import Limit
 from django_durable_tasks.models.limit_bucket import LimitBucket
+from django_durable_tasks.models.metric_minute import MetricMinute
+from django_durable_tasks.models.metric_position import MetricPosition
+from django_durable_tasks.models.metric_series import MetricSeries
 from django_durable_tasks.models.node import Node, NodeKind
 from django_durable_tasks.models.notification_event import NotificationEvent
 from django_durable_tasks.models.notification_setting import NotificationSetting
@@ -31,6 +34,7 @@ from django_durable_tasks.models.task_request import RequestKind, TaskRequest
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.models.tenant_quota import TenantQuota
 from django_durable_tasks.models.tenant_requests import TenantRequests
+from django_durable_tasks.models.uncounted_ending import UncountedEnding
 from django_durable_tasks.models.workflow_run import WorkflowRun
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
@@ -51,6 +55,9 @@ __all__ = [
     "IdempotentRequest",
     "Limit",
     "LimitBucket",
+    "MetricMinute",
+    "MetricPosition",
+    "MetricSeries",
     "Node",
     "NodeKind",
     "NotificationEvent",
@@ -70,5 +77,6 @@ __all__ = [
     "Tenant",
     "TenantQuota",
     "TenantRequests",
+    "UncountedEnding",
     "WorkflowRun",
 ]

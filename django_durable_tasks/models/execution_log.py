@@ -41,6 +41,10 @@ class TaskExecutionLog(GuardedModel):
     status = models.CharField(
         _("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus]
     )
+    # Since when the task was due, when it was claimed, and when it started: the waits for the
+    # scheduler and for the broker. ready_at is NULL if the task was published without a claim.
+    ready_at = models.DateTimeField(_("ready at"), null=True)
+    queued_at = models.DateTimeField(_("queued at"), null=True)
     started_at = models.DateTimeField(_("started at"), null=True)
     completed_at = models.DateTimeField(_("completed at"))
     error_message = models.TextField(_("error"), db_default="", blank=True)

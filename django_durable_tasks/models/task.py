@@ -66,6 +66,10 @@ class Task(GuardedModel):
     status.register_lookup(UnindexedIn)
     run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
     due_at = models.DateTimeField(_("due at"), null=True, blank=True)
+    # The due_at before the last claim, and the time of the claim. NULL until a task is claimed; a
+    # task of the fast path is published without a claim.
+    ready_at = models.DateTimeField(_("ready at"), null=True, editable=False)
+    queued_at = models.DateTimeField(_("queued at"), null=True, editable=False)
     lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     epoch = models.BigIntegerField(_("epoch"), db_default=0)

@@ -186,10 +186,11 @@ class Cluster:
             *options,
         )
 
-    def scheduler(self, **environment: str) -> Program:
+    def scheduler(self, *options: str, **environment: str) -> Program:
         """Start a scheduler; ``ready()`` waits for it."""
         name = f"scheduler{next(_numbers)}@{os.environ['TEST_RUN']}"
-        return self._start(name, environment, "-m", "django", "run_scheduler", "--node-id", name)
+        command = ("-m", "django", "run_scheduler", "--node-id", name, *options)
+        return self._start(name, environment, *command)
 
     def beat(self, module: str, folder: Path) -> Program:
         """Start Celery's beat with the settings of this module."""

@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
 from django.db import Error, OperationalError, transaction
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery.execution import consumed_queue, endings, worker_node
 from django_durable_tasks.celery.execution.body_request import of_row
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
@@ -66,7 +66,8 @@ def run_message(task: Any, envelope: Envelope) -> Any:
         with process_runs.running(live):
             task.request.retries = live.run.failures
             try:
-                return body(task, live)
+                with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
+                    return body(task, live)
             except EndingNotRecorded:
                 raise
             except BaseException as error:  # noqa: BLE001 - interrupts are endings too

@@ -148,6 +148,11 @@ def shown_count(number: int) -> str:
     return f"{number}+" if number >= COUNTED else str(number)
 
 
+def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
+    """Return the PENDING and due tasks of each queue, and when its first task is due."""
+    return [(row["queue"], row["pending"], row["due"], row["head"]) for row in _waiting(now)]
+
+
 def _waiting(now: datetime) -> list[dict[str, Any]]:
     """Return the PENDING and due tasks of each queue, and when the first one is due."""
     sql = statement("waiting")

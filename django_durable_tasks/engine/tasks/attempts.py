@@ -148,6 +148,8 @@ def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
         celery_id=celery_id,
         workflow_id=started.workflow_id,
         has_dependents=bool(started.has_dependents),
+        ready_at=None if started.ready_at is None else _aware(started.ready_at),
+        queued_at=_aware(started.queued_at or started.created_at),
     )
 
 

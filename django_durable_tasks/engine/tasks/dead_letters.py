@@ -32,6 +32,11 @@ def open_count() -> int:
     return dead_letters.dead_letters().open().count()
 
 
+def open_count_up_to(limit: int) -> int:
+    """Return how many dead letters are open; ``limit`` if there are more."""
+    return dead_letters.dead_letters().open().order_by()[:limit].count()
+
+
 def send_growth_signal(number: int) -> None:
     """Send ``dead_letters_grew`` with the number of open dead letters."""
     dead_letters_grew.send_robust(DeadLetter, number=number)

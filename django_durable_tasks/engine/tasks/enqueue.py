@@ -16,6 +16,7 @@ from django_durable_tasks.engine.tasks.fast_path import queued_if_possible
 from django_durable_tasks.engine.tasks.insert import insert
 from django_durable_tasks.engine.tasks.keys import acquire_unique, key_owners, same_call, upsert
 from django_durable_tasks.engine.tasks.new_task import Call, new_task
+from django_durable_tasks.engine.tasks.traces import traced, traced_together
 from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.dependencies import needed, needed_of
@@ -36,7 +37,7 @@ def submit(call: Call) -> uuid.UUID:
     """
     if call.options.depends_on is not None:
         return _submit_waiting(call)
-    task = queued_if_possible(new_task(call))
+    task = queued_if_possible(traced(new_task(call)))
     for _ in range(_TRIES - 1):
         try:
             return _create(call, task)
@@ -89,6 +90,7 @@ def _submit_waiting(call: Call) -> uuid.UUID:
         ]
         join = needed_of(call.options.join, len(planned))
         unresolved = needed(join, tally_of(new_edges))
+        task = traced(task, [upstreams[key] for key in planned])
         task_id = _create(call, task.waiting_for(unresolved, join))
         if task_id == task.id:
             edit.insert_edges(new_edges, upstreams)
@@ -115,7 +117,7 @@ def schedule_many(calls: Sequence[Call]) -> list[uuid.UUID]:
             "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
             " one."
         )
-    return insert_many(new_tasks)
+    return insert_many(traced_together(new_tasks))
 
 
 def needs_own_insert(call: Call, task: NewTask) -> bool:

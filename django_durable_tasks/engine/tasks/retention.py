@@ -25,6 +25,7 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.limits import config
+from django_durable_tasks.engine.metrics.retention import uncounted
 from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.models import (
     DeadLetter,
@@ -188,6 +189,8 @@ def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) 
                 "pk", flat=True
             )
         )
+        waiting = uncounted(deletable, now)
+        deletable = [pk for pk in deletable if pk not in waiting]
         _delete(deletable)
     return len(deletable)
 
@@ -296,6 +299,8 @@ def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
         if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
             return 0
         if edges.endings().filter(Q(task_id__in=found) | Q(workflow_id__in=keys)).exists():
+            return 0
+        if uncounted(found, now):
             return 0
         _delete(found)
         if not rows.exists():

@@ -34,6 +34,7 @@ from django_durable_tasks.engine.transitions.returned_rows import (
     started_runs,
 )
 from django_durable_tasks.engine.transitions.runs import start_writes
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
@@ -148,7 +149,10 @@ def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
 
 
 def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
+    # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
     writes: dict[str, Any] = {
+        "ready_at": F("due_at"),
+        "queued_at": DatabaseNow(),
         "node": node,
         "due_at": after(wait),
         "publish_count": F("publish_count") + 1,
@@ -190,7 +194,13 @@ def take(queryset: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> l
             *(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None
         )
         if not move(
-            "take", pairs, Status.RUNNING, **start_writes(runs, node, lease), waiting_for_limit=None
+            "take",
+            pairs,
+            Status.RUNNING,
+            ready_at=F("due_at"),
+            queued_at=DatabaseNow(),
+            **start_writes(runs, node, lease),
+            waiting_for_limit=None,
         ):
             return []
         return started_runs(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))

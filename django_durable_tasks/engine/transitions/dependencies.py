@@ -146,6 +146,8 @@ def release_and_publish(pairs: Sequence[Pair], wait: float) -> int:
         "release",
         pairs,
         Status.QUEUED,
+        ready_at=None,
+        queued_at=DatabaseNow(),
         due_at=after(wait),
         publish_count=1,
         unresolved_dependencies_count=0,

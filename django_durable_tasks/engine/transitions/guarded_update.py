@@ -22,6 +22,7 @@ from django_durable_tasks.engine.transitions.attempt_log import (
 )
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.change_tracking import observe, touch
+from django_durable_tasks.engine.transitions.uncounted_endings import LOGGED, record_uncounted
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -209,6 +210,8 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     insert_return_events(replayed)
     if status in TERMINAL:
         record_endings(ids, status)
+        if name not in LOGGED:
+            record_uncounted(ids, status)
     elif status == Status.PENDING:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.

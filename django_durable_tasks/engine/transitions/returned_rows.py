@@ -66,6 +66,9 @@ class StartedRun(NamedTuple):
     run_at: datetime
     workflow_id: uuid.UUID | None
     has_dependents: bool
+    ready_at: datetime | None
+    queued_at: datetime | None
+    created_at: datetime
 
 
 class BlockedDependent(NamedTuple):

@@ -16,6 +16,7 @@ from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.engine.verify import (
     dependencies,
     limits,
+    metrics,
     nodes,
     recurring,
     shards,
@@ -47,6 +48,7 @@ CHECKS: dict[str, Check] = {
         *recurring.CHECKS,
         *nodes.CHECKS,
         *shards.CHECKS,
+        *metrics.CHECKS,
     )
 }
 """All checks by name: those of the engine, and those that packages above it add with ``join``."""

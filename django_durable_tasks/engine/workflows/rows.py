@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.tasks.new_task import Call, planned_task
+from django_durable_tasks.engine.tasks.traces import traced_together
 from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, WorkflowRun
 from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.rules.dependencies import layers, needed
@@ -100,6 +101,7 @@ def draft(
         found.rows.append(new)
         if not unresolved and not free:
             found.roots.append(ids[place])
+    found.rows[:] = traced_together(found.rows, plan.scopes[0].name)
     return found
 
 

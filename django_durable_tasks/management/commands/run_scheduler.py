@@ -11,7 +11,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
+from django.utils.module_loading import import_string
 
+from django_durable_tasks.conf import settings
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.engine.recurring import sync
@@ -25,6 +27,9 @@ from django_durable_tasks.scheduler.loop import Scheduler
 # timetables of all schedules, a hundred times per tick, which takes a sixth of the processor time
 # of the tick.
 _COLLECT_AFTER = 10_000
+_PORT_MAX = 65_535
+_METRICS_SERVER = "django_durable_tasks.metrics.server.MetricsServer"
+"""Imported on use, because it needs the extra [metrics]."""
 
 
 def _shards(text: str) -> frozenset[int]:
@@ -33,6 +38,14 @@ def _shards(text: str) -> frozenset[int]:
         return parse_shards(text)
     except InvalidOption as refused:
         raise ArgumentTypeError(str(refused)) from refused
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Parse ``--metrics-port``; an invalid value exits with the code for wrong usage."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > _PORT_MAX:
+        raise ArgumentTypeError(f"{text!r} is not a port: give 9464 or 0.0.0.0:9464.")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 class Command(BaseCommand):
@@ -69,6 +82,12 @@ class Command(BaseCommand):
             metavar="URL",
             help="keep the index of due rows in this Redis (default: REDIS_URL, else memory)",
         )
+        parser.add_argument(
+            "--metrics-port",
+            type=_address,
+            metavar="[HOST:]PORT",
+            help="serve the metrics on this port (default host: 127.0.0.1); needs METRICS",
+        )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -87,9 +106,32 @@ class Command(BaseCommand):
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
+        server = self._metrics_server(options["metrics_port"])
         self.stdout.write(f"{scheduler.name} runs; stop it with Ctrl-C.")
         connections.close_all()  # the scheduler opens its own connections
-        scheduler.run()
+        try:
+            scheduler.run()
+        finally:
+            if server is not None:
+                server.stop()
+
+    def _metrics_server(self, address: tuple[str, int] | None) -> Any:
+        """Start the server of ``--metrics-port``; return None without it. Raises CommandError."""
+        if address is None:
+            return None
+        if not settings().METRICS:
+            raise CommandError("--metrics-port needs DURABLE_TASKS['METRICS'] = True.")
+        try:
+            server = import_string(_METRICS_SERVER)(*address)
+        except ImportError as error:
+            raise CommandError(
+                f"--metrics-port needs django-durable-tasks[metrics]: {error}"
+            ) from error
+        except OSError as error:
+            raise CommandError(f"--metrics-port {address[0]}:{address[1]}: {error}") from error
+        server.start()
+        self.stdout.write(f"Metrics: http://{address[0]}:{server.server_port}/metrics")
+        return server
 
     def _warn_of_declarations(self) -> None:
         """Log which recurring tasks differ from the declarations. An unavailable database does not

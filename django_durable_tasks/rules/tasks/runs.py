@@ -12,6 +12,9 @@ from typing import Any
 class Run:
     """One accepted start. ``epoch`` and ``run_id`` are its tokens: writing its result requires
     both.
+
+    ``queued_at`` is when the task was claimed, or created if it was published without a claim.
+    ``ready_at`` is since when it was due then; None without a claim.
     """
 
     task_id: uuid.UUID
@@ -34,3 +37,5 @@ class Run:
     celery_id: str = ""
     workflow_id: uuid.UUID | None = None
     has_dependents: bool = False
+    ready_at: datetime | None = None
+    queued_at: datetime | None = None

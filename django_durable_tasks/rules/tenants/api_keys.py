@@ -42,6 +42,7 @@ class ApiScope(StrEnum):
     FORCE = "force"
     SCHEDULES = "schedules"
     QUEUES = "queues"
+    METRICS = "metrics"
     NOTIFICATIONS = "notifications"
     SECRETS = "secrets"
 
@@ -53,6 +54,7 @@ SCOPE_HELP = {
     ApiScope.FORCE: "force-complete and force-run tasks",
     ApiScope.SCHEDULES: "change recurring tasks and calendars",
     ApiScope.QUEUES: "read and pause queues and read the state of nodes, which all tenants share",
+    ApiScope.METRICS: "read the metrics, which all tenants share",
     ApiScope.NOTIFICATIONS: "change and test notification settings",
     ApiScope.SECRETS: "read arguments and results unmasked",
 }

@@ -1,5 +1,5 @@
-"""Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API and
-bulk operations and audit entries after their retention.
+"""Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API, bulk
+operations, audit entries and counts of minutes after their retention.
 
 Pruning competes with starting tasks for the database: it works in short slices of small batches,
 and pauses three times as long as a slice took.
@@ -16,6 +16,7 @@ from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.audit.history import prune_audit
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.metrics.totals import prune_minutes
 from django_durable_tasks.engine.notifications.deliveries import prune_events
 from django_durable_tasks.engine.recurring.retention import prune_ledger, prune_shadow_fires
 from django_durable_tasks.engine.tasks import retention
@@ -50,6 +51,7 @@ class Prune:
                     retention.prune_buckets,
                     prune_shadow_fires,
                     prune_requests,
+                    prune_minutes,
                     prune_operations,
                     prune_events,
                     prune_audit,

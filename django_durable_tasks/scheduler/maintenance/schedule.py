@@ -13,6 +13,8 @@ from django_durable_tasks.scheduler.maintenance import prune
 from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
 from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
 from django_durable_tasks.scheduler.maintenance.count_endings import count_endings
+from django_durable_tasks.scheduler.maintenance.count_metrics import EVERY as METRICS_EVERY
+from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
 from django_durable_tasks.scheduler.maintenance.deliver_notifications import (
     deliver_notifications,
 )
@@ -58,6 +60,7 @@ def jobs() -> tuple[Job, ...]:
         Job("release_overlaps", release_overlaps, every=min(1.0, settings().POLL)),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
+        Job("count_metrics", CountMetrics(), every=METRICS_EVERY, dispatches=False),
         Job("watch_alerts", watch_alerts, every=10.0),
         Job("probe_workers", ProbeWorkers(), every=5.0),
         Job("prune", prune.Prune(), every=10.0, pause_factor=prune.PAUSE_FACTOR, dispatches=False),

@@ -49,6 +49,9 @@ def test_engine_owned_models_are_guarded() -> None:
         "IdempotentRequest",
         "NotificationEvent",
         "NotificationSetting",
+        "MetricMinute",
+        "MetricPosition",
+        "MetricSeries",
         "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
@@ -57,6 +60,7 @@ def test_engine_owned_models_are_guarded() -> None:
         "TaskExecutionLog",
         "TenantQuota",
         "TenantRequests",
+        "UncountedEnding",
         "WorkflowRun",
     }
 

@@ -12,9 +12,12 @@ from typing import Any
 from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.metrics.attempts import count_attempts
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
+    MetricMinute,
     NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
@@ -36,7 +39,7 @@ from tests.database.verify.healthy_rows import (
     ago,
     an_ended_workflow,
 )
-from tests.factories import a_dead_letter, a_node, a_task
+from tests.factories import a_dead_letter, a_node, a_task, many_tasks
 
 
 def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
@@ -257,6 +260,15 @@ def _old_fire_of_beat() -> Any:
     return ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(700_000)).pk
 
 
+def _miscounted_minute() -> Any:
+    many_tasks(3, Status.SUCCESS)
+    count_attempts(database_now(), 1_000)
+    row = MetricMinute.objects.filter(series__status="SUCCESS").first()
+    assert row is not None
+    _alter(MetricMinute.objects.all(), row.pk, number=row.number - 1)
+    return "ATTEMPT"
+
+
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
@@ -297,6 +309,7 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "orphan-ledger-entries": _orphan_entry,
     "orphan-overrides": _orphan_override,
     "shadow-rows": _old_fire_of_beat,
+    "metric-counts": _miscounted_minute,
 }
 FOR_PEOPLE = frozenset(
     {
@@ -306,6 +319,7 @@ FOR_PEOPLE = frozenset(
         "occurrence-tasks",
         "unserved-shards",
         "shard-maps",
+        "metric-counts",
     }
 )
 """The checks whose findings cannot be repaired automatically."""

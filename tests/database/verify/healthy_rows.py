@@ -7,6 +7,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.metrics.attempts import count_attempts
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import (
     NodeKind,
@@ -102,6 +103,7 @@ def write_healthy_rows() -> None:
     ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(60))
     _write_graphs()
     _write_schedules()
+    count_attempts(database_now(), 1_000)
 
 
 def _write_graphs() -> None:

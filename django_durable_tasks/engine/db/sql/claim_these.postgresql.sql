@@ -12,7 +12,7 @@ WITH due AS MATERIALIZED (
      FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE durable_tasks_task AS task
    SET status = 'QUEUED', waiting_for_limit = NULL, epoch = task.epoch + 1, publish_count = task.publish_count + 1, node = %(node)s,
-       due_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
+       ready_at = task.due_at, queued_at = clock_timestamp(), due_at = clock_timestamp() + %(wait)s * interval '1 second', updated_at = clock_timestamp()
   FROM due,
        (SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM due WHERE overlap_key IS NOT NULL)
                     THEN set_config('synchronous_commit', 'off', true) END) AS unflushed

@@ -10,4 +10,5 @@ UPDATE durable_tasks_task AS task
                     WHERE control.name = task.queue AND control.paused_at IS NOT NULL)
 RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.attempts, task.failures,
           task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,
-          task.started_at, task.run_at, task.workflow_id, task.has_dependents
+          task.started_at, task.run_at, task.workflow_id, task.has_dependents,
+          task.ready_at, task.queued_at, task.created_at

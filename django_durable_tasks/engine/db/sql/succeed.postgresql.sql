@@ -10,12 +10,12 @@ WITH ended AS (
                                THEN %(encryption_key)s::text ELSE '*' END
    WHERE task.id = %(id)s AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s
   RETURNING task.id, task.tenant_id, task.attempts, task.started_at, task.completed_at, task.node, task.run_id,
-            task.epoch, task.workflow_id, task.has_dependents),
+            task.ready_at, COALESCE(task.queued_at, task.created_at) AS queued_at, task.epoch, task.workflow_id, task.has_dependents),
 noted AS (
   INSERT INTO durable_tasks_ending_event (task_id, epoch, workflow_id, status, resolved)
   SELECT id, epoch, workflow_id, 'SUCCESS', NOT has_dependents
     FROM ended WHERE has_dependents OR workflow_id IS NOT NULL)
 INSERT INTO durable_tasks_execution_log
-       (task_id, tenant_id, attempt_number, status, started_at, completed_at, worker, node, run_id, celery_id)
-SELECT id, tenant_id, attempts, 'SUCCESS', started_at, completed_at, %(worker)s, node, run_id, %(celery_id)s
+       (task_id, tenant_id, attempt_number, status, ready_at, queued_at, started_at, completed_at, worker, node, run_id, celery_id)
+SELECT id, tenant_id, attempts, 'SUCCESS', ready_at, queued_at, started_at, completed_at, %(worker)s, node, run_id, %(celery_id)s
   FROM ended

@@ -1,0 +1,45 @@
+"""Two schedulers count while attempts end: each attempt is counted once, whatever commits when."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.metrics.attempts import count_attempts
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
+from tests.concurrency.racing import no_errors, race
+from tests.database.metrics.counting import count_all, minute_totals, recount, totals
+from tests.database.transitions.transition_calls import FAILURE, end, succeed
+from tests.factories import many_tasks
+
+
+@pytest.fixture(autouse=True)
+def counted(settings: Any) -> None:
+    """Count for the metrics."""
+    settings.DURABLE_TASKS = {"METRICS": True}
+
+
+def _end_all(tasks: list[Task]) -> int:
+    for number, task in enumerate(tasks):
+        if number % 3:
+            succeed(task)
+        else:
+            end(task, outcome=FAILURE)
+    return len(tasks)
+
+
+def _count_repeatedly() -> int:
+    return sum(count_attempts(database_now(), 7) for _ in range(40))
+
+
+def test_attempts_that_end_while_two_schedulers_count_are_counted_once() -> None:
+    tasks = many_tasks(120, Status.RUNNING)
+    parts = [partial(_end_all, tasks[part::3]) for part in range(3)]
+    no_errors(race([*parts, _count_repeatedly, _count_repeatedly]))
+    count_all()
+    assert sum(recount().values()) == 120
+    assert totals() == minute_totals() == recount()

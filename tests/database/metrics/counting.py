@@ -1,0 +1,44 @@
+"""Count for the metrics as the leader does, and count again by other means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from django.db.models import Count
+
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.models import MetricMinute, MetricSeries, TaskExecutionLog
+from django_durable_tasks.rules.metrics.counts import MetricKind
+from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
+
+
+def count_all(now: datetime | None = None) -> CountMetrics:
+    """Count until nothing is left; return the job."""
+    job = CountMetrics()
+    while job(now or database_now(), HeartbeatMonitor()):
+        pass
+    return job
+
+
+def totals(kind: MetricKind = MetricKind.ATTEMPT) -> dict[str, int]:
+    """Return the totals by status."""
+    found = Counter[str]()
+    for row in MetricSeries.objects.filter(kind=kind):
+        found[row.status] += row.number
+    return dict(found)
+
+
+def minute_totals(kind: MetricKind = MetricKind.ATTEMPT) -> dict[str, int]:
+    """Return the sums of the minutes by status."""
+    found = Counter[str]()
+    for row in MetricMinute.objects.filter(series__kind=kind).select_related("series"):
+        found[row.series.status] += row.number
+    return dict(found)
+
+
+def recount() -> dict[str, int]:
+    """Return the number of log entries by status."""
+    rows = TaskExecutionLog.objects.order_by().values_list("status")
+    return dict(rows.annotate(number=Count("pk")))

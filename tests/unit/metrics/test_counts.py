@@ -1,0 +1,64 @@
+"""Series have keys that do not depend on a collation; distributions are sums."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.rules.metrics.counts import (
+    ALL_TENANTS,
+    BUCKETS,
+    Counted,
+    Distribution,
+    Duration,
+    MetricKind,
+    SeriesKey,
+    summed,
+)
+
+_SECONDS = st.floats(-10, 1e7)
+
+
+def test_the_buckets_reach_from_five_milliseconds_to_an_hour() -> None:
+    assert (BUCKETS[0], BUCKETS[-1]) == (0.005, 3_600)
+    assert sorted(BUCKETS) == list(BUCKETS)
+
+
+@given(values=st.lists(_SECONDS))
+def test_each_duration_is_in_the_first_bucket_that_holds_it(values: list[float]) -> None:
+    found = Distribution()
+    for value in values:
+        found.observe(value)
+    assert sum(found.numbers) == len(values)
+    for index, bound in enumerate(BUCKETS):
+        assert sum(found.numbers[: index + 1]) == sum(value <= bound for value in values)
+
+
+@given(first=st.lists(_SECONDS), second=st.lists(_SECONDS))
+def test_distributions_can_be_added_and_stored(first: list[float], second: list[float]) -> None:
+    def counted(values: list[float]) -> Counted:
+        found = Counted(len(values))
+        for value in values:
+            found.observe(Duration.RUN, value)
+        return found
+
+    total = summed([counted(first), counted(second)])
+    stored = Counted.stored(total.number, total.durations_as_json())
+    assert stored.number == len(first) + len(second)
+    whole = counted([*first, *second]).durations.get("run", Distribution())
+    assert stored.durations.get("run", Distribution()).numbers == whole.numbers
+
+
+def test_a_damaged_value_is_read_as_none() -> None:
+    assert Distribution.from_json("x") == Distribution.from_json([1.0, 2]) == Distribution()
+    assert Counted.stored(3, None) == Counted(3)
+
+
+def test_names_that_differ_in_case_or_spaces_are_different_series() -> None:
+    keys = [
+        SeriesKey(MetricKind.ATTEMPT, ALL_TENANTS, queue, name, "SUCCESS")
+        for queue in ("mail", "Mail", "mail ")
+        for name in ("a", "A")
+    ]
+    assert len({key.digest() for key in keys}) == len(keys)
+    assert keys[0].digest() == keys[0]._replace(tenant_id=0).digest()
