@@ -40,7 +40,7 @@ def many(settings: Any) -> Iterator[None]:
     _fill(Status.SUCCESS, ROWS, start=-90_000, born=1_500_000_000_000)
     with connection.cursor() as cursor:
         cursor.execute(_LOG)
-        cursor.execute("ANALYZE durable_tasks_task, durable_tasks_execution_log")
+        cursor.execute("VACUUM ANALYZE durable_tasks_task, durable_tasks_execution_log")
     while count_attempts(database_now(), 20_000):
         pass
     yield
