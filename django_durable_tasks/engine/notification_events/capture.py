@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_durable_tasks import conf, ports, process_state
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import in_transaction
@@ -131,17 +131,13 @@ def _guarded(act: Callable[[], None]) -> None:
 
 def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
-    now, rows, due = estimated_now(), list[NotificationEvent](), False
+    now, rows = estimated_now(), list[NotificationEvent]()
     for event in occurred:
         for subscription, kind in found.selecting(event.types, event.subject):
             due_at = subscription.due_at(now)
-            due = due or due_at <= now
             rows.append(new_event(subscription.setting_id, kind, event, now, due_at))
     if rows:
         notification_events().bulk_create(rows, batch_size=_TOGETHER)
-    if due:
-        ports.due.leader_work()
-    if rows:
         process_state.of(CaptureHealth).worked()
 
 

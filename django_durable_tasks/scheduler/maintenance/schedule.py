@@ -37,7 +37,7 @@ from django_durable_tasks.scheduler.maintenance.resolve_dependents import resolv
 from django_durable_tasks.scheduler.maintenance.watch_alerts import watch_alerts
 from django_durable_tasks.scheduler.maintenance.watch_dead_letters import WatchDeadLetters
 
-_JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings", "deliver_notifications")
+_JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings")
 
 
 def jobs() -> tuple[Job, ...]:
