@@ -131,6 +131,8 @@ class Command(BaseCommand):
             raise CommandError(f"--metrics-port {address[0]}:{address[1]}: {error}") from error
         server.start()
         self.stdout.write(f"Metrics: http://{address[0]}:{server.server_port}/metrics")
+        # A file or a pipe is buffered, and the port 0 is known only from this line.
+        self.stdout.flush()
         return server
 
     def _warn_of_declarations(self) -> None:
