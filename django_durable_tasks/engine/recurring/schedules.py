@@ -17,6 +17,7 @@ from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.audit.task_values import ENCRYPTED
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, unkept_agenda
 from django_durable_tasks.exceptions import (
@@ -66,6 +67,7 @@ def locked(row: RecurringTask) -> RecurringTask:
     return found
 
 
+@retry_on_deadlock
 def upsert(
     *,
     name: str,

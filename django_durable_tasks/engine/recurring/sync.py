@@ -18,6 +18,7 @@ from django.db import IntegrityError
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.recurring import schedules, writes
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
@@ -222,6 +223,7 @@ def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list
     return done
 
 
+@retry_on_deadlock
 def _do(
     step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool, by: str
 ) -> SyncStep | None:
