@@ -108,9 +108,9 @@ def _by_index(tenant_id: int, filters: Mapping[str, Any]) -> tuple[QuerySet[Task
     if filters.get("status") in REPLAYABLE:
         rows = tasks_of(tenant_id).filter(status=filters["status"])
         return rows.filter(**ranges), others != {"status"}
-    if tenant_id != DEFAULT_TENANT_ID and filters.get("status") in OPEN:
+    if tenant_id != DEFAULT_TENANT_ID and others == {"status"} and filters["status"] in OPEN:
         rows = open_tasks(tenant_id).filter(status=filters["status"])
-        return rows.filter(**ranges), others != {"status"}
+        return rows.filter(**ranges), False
     if tenant_id != DEFAULT_TENANT_ID:
         return tasks_of(tenant_id).filter(**ranges), bool(others)
     # The primary key is the only index with the rows of the default tenant.

@@ -237,6 +237,7 @@ def _check_statements_of_a_run(run: Run) -> None:
         epoch=run.epoch,
         run_id=run.run_id,
         result=None,
+        encryption_key=None,
         worker="w",
         celery_id="",
     )
