@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.urls import reverse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
@@ -167,9 +167,7 @@ class NotificationSettingsEndpoint(WritingEndpoint):
             done = CREATE.perform(self.caller.tenant, by=self.caller.name, **given)
             row = done.value
             shown = setting_json(row, self.caller)
-            address = reverse(
-                "durable-api:notification-setting", kwargs={"notification_setting_id": row.pk}
-            )
+            address = address_of("notification-setting", notification_setting_id=row.pk)
             tag = entity_tag(row.revision, shown)
             return Answer(201, shown, {"Location": address, "ETag": tag})
 
