@@ -16,9 +16,11 @@ from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
 @durable_task(name=BULK_OPERATION_TASK, bind=True, backoff_max=300)
 def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
     """Perform the remaining steps; a cancellation takes effect between two steps."""
+    # Of the task's tenant only, so that a client cannot name the operation of another one.
+    tenant_id = self.durable.tenant.pk
     while True:
         self.durable.check()
-        step = bulk_operations.advance(uuid.UUID(operation_id), now=estimated_now())
+        step = bulk_operations.advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
         self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
         if step.is_last:
             return {"matched": step.matched, "changed": step.changed, "failed": step.failed}

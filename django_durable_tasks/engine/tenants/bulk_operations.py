@@ -79,13 +79,17 @@ class BulkProgress:
 
 
 @retry_on_deadlock
-def advance(operation_id: uuid.UUID, *, now: datetime) -> BulkProgress:
-    """Perform the next step of an operation. Raises QuotaExceeded if a replay exceeds the quota of
-    open tasks; the step then has changed nothing.
+def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkProgress:
+    """Perform the next step of an operation of this tenant.
+
+    Raises QuotaExceeded if a replay exceeds the quota of open tasks; the step then has changed
+    nothing.
     """
     with tables.atomic():
         bound_transaction()
-        row = tables.locked_for_change(bulk_operations().filter(pk=operation_id)).get()
+        row = tables.locked_for_change(
+            bulk_operations().filter(pk=operation_id, tenant_id=tenant_id)
+        ).get()
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
         read = _next(row)

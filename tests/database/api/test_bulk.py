@@ -24,10 +24,12 @@ COLUMNS = 70
 """More than one INSERT of a task has parameters."""
 
 
-def _finish(operation_id: Any) -> int:
+def _finish(operation_id: Any, tenant: Any) -> int:
     """Perform all steps of an operation as its task does; return how many there were."""
     for number in range(1, 100):
-        if bulk_operations.advance(uuid.UUID(str(operation_id)), now=timezone.now()).is_last:
+        if bulk_operations.advance(
+            uuid.UUID(str(operation_id)), tenant.pk, now=timezone.now()
+        ).is_last:
             return number
     raise AssertionError("the operation does not end")
 
@@ -121,7 +123,7 @@ def test_an_operation_cancels_what_matches_and_nothing_else(
     assert (operation["state"], operation["kind"]) == ("PENDING", "CANCEL")
     path = started.headers["Location"]
     later = a_task(queue="slow", tenant=acme.tenant)
-    _finish(operation["operation_id"])
+    _finish(operation["operation_id"], acme.tenant)
     shown = acme.get(path).json()
     assert (shown["state"], shown["matched"], shown["changed"]) == ("DONE", 5, 5)
     assert acme.get("/operations").json()["data"][0] == shown
@@ -136,7 +138,7 @@ def test_a_replay_takes_failed_tasks_unless_another_status_is_named(acme: ApiCli
     failed = many_tasks(3, "FAILED", tenant=acme.tenant)
     cancelled = many_tasks(2, "CANCELLED", tenant=acme.tenant)
     operation = acme.post("/tasks/bulk-replay", {}).json()
-    _finish(operation["operation_id"])
+    _finish(operation["operation_id"], acme.tenant)
     rows = Task.objects.in_bulk([row.pk for row in [*failed, *cancelled]])
     assert {rows[row.pk].status for row in failed} == {"PENDING"}
     assert {rows[row.pk].status for row in cancelled} == {"CANCELLED"}
@@ -149,7 +151,7 @@ def test_a_task_that_cannot_be_replayed_is_reported_and_the_others_are_replayed(
     Task.objects.filter(pk=failed[1].pk).unguarded().update(key="invoice-7")
     a_task(key="invoice-7", open_key="invoice-7", tenant=acme.tenant)
     operation = acme.post("/tasks/bulk-replay", {}).json()
-    _finish(operation["operation_id"])
+    _finish(operation["operation_id"], acme.tenant)
     shown = acme.get(f"/operations/{operation['operation_id']}").json()
     assert (shown["matched"], shown["changed"], shown["failed"]) == (3, 2, 1)
     assert [one["task_id"] for one in shown["errors"]] == [str(failed[1].pk)]
@@ -161,7 +163,7 @@ def test_steps_continue_where_the_last_one_ended(
     monkeypatch.setattr(bulk_operations, "EXAMINED", 3)
     many_tasks(8, tenant=acme.tenant)
     operation = bulk_operations.start(acme.tenant, BulkKind.CANCEL, TaskFilter())
-    bulk_operations.advance(operation.pk, now=timezone.now())
+    bulk_operations.advance(operation.pk, acme.tenant.pk, now=timezone.now())
 
     def crash(*_arguments: Any, **_more: Any) -> Any:
         raise KeyError("crash")
@@ -169,8 +171,8 @@ def test_steps_continue_where_the_last_one_ended(
     with monkeypatch.context() as crashing:
         crashing.setattr(bulk_operations, "_matching", crash)
         with pytest.raises(KeyError):
-            bulk_operations.advance(operation.pk, now=timezone.now())
-    assert _finish(operation.pk) >= 2
+            bulk_operations.advance(operation.pk, acme.tenant.pk, now=timezone.now())
+    assert _finish(operation.pk, acme.tenant) >= 2
     operation = BulkOperation.objects.get(pk=operation.pk)
     assert (operation.matched, operation.changed) == (8, 8)
 
@@ -200,3 +202,11 @@ def test_a_key_without_the_scope_starts_no_operation(acme: ApiClient) -> None:
     client = a_client(acme.tenant, "read", "create")
     for path in ("/tasks/bulk-cancel", "/tasks/bulk-replay"):
         assert client.post(path, {}).status_code == 403
+
+
+def test_a_task_performs_no_operation_of_another_tenant(acme: ApiClient, globex: ApiClient) -> None:
+    waiting = many_tasks(2, tenant=globex.tenant)
+    operation = bulk_operations.start(globex.tenant, BulkKind.CANCEL, TaskFilter())
+    with pytest.raises(BulkOperation.DoesNotExist):
+        bulk_operations.advance(operation.pk, acme.tenant.pk, now=timezone.now())
+    assert Task.objects.filter(pk__in=[row.pk for row in waiting], status="PENDING").count() == 2
