@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from django_durable_tasks import conf
 from django_durable_tasks.api.argument_edits import refuse_masks
 from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.problems import invalid_field
 from django_durable_tasks.api.target_mapping import call_of
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import check_payload
+from django_durable_tasks.exceptions import IdempotencyConflict
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 _OPTIONS = (
     "run_at",
@@ -39,6 +43,16 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     options = {name: given[name] for name in _OPTIONS if name in given}
     options["tenant"] = caller.tenant.pk
     return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+
+
+def check_existing(given: Mapping[str, Any], task_id: uuid.UUID, endpoint: ApiEndpoint) -> None:
+    """Check a call that found an existing task: ``on_conflict`` may refuse it, and a ``key`` has
+    edited the task. Raises Problem or IdempotencyConflict.
+    """
+    if given["on_conflict"] == "reject":
+        raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
+    if "key" in given:
+        endpoint.require_scope(ApiScope.OPERATE)
 
 
 def check_queue(given: Mapping[str, Any], pointer: str = "#") -> None:

@@ -33,6 +33,7 @@ REPLAY = Operation(
         " counted from zero."
     ),
     permission="replay_deadletter",
+    opens_tasks=True,
     perform=_replay,
     applies_to=OPEN_LETTER,
     group_by=("reason", "task__name"),

@@ -132,9 +132,10 @@ class Operation:
 
     ``confirm``: an interface shows what would change before it performs the operation, and the
     command line requires ``--yes`` for objects that the caller does not name. ``sweeps``: it also
-    changes objects that the caller does not name. ``applies_to``: the objects that it can change;
-    None if only the engine decides. ``statuses``: the statuses of the rows that offer it; empty
-    means any. ``only_if_chosen``: objects that are changed only if they were selected one by one,
+    changes objects that the caller does not name. ``opens_tasks``: the changed objects are tasks
+    that did not exist or had ended, so they count for quotas of open tasks. ``applies_to``: the
+    objects that it can change; None if only the engine decides. ``statuses``: the statuses of the
+    rows that offer it; empty means any. ``only_if_chosen``: objects that are changed only if they were selected one by one,
     not with a whole list; ``left_out`` returns the sentence about their number. ``group_by``:
     columns by which a confirmation counts the objects. ``check``: returns the errors of a set of
     fields by the name of the field. ``summary`` returns the sentence about several objects of an
@@ -154,6 +155,7 @@ class Operation:
     dry_run: bool = False
     confirm: bool = True
     sweeps: bool = False
+    opens_tasks: bool = False
     applies_to: Q | None = None
     statuses: frozenset[str] = frozenset()
     only_if_chosen: Q | None = None

@@ -253,6 +253,7 @@ RUN_NOW = Operation(
         " MANUAL and not counted for max_runs, and the next fire time stays as it is."
     ),
     permission="trigger_recurringtask",
+    opens_tasks=True,
     perform=_run_now,
     statuses=_NOT_ENDED,
     fields=(
@@ -301,6 +302,7 @@ BACKFILL = Operation(
         " The timetable continues in parallel."
     ),
     permission="trigger_recurringtask",
+    opens_tasks=True,
     perform=_backfill,
     statuses=_NOT_ENDED,
     dry_run=True,

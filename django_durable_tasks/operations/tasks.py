@@ -117,6 +117,7 @@ REPLAY = Operation(
         " closed. Failures and crashes are counted from zero."
     ),
     permission="retry_task",
+    opens_tasks=True,
     perform=_replay,
     applies_to=Q(status__in=REPLAYABLE),
     only_if_chosen=Q(status=Status.CANCELLED),
@@ -132,6 +133,7 @@ REPLAY_EDITED = Operation(
         " failures and crashes are counted from zero, and its dead letter is closed."
     ),
     permission="replay_deadletter",
+    opens_tasks=True,
     perform=_replay,
     applies_to=Q(status__in=REPLAYABLE),
     fields=(

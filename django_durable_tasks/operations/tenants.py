@@ -33,6 +33,11 @@ def _set(
     return OperationResult({"set": 1}, _now("Set the quotas of %s.") % tenant.slug)
 
 
+def _number(name: str, label: Any, text: Any) -> Argument:
+    kind = ArgumentType.INTEGER
+    return Argument(name=name, kind=kind, label=label, help=text, minimum=0, metavar="N")
+
+
 SET_QUOTAS = Operation(
     target=Target.TENANT,
     name="set_quotas",
@@ -47,29 +52,16 @@ SET_QUOTAS = Operation(
     not_in_api="an operator sets the quotas of tenants",
     confirm=False,
     fields=(
-        Argument(
-            name="open_tasks",
-            kind=ArgumentType.INTEGER,
-            label=_("Open tasks"),
-            help=_("The most tasks that have not ended."),
-            minimum=0,
-            metavar="N",
+        _number("open_tasks", _("Open tasks"), _("The most tasks that have not ended.")),
+        _number(
+            "recurring_tasks",
+            _("Recurring tasks"),
+            _("The most recurring tasks that are not cancelled."),
         ),
-        Argument(
-            name="recurring_tasks",
-            kind=ArgumentType.INTEGER,
-            label=_("Recurring tasks"),
-            help=_("The most recurring tasks that are not cancelled."),
-            minimum=0,
-            metavar="N",
-        ),
-        Argument(
-            name="payload_bytes",
-            kind=ArgumentType.INTEGER,
-            label=_("Bytes of the arguments"),
-            help=_("The largest arguments of one task, as JSON."),
-            minimum=0,
-            metavar="N",
+        _number(
+            "payload_bytes",
+            _("Bytes of the arguments"),
+            _("The largest arguments of one task, as JSON."),
         ),
         Argument(
             name="requests",

@@ -39,6 +39,7 @@ REPLAY = Operation(
         " Failures and crashes are counted from zero."
     ),
     permission="retry_workflowrun",
+    opens_tasks=True,
     perform=reported(_replay),
     dry_run=True,
     sweeps=True,
@@ -72,6 +73,7 @@ REPLAY_FROM = Operation(
     title=_("Replay from here"),
     help=_("The ended task and all tasks that depend on it run again, including successful ones."),
     permission="retry_workflowrun",
+    opens_tasks=True,
     perform=reported(operations.retry_from),
     dry_run=True,
     sweeps=True,
@@ -97,6 +99,7 @@ FORCE_RUN = Operation(
         "BLOCKED and SKIPPED tasks run now, without waiting for dependencies, approvals and holds."
     ),
     permission="force_workflowrun",
+    opens_tasks=True,
     perform=reported(operations.force_run),
     reason=Reason.REQUIRED_IN_FORMS,
     dry_run=True,

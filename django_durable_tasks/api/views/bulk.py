@@ -24,7 +24,7 @@ from django_durable_tasks.api.fields import (
     OneOf,
     Text,
 )
-from django_durable_tasks.api.new_tasks import new_call
+from django_durable_tasks.api.new_tasks import check_existing, new_call
 from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.api.task_fields import NewTaskBody
 from django_durable_tasks.api.task_lists import page_of_tasks
@@ -132,10 +132,8 @@ class BulkCreateEndpoint(WritingEndpoint):
         with tables.atomic():
             key = enqueue.submit(call)
             is_new = created_so_far() > before
-            if not is_new and given["on_conflict"] == "reject":
-                raise Problem(problems.CONFLICT, f"Task {key} has this key.")
-            if not is_new and "key" in given:
-                self.require_scope(ApiScope.OPERATE)
+            if not is_new:
+                check_existing(given, key, self)
         return _made(key, 201 if is_new else 200)
 
 

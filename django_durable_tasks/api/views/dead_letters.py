@@ -107,7 +107,6 @@ ACTIONS = (
         path="replay",
         scope=ApiScope.OPERATE,
         operations=(dead_letters.REPLAY,),
-        opens_tasks=True,
     ),
     ObjectAction(path="discard", scope=ApiScope.OPERATE, operations=(dead_letters.DISCARD,)),
 )

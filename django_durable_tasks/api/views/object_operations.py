@@ -58,8 +58,7 @@ class ObjectAction:
     ``choose`` selects the operation by the object and the body; by default it is the first one.
     ``prepare`` checks and completes the fields of the body.
     ``result`` returns further fields of the answer. An operation that changes nothing is refused
-    unless ``may_change_nothing`` is set. ``opens_tasks``: the changed objects count as new tasks
-    for the quota of open tasks.
+    unless ``may_change_nothing`` is set.
     """
 
     path: str
@@ -69,7 +68,6 @@ class ObjectAction:
     prepare: Prepare = _unchanged
     result: Callable[[OperationResult], dict[str, Any]] = _nothing
     may_change_nothing: bool = False
-    opens_tasks: bool = False
 
 
 class OperationEndpoint(WritingEndpoint):
@@ -95,7 +93,7 @@ class OperationEndpoint(WritingEndpoint):
             done = perform(operation, resource.subject(row), caller, fields)
             if not done.changed and not action.may_change_nothing:
                 raise refused(row, str(done.message))
-            if action.opens_tasks:
+            if operation.opens_tasks:
                 charge_open_tasks(caller.tenant, done.changed)
             changed = resource.find(caller, key)
             shown = resource.show(changed, caller.without_secrets()) | action.result(done)

@@ -202,14 +202,12 @@ ACTIONS = (
         scope=ApiScope.SCHEDULES,
         operations=(schedules.RUN_NOW,),
         result=_created_task,
-        opens_tasks=True,
     ),
     ObjectAction(
         path="backfill",
         scope=ApiScope.SCHEDULES,
         operations=(schedules.BACKFILL,),
         result=_steps,
-        opens_tasks=True,
         may_change_nothing=True,
     ),
 )

@@ -50,7 +50,6 @@ ACTIONS = (
         scope=ApiScope.OPERATE,
         operations=(tasks.RETRY, tasks.REPLAY),
         choose=_retry,
-        opens_tasks=True,
     ),
     ObjectAction(
         path="replay",
@@ -58,7 +57,6 @@ ACTIONS = (
         operations=(tasks.REPLAY, tasks.REPLAY_EDITED),
         choose=_replay,
         prepare=_arguments,
-        opens_tasks=True,
     ),
     ObjectAction(path="force-complete", scope=ApiScope.FORCE, operations=(tasks.FORCE_COMPLETE,)),
     ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(workflows.FORCE_RUN,)),
@@ -74,7 +72,6 @@ ON_ONE_TASK = tuple(
         path=path,
         scope=ApiScope.OPERATE,
         operations=(operation,),
-        opens_tasks=operation is workflows.REPLAY_FROM,
     )
     for path, operation in (
         ("replay-from", workflows.REPLAY_FROM),

@@ -17,7 +17,7 @@ from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.new_tasks import check_queue, new_call
+from django_durable_tasks.api.new_tasks import check_existing, check_queue, new_call
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.operation_calls import perform
@@ -41,7 +41,6 @@ from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks, check_payload
-from django_durable_tasks.exceptions import IdempotencyConflict
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -98,10 +97,8 @@ class TasksEndpoint(WritingEndpoint):
     def _created(self, given: Mapping[str, Any], call: Call) -> Answer:
         row, is_new = self._scheduled(call)
         charge_open_tasks(self.caller.tenant, int(is_new))
-        if not is_new and given["on_conflict"] == "reject":
-            raise IdempotencyConflict(f"Task {row.pk} has this idempotency key or unique key.")
-        if not is_new and "key" in given:
-            self.require_scope(ApiScope.OPERATE)
+        if not is_new:
+            check_existing(given, row.pk, self)
         shown = task_json(row, self.caller.without_secrets())
         headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
         return Answer(201 if is_new else 200, shown, headers)

@@ -159,6 +159,5 @@ ACTIONS = (
         scope=ApiScope.OPERATE,
         operations=(workflows.REPLAY,),
         result=_changes,
-        opens_tasks=True,
     ),
 )

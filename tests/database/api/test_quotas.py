@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -73,6 +74,19 @@ def test_a_replay_is_charged_like_a_new_task(acme: ApiClient) -> None:
     assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
     failed.refresh_from_db()
     assert failed.status == "FAILED"
+
+
+def test_a_task_that_is_open_already_is_retried_above_the_quota(acme: ApiClient) -> None:
+    later = timezone.now() + timedelta(hours=1)
+    waiting = many_tasks(1, failures=1, due_at=later, tenant=acme.tenant)[0]
+    allow(acme, open_tasks=0)
+    assert acme.post(f"/tasks/{waiting.pk}/retry").status_code == 200
+
+
+def test_a_forced_run_of_a_skipped_task_is_charged(acme: ApiClient) -> None:
+    skipped = many_tasks(1, "SKIPPED", tenant=acme.tenant)[0]
+    allow(acme, open_tasks=0)
+    assert acme.post(f"/tasks/{skipped.pk}/force-run").status_code == 429
 
 
 def test_tasks_that_the_project_creates_count_with_the_next_count(acme: ApiClient) -> None:
