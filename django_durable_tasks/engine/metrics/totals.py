@@ -1,9 +1,9 @@
 """Adds counts to the totals and to the minutes, each exactly once.
 
 A caller reads a position, then the rows after it, and then calls ``record``. In one transaction
-``record`` raises the revision of the position, if nobody else has, and writes totals and minutes as
-values that were computed before. Each kind of series has its own position, and only its owner
-writes the series of the kind, so the values cannot have changed if the revision has not.
+``record`` raises the revision of the position, unless another process has, and writes totals and
+minutes as values that were computed before. Each kind of series has its own position, and only its
+owner writes the series of the kind, so the values cannot have changed if the revision has not.
 """
 
 from __future__ import annotations

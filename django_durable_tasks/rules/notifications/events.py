@@ -14,7 +14,7 @@ OWN_TASKS = frozenset({NOTIFICATION_TASK, WATCHDOG_TASK})
 
 
 class EventType(StrEnum):
-    """The ``type`` of a message. Receivers use it to tell messages apart."""
+    """The ``type`` of a message. Receivers distinguish messages by it."""
 
     SUCCEEDED = "task.succeeded"
     FAILED = "task.failed"

@@ -98,7 +98,7 @@ def test_a_cycle_is_refused_with_its_path(acme: ApiClient) -> None:
 def test_a_step_may_use_a_result_in_a_callback(acme: ApiClient, settings: Any) -> None:
     settings.DURABLE_TASKS = {**SETTINGS, "API_TASKS": ["*"]}
     callback = {
-        "step": "tell",
+        "step": "callback",
         "target_type": "HTTP_CALLBACK",
         "target_config": {"url": "https://example.com/done", "body": {"$result": "sum"}},
         "after": ["sum"],
