@@ -137,10 +137,10 @@ class Operation:
     objects that it can change; None if only the engine decides. ``statuses``: the statuses of the
     rows that offer it; empty means any. ``only_if_chosen``: objects that are changed only if they
     were selected one by one, not with a whole list; ``left_out`` returns the sentence about their
-    number. ``group_by``: columns by which a confirmation counts the objects. ``check``: returns the errors of a set of
-    fields by the name of the field. ``summary`` returns the sentence about several objects of an
-    operation on one object. ``not_in_admin``, ``not_in_command`` and ``not_in_api``: why an
-    interface does not offer it.
+    number. ``group_by``: columns by which a confirmation counts the objects. ``check``: returns
+    the errors of a set of fields by the name of the field. ``summary`` returns the sentence about
+    several objects of an operation on one object. ``not_in_admin``, ``not_in_command`` and
+    ``not_in_api``: why an interface does not offer it.
     """
 
     target: Target
