@@ -17,7 +17,7 @@ from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.rules.encryption import (
     EncryptedValue,
     Keyring,
-    Place,
+    StorageLocation,
     missing,
     read_keys,
     stored_value,
@@ -82,7 +82,7 @@ def current_key_id() -> str | None:
     return None if ring is None else ring.current
 
 
-def encrypted(value: Any, place: Place) -> Any:
+def encrypted(value: Any, place: StorageLocation) -> Any:
     """Return the value as an EncryptedValue; unchanged if it is empty or encrypted already, or if
     nothing is encrypted.
 
@@ -100,7 +100,7 @@ def encrypted(value: Any, place: Place) -> Any:
     return value
 
 
-def decrypted(value: Any, place: Place) -> Any:
+def decrypted(value: Any, place: StorageLocation) -> Any:
     """Return a stored value in plain form. Raises EncryptionKeyMissing or DecryptionFailed."""
     found = stored_value(value)
     if found is None:

@@ -54,7 +54,7 @@ def _read(number: int, words: list[str]) -> SpecialDay:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MergedDates:
     """The merged dates, and which of the imported ones are new or differ from the previous date."""
 
     days: tuple[SpecialDay, ...]
@@ -62,13 +62,13 @@ class Taken:
     changed: tuple[SpecialDay, ...]
 
 
-def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> Taken:
+def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> MergedDates:
     """Return the known dates merged with the others, which replace those of the same day."""
     by_day = {one.day: one for one in known}
     added = tuple(one for one in others if one.day not in by_day)
     changed = tuple(one for one in others if one.day in by_day and by_day[one.day] != one)
     by_day |= {one.day: one for one in others}
-    return Taken(tuple(by_day[day] for day in sorted(by_day)), added, changed)
+    return MergedDates(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
 
 # The table of a year ------------------------------------------------------------------------------

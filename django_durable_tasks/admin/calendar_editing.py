@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks.admin import actions, display
-from django_durable_tasks.admin.calendar_dates import Taken, months_of, written
+from django_durable_tasks.admin.calendar_dates import MergedDates, months_of, written
 from django_durable_tasks.admin.calendar_form import CalendarForm
 from django_durable_tasks.admin.fields import refuse
 from django_durable_tasks.engine.recurring import calendars
@@ -89,7 +89,9 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
     return view
 
 
-def _with_taken(form: CalendarForm, request: HttpRequest) -> tuple[CalendarForm, Taken | None]:
+def _with_taken(
+    form: CalendarForm, request: HttpRequest
+) -> tuple[CalendarForm, MergedDates | None]:
     """Return the form with the imported dates, which are not saved yet."""
     taken = form.take_in()
     if taken is None:
@@ -116,7 +118,7 @@ def _saved_response(
 
 
 def _page(
-    screen: Any, request: HttpRequest, form: CalendarForm, taken: Taken | None = None
+    screen: Any, request: HttpRequest, form: CalendarForm, taken: MergedDates | None = None
 ) -> HttpResponse:
     known = form.known
     shown = form.is_bound and not form.errors
@@ -137,7 +139,7 @@ def _page(
     return TemplateResponse(request, "admin/django_durable_tasks/calendar/edit.html", context)
 
 
-def _year(form: CalendarForm, taken: Taken | None) -> int:
+def _year(form: CalendarForm, taken: MergedDates | None) -> int:
     """Return this year, or the first one of the imported dates."""
     this_year = timezone.localdate().year
     days: list[date] = [one.day for one in taken.added] if taken else []

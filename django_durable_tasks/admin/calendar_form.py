@@ -18,7 +18,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin.calendar_dates import (
     FIRST_YEAR,
     LAST_YEAR,
-    Taken,
+    MergedDates,
     read,
     taken_in,
     written,
@@ -167,7 +167,7 @@ class CalendarForm(EditForm):
 
     # Import ---------------------------------------------------------------------------------------
 
-    def take_in(self) -> Taken | None:
+    def take_in(self) -> MergedDates | None:
         """Return the dates merged with those of the country or file; None if these are refused,
         which the form shows.
         """

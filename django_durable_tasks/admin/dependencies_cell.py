@@ -23,14 +23,14 @@ _NAMED = ("name", "step", "status", "tenant_id")
 
 
 @dataclass(slots=True)
-class Waits:
+class DependencyWaits:
     """The first unresolved edges and gates of a task, and their number."""
 
     edges: list[TaskDependency] = field(default_factory=list)
     number: int = 0
 
 
-def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, Waits]:
+def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, DependencyWaits]:
     """Return the unresolved dependencies of each of these tasks; one statement, at most SHOWN edges
     per task.
     """
@@ -44,7 +44,7 @@ def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, Waits]:
             number=Window(Count("*"), **each),
         )
     )
-    found: dict[uuid.UUID, Waits] = defaultdict(Waits)
+    found: dict[uuid.UUID, DependencyWaits] = defaultdict(DependencyWaits)
     rows: Any = held.filter(place__lte=SHOWN).order_by("task", "id")
     for edge in rows:
         found[edge.task_id].edges.append(edge)
@@ -94,7 +94,7 @@ def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeStrin
     )
 
 
-def cell(waits: Waits, known: Mapping[uuid.UUID, Task]) -> SafeString | str:
+def cell(waits: DependencyWaits, known: Mapping[uuid.UUID, Task]) -> SafeString | str:
     """Show the dependencies of a task, one per line."""
     if not waits.number:
         return display.NOTHING

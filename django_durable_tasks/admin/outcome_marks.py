@@ -29,7 +29,7 @@ _COLUMNS = ("recurring_task_id", "id", "fire_time", "last_fire_time", "outcome",
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class OutcomeMark:
     """One of the last fire times: the status of its task, or the outcome in the ledger."""
 
     word: str
@@ -38,18 +38,18 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentOutcomes:
     """The last outcomes, the newest last, and how many fire times of the last day did not run;
     unless ``exact`` a lower bound.
     """
 
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[OutcomeMark, ...] = ()
     missed: int = 0
     skipped: int = 0
     exact: bool = True
 
 
-def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Recent]:
+def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, RecentOutcomes]:
     """Return the outcomes of the last fire times of each of these schedules; three statements."""
     if not rows:
         return {}
@@ -122,11 +122,11 @@ def _statuses(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, str]:
     return dict(tasks.values_list("pk", "status"))
 
 
-def _recent(entries: list[Any], statuses: dict[uuid.UUID, str], since: datetime) -> Recent:
+def _recent(entries: list[Any], statuses: dict[uuid.UUID, str], since: datetime) -> RecentOutcomes:
     today = [entry for entry in entries if (entry.last_fire_time or entry.fire_time) >= since]
-    return Recent(
+    return RecentOutcomes(
         tuple(
-            Mark(statuses.get(entry.task_id, entry.outcome), entry.fire_time, entry.count)
+            OutcomeMark(statuses.get(entry.task_id, entry.outcome), entry.fire_time, entry.count)
             for entry in entries[-MARKS:]
         ),
         sum(entry.count for entry in today if entry.outcome in MISSED),

@@ -102,7 +102,10 @@ def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence
             )
         )
     if row.next_run_at is None:
-        return [*found, Sentence(Level.TROUBLE, _("It is active and has no next fire."))]
+        return [
+            *found,
+            Sentence(Level.TROUBLE, _("It is active and has no next fire.")),
+        ]
     late = (now - row.next_run_at).total_seconds()
     if late > LATE.total_seconds():
         text = _(

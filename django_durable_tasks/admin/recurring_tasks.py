@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters, recurring_actions
 from django_durable_tasks.admin.actions import action_of
-from django_durable_tasks.admin.outcome_marks import Recent, recent
+from django_durable_tasks.admin.outcome_marks import RecentOutcomes, recent
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.recurring_editing import editing_for
 from django_durable_tasks.admin.recurring_filters import ScheduleConditionFilter, SourceFilter
@@ -156,7 +156,7 @@ class RecurringTaskAdmin(ScreenAdmin):
         rows = list(page.result_list)
         found = recent(rows, database_now()) if rows else {}
         for row in rows:
-            row.recent = found.get(row.pk, Recent())
+            row.recent = found.get(row.pk, RecentOutcomes())
         page.result_list = rows
         return page
 

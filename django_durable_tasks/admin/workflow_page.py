@@ -156,7 +156,9 @@ def _lines(tasks: list[Any]) -> list[dict[str, Any]]:
             "task": task,
             "link": display.link(display.page_of("task", task.pk), dependencies_cell.title(task)),
             "state": display.badges([(task.status, task.status), *task_status.labels(task)]),
-            "waits": dependencies_cell.cell(held.get(task.pk, dependencies_cell.Waits()), known),
+            "waits": dependencies_cell.cell(
+                held.get(task.pk, dependencies_cell.DependencyWaits()), known
+            ),
             "took": task_status.took(task),
             "cause": dependencies_cell.task_link(task.cause, known) if task.cause else "",
             "why": display.clean(task.reason) or display.first_line(task.last_error),

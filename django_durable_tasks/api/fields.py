@@ -163,7 +163,7 @@ def read_instant(text: str) -> datetime:
     return found.astimezone(UTC)
 
 
-class Items(serializers.ListField):
+class BoundedList(serializers.ListField):
     """A list, whose length is checked before its items."""
 
     def to_internal_value(self, data: Any) -> list[Any]:

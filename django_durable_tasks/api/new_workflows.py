@@ -15,9 +15,9 @@ from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
     Body,
+    BoundedList,
     Instant,
     Integer,
-    Items,
     JsonObject,
     OneOf,
     Seconds,
@@ -84,7 +84,7 @@ class NewWorkflowBody(Body):
         help_text="Tasks that have not ended then are cancelled.",
     )
     priority = Integer(required=False, min_value=0, max_value=9)
-    steps = Items(child=StepBody(), max_length=STEPS_MAX, allow_empty=False)
+    steps = BoundedList(child=StepBody(), max_length=STEPS_MAX, allow_empty=False)
 
 
 class _TaskWithOptions(NamedTuple):

@@ -13,11 +13,11 @@ from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
     Body,
+    BoundedList,
     Flag,
     Id,
     Instant,
     Integer,
-    Items,
     JsonObject,
     OneOf,
     Seconds,
@@ -53,7 +53,7 @@ class ScheduleEditBody(Body):
     interval_seconds = Seconds(required=False, min_value=1)
     cron = Text(required=False, max_length=_CRON_MAX)
     rrule = Text(required=False, max_length=_RULE_MAX)
-    at = Items(child=Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX)
+    at = BoundedList(child=Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX)
     timezone = Text(required=False, max_length=64, help_text="An IANA name: Europe/London.")
     calendar = Text(required=False, max_length=KEY_LENGTH)
     roll = OneOf(choices=_choices(Roll), required=False)

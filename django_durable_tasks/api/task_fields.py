@@ -16,10 +16,10 @@ from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
     Body,
+    BoundedList,
     Id,
     Instant,
     Integer,
-    Items,
     JsonObject,
     OneOf,
     Seconds,
@@ -88,7 +88,9 @@ class NewTaskBody(Body):
     max_attempts = Integer(required=False, min_value=1, max_value=ATTEMPTS_MAX)
     timeout = Seconds(required=False, min_value=0.001)
     expires_at = Instant(required=False, validators=[future], help_text="The latest start.")
-    depends_on = Items(child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False)
+    depends_on = BoundedList(
+        child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False
+    )
 
 
 class TaskEditBody(Body):

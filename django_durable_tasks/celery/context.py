@@ -10,7 +10,7 @@ from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.rules.tasks.masking import shortened
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 
 
 class RunContext:
@@ -48,7 +48,7 @@ class RunContext:
         return self._live.run.epoch
 
     @property
-    def workflow(self) -> Growth:
+    def workflow(self) -> AddedTasks:
         """The workflow of this task. What is added to it is written with the success of this run.
 
         Tasks that depend on this task also wait for the last added ones. Raises InvalidOption if
@@ -58,7 +58,7 @@ class RunContext:
         if live.run.workflow_id is None:
             raise InvalidOption("self.durable.workflow: this task is no part of a workflow.")
         if live.growth is None:
-            live.growth = Growth("growth")
+            live.growth = AddedTasks("growth")
         return live.growth
 
     @property

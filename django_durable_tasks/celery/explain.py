@@ -11,7 +11,12 @@ from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.cluster import status
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import WITH_DUE_AT, Status
-from django_durable_tasks.rules.tasks.explanations import Level, Sentence, Situation, explain
+from django_durable_tasks.rules.tasks.explanations import (
+    Level,
+    Sentence,
+    TaskSituation,
+    explain,
+)
 
 
 def sentences(task: Task) -> list[Sentence]:
@@ -26,10 +31,14 @@ def sentences(task: Task) -> list[Sentence]:
     if problem is not None:
         troubles.append(f"The modules of tasks cannot be imported here: {problem}")
     at = sum(sentence.level == Level.TROUBLE for sentence in found)
-    return [*found[:at], *(Sentence(Level.TROUBLE, text) for text in troubles), *found[at:]]
+    return [
+        *found[:at],
+        *(Sentence(Level.TROUBLE, text) for text in troubles),
+        *found[at:],
+    ]
 
 
-def _around(task: Task, situation: Situation, *, led: bool) -> Iterator[str]:
+def _around(task: Task, situation: TaskSituation, *, led: bool) -> Iterator[str]:
     """Yield the problems that the row does not show: no leader, broker unavailable."""
     stuck = situation.publish_count > 1 or (
         task.lease_until is not None and task.lease_until < situation.now

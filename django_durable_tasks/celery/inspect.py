@@ -22,7 +22,7 @@ _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class CeleryConfiguration:
     """Celery's configuration as far as it concerns durable tasks; ``visibility_timeout`` in
     seconds.
     """
@@ -52,7 +52,7 @@ def is_configured() -> bool:
     return not (seen_by_threads.main == "default" and not seen_by_threads.set_as_current)
 
 
-def read() -> Wiring:
+def read() -> CeleryConfiguration:
     """Return the configuration of the current application."""
     app = current_app._get_current_object()
     config = app.conf
@@ -63,7 +63,7 @@ def read() -> Wiring:
         "visibility_timeout", _REDIS_VISIBILITY if is_redis(transport) else None
     )
     accepted = tuple(str(kind) for kind in config.accept_content or ())
-    return Wiring(
+    return CeleryConfiguration(
         broker_is_set=bool(config.broker_write_url),
         transport=transport,
         folder_problem=_folder_problem(connection) if transport == filesystem.ALIAS else None,

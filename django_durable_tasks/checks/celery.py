@@ -30,7 +30,7 @@ def check_celery(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     return [*_broker(wiring), *_serializers(wiring), *_eager(wiring), *_worker(wiring)]
 
 
-def _broker(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+def _broker(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     settings = valid_settings()
     if not wiring.broker_is_set:
         yield FINDINGS["W009"]()
@@ -47,7 +47,7 @@ def _broker(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
         yield FINDINGS["W001"](visible=wiring.visibility_timeout, lease=longest)
 
 
-def _serializers(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+def _serializers(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     for setting, kinds in wiring.serializers.items():
         for kind in kinds:
             if kind in UNSAFE:
@@ -56,14 +56,14 @@ def _serializers(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
         yield FINDINGS["E009"](accepted=", ".join(sorted(wiring.accepted)))
 
 
-def _eager(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+def _eager(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     if wiring.eager:
         yield FINDINGS["W002"]()
         if wiring.eager_propagates:
             yield FINDINGS["W003"]()
 
 
-def _worker(wiring: inspect.Wiring) -> Iterator[CheckMessage]:
+def _worker(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     limited = [
         task.name
         for task in registered_options()

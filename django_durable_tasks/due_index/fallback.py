@@ -17,7 +17,7 @@ from datetime import datetime
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.types import Due, DueIndex
+from django_durable_tasks.due_index.types import DueEntry, DueIndex
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 _REMEMBERED = 20_000
@@ -38,7 +38,7 @@ class SharedDueIndex:
         """``redis``, or the reason and the interval of polling the database."""
         return self._shared.state
 
-    def add(self, rows: Iterable[Due]) -> None:
+    def add(self, rows: Iterable[DueEntry]) -> None:
         """Add these entries: to Redis, once for each due time, or to memory while the set in Redis
         is not complete.
         """
@@ -64,7 +64,9 @@ class SharedDueIndex:
         instants = [at for at in (self._own.next_at(), self._shared.next_at()) if at is not None]
         return min(instants, default=None)
 
-    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+    def pop_due(
+        self, now: datetime, limit: int, shards: frozenset[int] | None = None
+    ) -> list[DueEntry]:
         """Remove and return entries that are due."""
         found = self._own.pop_due(now, limit, shards)
         found += self._shared.pop_due(now, limit - len(found), shards)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, from_ms, instant_ms
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.engine.tasks import claim
 
@@ -65,7 +65,7 @@ def _fill_queue(
     """Return how many tasks were read, and the instant before which all tasks were read."""
     read, past = 0, None
     while True:
-        rows = [Due(*row) for row in claim.coming(queue, after, until, _PAGE, past=past)]
+        rows = [DueEntry(*row) for row in claim.coming(queue, after, until, _PAGE, past=past)]
         index.add(rows)
         read += len(rows)
         if len(rows) < _PAGE:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable
 from datetime import datetime
 
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 
 _SLACK = 64
 
@@ -20,7 +20,7 @@ class MemoryDueIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[uuid.UUID, Due] = {}
+        self._known: dict[uuid.UUID, DueEntry] = {}
         self._heap: list[tuple[datetime, uuid.UUID]] = []
 
     @property
@@ -28,7 +28,7 @@ class MemoryDueIndex:
         """Where the entries are stored."""
         return "in memory"
 
-    def add(self, rows: Iterable[Due]) -> None:
+    def add(self, rows: Iterable[DueEntry]) -> None:
         """Add these entries; an entry replaces an older one of the same task."""
         with self._lock:
             for due in rows:
@@ -52,9 +52,11 @@ class MemoryDueIndex:
                 heapq.heappop(self._heap)
             return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+    def pop_due(
+        self, now: datetime, limit: int, shards: frozenset[int] | None = None
+    ) -> list[DueEntry]:
         """Remove and return entries that are due."""
-        found: list[Due] = []
+        found: list[DueEntry] = []
         others: list[tuple[datetime, uuid.UUID]] = []
         with self._lock:
             while len(found) < limit and self._heap and self._heap[0][0] <= now:

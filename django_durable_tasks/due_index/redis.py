@@ -26,7 +26,7 @@ from django.db import connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
@@ -93,17 +93,17 @@ def script(name: str) -> str:
     return (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
 
 
-def member_of(due: Due) -> str:
+def member_of(due: DueEntry) -> str:
     """Return the member of an entry."""
     return f"{due.queue}|{due.priority}|{due.shard}|{due.task_id}"
 
 
-def _due_of(member: str, score: str) -> Due | None:
+def _due_of(member: str, score: str) -> DueEntry | None:
     """Return the entry of a member and its score; None if they cannot be parsed."""
     try:
         member.encode()
         queue, priority, shard, task_id = member.rsplit("|", 3)
-        return Due(
+        return DueEntry(
             from_ms(score_ms(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard)
         )
     except (ValueError, OverflowError):
@@ -143,7 +143,7 @@ class RedisDueIndex:
         why = self._connection.why or "the set in Redis is not filled"
         return f"polling every {conf.settings().POLL:g} s: {why}{removed}"
 
-    def add(self, rows: Iterable[Due]) -> None:
+    def add(self, rows: Iterable[DueEntry]) -> None:
         """Add these entries; while Redis is unavailable they are left to the poll."""
         life = str(life_ms())
         for batch in _batches(rows):
@@ -164,7 +164,9 @@ class RedisDueIndex:
         answer = self._read("peek", [])
         return from_ms(score_ms(float(answer[1]))) if answer and answer[1] else None
 
-    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+    def pop_due(
+        self, now: datetime, limit: int, shards: frozenset[int] | None = None
+    ) -> list[DueEntry]:
         """Remove and return due entries; each entry is returned to one node only."""
         if limit < 1:
             return []

@@ -20,7 +20,7 @@ from django_durable_tasks.due_index.redis import (
     script,
 )
 from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.verify.check import Unreadable
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class RedisEntries:
         scores = self.scores(list(members.values()))
         return {task_id: scores[member] for task_id, member in members.items() if member in scores}
 
-    def put(self, rows: Iterable[Due], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
+    def put(self, rows: Iterable[DueEntry], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
         """Write the entries of tasks whose members are still those in ``seen``; return the ids that
         were written.
         """

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 
-class Due(NamedTuple):
+class DueEntry(NamedTuple):
     """The entry of a task that will be due. ``at`` is an instant of the database's clock, aware, in
     UTC.
     """
@@ -34,7 +34,7 @@ class DueIndex(Protocol):
     def state(self) -> str:
         """Where the entries are, or the reason and the interval of polling the database."""
 
-    def add(self, rows: Iterable[Due]) -> None:
+    def add(self, rows: Iterable[DueEntry]) -> None:
         """Add these entries. Adding one twice has no effect; an entry replaces an older one of the
         same task.
         """
@@ -45,7 +45,9 @@ class DueIndex(Protocol):
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due (UTC); None if there is no entry."""
 
-    def pop_due(self, now: datetime, limit: int, shards: frozenset[int] | None = None) -> list[Due]:
+    def pop_due(
+        self, now: datetime, limit: int, shards: frozenset[int] | None = None
+    ) -> list[DueEntry]:
         """Remove and return at most ``limit`` entries due at ``now``, earliest first. With
         ``shards`` only entries of these shards are returned.
 

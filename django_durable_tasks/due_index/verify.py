@@ -20,7 +20,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import from_ms, instant_ms
 from django_durable_tasks.due_index.redis_entries import RedisEntries, id_of
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
@@ -214,7 +214,7 @@ def _add(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
     waiting = _soon(
         context, ground_rows(Task).filter(pk__in=keys), until
     )  # its status may have changed since it was read
-    rows = [Due(*row) for row in waiting.values_list(*columns)]
+    rows = [DueEntry(*row) for row in waiting.values_list(*columns)]
     return dict.fromkeys(entries.put(rows, seen), "added")
 
 

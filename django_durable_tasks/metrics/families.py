@@ -20,7 +20,7 @@ from django_durable_tasks.engine.cluster.gauges import Gauges
 from django_durable_tasks.rules.metrics.counts import (
     ALL_TENANTS,
     BUCKETS,
-    Counted,
+    CountedDurations,
     Distribution,
     Duration,
     MetricKind,
@@ -30,7 +30,7 @@ from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.rules.states import LogStatus
 
 PREFIX = "durable_tasks"
-Totals = Sequence[tuple[SeriesKey, Counted]]
+Totals = Sequence[tuple[SeriesKey, CountedDurations]]
 _ACCEPTED = frozenset(
     {
         LogStatus.SUCCESS,
@@ -116,12 +116,12 @@ def _label_values(key: SeriesKey, *more: str, tenants: bool) -> list[str]:
 
 
 def _grouped(
-    rows: Iterable[tuple[SeriesKey, Counted]], labels_of: Callable[[SeriesKey], list[str]]
-) -> dict[tuple[str, ...], Counted]:
+    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels_of: Callable[[SeriesKey], list[str]]
+) -> dict[tuple[str, ...], CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
-    found: dict[tuple[str, ...], Counted] = {}
+    found: dict[tuple[str, ...], CountedDurations] = {}
     for key, counted in rows:
-        found.setdefault(tuple(labels_of(key)), Counted()).add(counted)
+        found.setdefault(tuple(labels_of(key)), CountedDurations()).add(counted)
     return dict(sorted(found.items()))
 
 

@@ -960,7 +960,7 @@ class Migration(migrations.Migration):
                 (
                     "overlap_key",
                     models.CharField(
-                        blank=True, max_length=200, null=True, verbose_name="overlap_key"
+                        blank=True, max_length=200, null=True, verbose_name="overlap key"
                     ),
                 ),
                 (
@@ -1025,13 +1025,13 @@ class Migration(migrations.Migration):
                 (
                     "waiting_for_limit",
                     models.CharField(
-                        editable=False, max_length=240, null=True, verbose_name="held for"
+                        editable=False, max_length=240, null=True, verbose_name="waiting for limit"
                     ),
                 ),
                 (
                     "priority_boost",
                     models.SmallIntegerField(
-                        db_default=0, editable=False, verbose_name="priority_boost"
+                        db_default=0, editable=False, verbose_name="priority boost"
                     ),
                 ),
                 (
@@ -1958,7 +1958,7 @@ class Migration(migrations.Migration):
             index=django_durable_tasks.models.indexes.PartialIndex(
                 elsewhere=("overlap_key", "completed_at"),
                 fields=["overlap_key"],
-                name="durable_task_open_slot",
+                name="durable_task_overlap",
                 where=models.Q(("completed_at__isnull", True), ("overlap_key__isnull", False)),
             ),
         ),

@@ -15,7 +15,12 @@ from django.db.models.query_utils import DeferredAttribute
 
 from django_durable_tasks.encryption import decrypted, encrypted
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.encryption import MIXED, EncryptedValue, Place, stored_value
+from django_durable_tasks.rules.encryption import (
+    MIXED,
+    EncryptedValue,
+    StorageLocation,
+    stored_value,
+)
 
 
 class DecryptingAttribute(DeferredAttribute):
@@ -40,12 +45,12 @@ class DecryptingAttribute(DeferredAttribute):
 TASK_TABLE = "durable_tasks_task"
 
 
-def place_of(row: Any, column: str) -> Place:
+def place_of(row: Any, column: str) -> StorageLocation:
     """Return where the column of a row is stored; for a copy, where its original is."""
     table, key = getattr(row, "encryption_place", (row._meta.db_table, row.pk))
     # Before its insert, a row without a tenant has the default of the database.
     tenant_id = row.tenant_id if isinstance(row.tenant_id, int) else DEFAULT_TENANT_ID
-    return Place(tenant_id, table, column, str(key))
+    return StorageLocation(tenant_id, table, column, str(key))
 
 
 class EncryptedJSONField(models.JSONField):

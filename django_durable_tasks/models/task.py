@@ -123,7 +123,7 @@ class Task(GuardedModel):
         related_name="tasks",
     )
     fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
-    overlap_key = models.CharField(_("overlap_key"), max_length=200, null=True, blank=True)
+    overlap_key = models.CharField(_("overlap key"), max_length=200, null=True, blank=True)
     workflow = models.ForeignKey(
         "django_durable_tasks.WorkflowRun",
         models.DO_NOTHING,
@@ -153,8 +153,10 @@ class Task(GuardedModel):
         _("weight"), db_default=1, help_text=_("How many places and tokens of each limit it takes.")
     )
     limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
-    waiting_for_limit = models.CharField(_("held for"), max_length=240, null=True, editable=False)
-    priority_boost = models.SmallIntegerField(_("priority_boost"), db_default=0, editable=False)
+    waiting_for_limit = models.CharField(
+        _("waiting for limit"), max_length=240, null=True, editable=False
+    )
+    priority_boost = models.SmallIntegerField(_("priority boost"), db_default=0, editable=False)
     encryption_key = models.CharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
@@ -230,7 +232,7 @@ class Task(GuardedModel):
                 fields=["overlap_key"],
                 where=Q(overlap_key__isnull=False, completed_at__isnull=True),
                 elsewhere=("overlap_key", "completed_at"),
-                name="durable_task_open_slot",
+                name="durable_task_overlap",
             ),
             PartialIndex(
                 fields=["status", "completed_at"],

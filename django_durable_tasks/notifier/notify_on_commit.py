@@ -20,7 +20,7 @@ from django.utils import timezone
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, scope
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.commit_hooks import (
     CommitHook,
@@ -144,7 +144,7 @@ class OnCommitNotifier:
         try:
             now = estimated_now()
             rows = [
-                Due(at or now, queue, task_id, priority, shard)
+                DueEntry(at or now, queue, task_id, priority, shard)
                 for at, queue, task_id, priority, shard in batch.created
             ]
             index = self._shared_index()
@@ -212,7 +212,7 @@ def _soon(
 
 
 def _update(
-    index: RedisDueIndex, rows: Sequence[Due], batch: _Batch, now: datetime, horizon: datetime
+    index: RedisDueIndex, rows: Sequence[DueEntry], batch: _Batch, now: datetime, horizon: datetime
 ) -> None:
     # A moved task that is due already is left to the poll. Otherwise a task that a limit refuses
     # would be added again without end.
@@ -222,12 +222,12 @@ def _update(
     index.discard([task_id for task_id in batch.moved if task_id not in within])
 
 
-def _read(ids: Sequence[uuid.UUID]) -> list[Due]:
+def _read(ids: Sequence[uuid.UUID]) -> list[DueEntry]:
     """Read the due times of moved tasks; tasks that are no longer PENDING are omitted."""
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
     waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
     return [
-        Due(*row)
+        DueEntry(*row)
         for page in _pages(ids)
         for row in waiting.filter(pk__in=page).values_list(*columns)
     ]

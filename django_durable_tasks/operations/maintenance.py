@@ -105,8 +105,8 @@ def _prune(
     if dry_run:
         return OperationResult({}, value=retention.prunable(now))
     record_start("installation.prune", by=by, reason=reason)
-    deleted, stayed = 0, retention.Stayed()
-    while (number := retention.prune(now, size, stayed)) > 0:
+    deleted, positions = 0, retention.PruningPositions()
+    while (number := retention.prune(now, size, positions)) > 0:
         deleted += number
         if number == size:
             progress(f"{deleted} deleted")

@@ -119,7 +119,7 @@ def edge_outcome(kind: str, outcome: str, policy: str) -> EdgeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class EdgeCounts:
     """The number of unresolved, met and unmet edges of one task, and of its closed gates."""
 
     unresolved: int = 0
@@ -128,13 +128,13 @@ class Tally:
     gates: int = 0
 
 
-def needed(join: int | None, tally: Tally) -> int:
+def needed(join: int | None, tally: EdgeCounts) -> int:
     """Return how many dependencies the task still needs, its ``unresolved_dependencies_count``."""
     edges = tally.unresolved if join is None else max(0, join - tally.met)
     return edges + tally.gates
 
 
-def join_decision(join: int | None, tally: Tally, policy: str) -> JoinDecision:
+def join_decision(join: int | None, tally: EdgeCounts, policy: str) -> JoinDecision:
     """Return what happens to a BLOCKED task; ``policy`` is that of the edge that was not met."""
     lost = tally.unmet > 0 if join is None else tally.met + tally.unresolved < join
     if lost:

@@ -28,7 +28,7 @@ _VERSION, _NONCE, _KEY_BYTES = 1, 12, 32
 _ID = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
-class Place(NamedTuple):
+class StorageLocation(NamedTuple):
     """Where a value is stored."""
 
     tenant_id: int
@@ -66,7 +66,7 @@ class Keyring:
     def __contains__(self, key_id: str) -> bool:
         return key_id in self._keys
 
-    def encrypt(self, value: Any, place: Place) -> EncryptedValue:
+    def encrypt(self, value: Any, place: StorageLocation) -> EncryptedValue:
         """Encrypt a JSON value with the first key."""
         nonce = os.urandom(_NONCE)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -75,7 +75,7 @@ class Keyring:
         data = base64.b64encode(nonce + sealed).decode("ascii")
         return EncryptedValue({MARK: _VERSION, "key": self.current, "data": data})
 
-    def decrypt(self, value: EncryptedValue, place: Place) -> Any:
+    def decrypt(self, value: EncryptedValue, place: StorageLocation) -> Any:
         """Return the JSON value. Raises EncryptionKeyMissing or DecryptionFailed."""
         cipher = self._keys.get(value.key_id)
         if cipher is None:
@@ -92,7 +92,7 @@ class Keyring:
         return json.loads(plain.decode("utf-8", "surrogatepass"))
 
 
-def missing(key_id: str, place: Place) -> EncryptionKeyMissing:
+def missing(key_id: str, place: StorageLocation) -> EncryptionKeyMissing:
     """Return the error for a value whose key this process does not have."""
     return EncryptionKeyMissing(
         f"{place.column} of {place.table} {place.row} is encrypted with key {key_id!r}, which this"

@@ -54,7 +54,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class WrongField:
     """A wrong field; ``value`` is what a repair writes, if ``safe``."""
 
     field: str
@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
 
 def wrong_marker(
     field: str, marker: str | None, key: str | None, status: str, attempts: int
-) -> Wrong | None:
+) -> WrongField | None:
     """Return the error in the marker of an open key (``open_key``, ``open_unique_key``); None if
     there is none.
 
@@ -87,25 +87,27 @@ def wrong_marker(
     """
     if Status(status) not in OPEN:
         return (
-            None if marker is None else Wrong(field, marker, f"empty, because the task is {status}")
+            None
+            if marker is None
+            else WrongField(field, marker, f"empty, because the task is {status}")
         )
     if marker == key or (marker is None and attempts > 0):
         return None
-    return Wrong(field, marker, f"{shown(key)}, because the task is {status}", key)
+    return WrongField(field, marker, f"{shown(key)}, because the task is {status}", key)
 
 
-def wrong_completion(status: str, completed_at: datetime | None) -> Wrong | None:
+def wrong_completion(status: str, completed_at: datetime | None) -> WrongField | None:
     """Return the error in ``completed_at``; None if there is none."""
     is_open = Status(status) in OPEN
     if is_open == (completed_at is None):
         return None
     right = "empty" if is_open else "when it ended"
-    return Wrong("completed_at", completed_at, f"{right}, because the task is {status}")
+    return WrongField("completed_at", completed_at, f"{right}, because the task is {status}")
 
 
 def wrong_attempts(
     attempts: int, *, running: bool, endings: int, distinct: int, highest: int
-) -> Wrong | None:
+) -> WrongField | None:
     """Return the contradiction between the log entries of accepted endings and ``attempts``; None
     if they agree.
 
@@ -113,7 +115,7 @@ def wrong_attempts(
     the last one. An attempt that ended twice cannot be repaired; a counter that is too low can.
     """
     if endings > distinct:
-        return Wrong(
+        return WrongField(
             "attempts",
             attempts,
             f"one ending an attempt, and {distinct} of them ended {endings} times",
@@ -121,7 +123,7 @@ def wrong_attempts(
         )
     least = highest + running
     if attempts < least:
-        return Wrong(
+        return WrongField(
             "attempts", attempts, f"at least {least}, by the log rows of its endings", least
         )
     return None
@@ -151,7 +153,7 @@ class RunFacts:
         return sum(self.present.get(status, 0) for status in OPEN)
 
 
-def wrong_counts(run: RunFacts) -> list[Wrong]:
+def wrong_counts(run: RunFacts) -> list[WrongField]:
     """Return the counters that differ from the tasks, including the changes of pending ending
     events.
 
@@ -176,7 +178,7 @@ def wrong_counts(run: RunFacts) -> list[Wrong]:
     if not wrong and run.total - sum(expected.values()) != run.open:
         right = sum(expected.values()) + run.open
         wrong = [
-            Wrong(
+            WrongField(
                 "total",
                 run.total,
                 f"{right}: {sum(expected.values())} ended and {run.open} open",
@@ -187,12 +189,12 @@ def wrong_counts(run: RunFacts) -> list[Wrong]:
     return wrong
 
 
-def _count(run: RunFacts, column: str, rows: int) -> Wrong:
+def _count(run: RunFacts, column: str, rows: int) -> WrongField:
     right = rows - run.in_events.get(column, 0)
-    return Wrong(column, run.counted[column], f"{right}, by a recount of its tasks", right)
+    return WrongField(column, run.counted[column], f"{right}, by a recount of its tasks", right)
 
 
-def wrong_status(run: RunFacts) -> Wrong | None:
+def wrong_status(run: RunFacts) -> WrongField | None:
     """Return the error in the status of a run, by its own counters; None if there is none, or if
     ending events are pending.
     """
@@ -211,7 +213,7 @@ def wrong_status(run: RunFacts) -> Wrong | None:
         if right == WorkflowStatus.RUNNING
         else "all of its tasks have ended"
     )
-    return Wrong("status", run.status, f"{right}, because {why}")
+    return WrongField("status", run.status, f"{right}, because {why}")
 
 
 # Recurring tasks ----------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ class NextRun:
     put_off: float = 0.0
 
 
-def wrong_next_run(row: NextRun) -> Wrong | None:
+def wrong_next_run(row: NextRun) -> WrongField | None:
     """Return the error in ``next_run_at``; ``put_off`` is the delay (seconds) of a fire whose task
     is not registered.
 
@@ -251,4 +253,4 @@ def wrong_next_run(row: NextRun) -> Wrong | None:
     if late and row.stored is not None and row.stored <= row.now + timedelta(seconds=row.put_off):
         return None
     why = f"because it is {row.status}" if row.status != RecurringStatus.ACTIVE else "by its agenda"
-    return Wrong("next_run_at", row.stored, f"{shown(right)}, {why}", right)
+    return WrongField("next_run_at", row.stored, f"{shown(right)}, {why}", right)

@@ -20,7 +20,7 @@ from functools import partial
 from django_durable_tasks.celery.publishing import broker_outage, dispatcher
 from django_durable_tasks.celery.publishing.dispatcher import Dispatched
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index.types import Due, DueIndex
+from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
@@ -29,7 +29,7 @@ from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.engine.limits.waitlist import URGENT
 from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.queue_rotation import QueueRotation
 
@@ -226,7 +226,7 @@ class DispatchLoop:
         return sent.total(), bool(left) or any(number >= batch for number in sent.values())
 
     def _serve(
-        self, done: Dispatched, queue_demands: list[Demand], now: datetime, most: int
+        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, most: int
     ) -> None:
         """Dispatch these queues together, except those that failed the last time."""
         together = [one for one in queue_demands if one.queue not in self._failed_queues]
@@ -237,7 +237,7 @@ class DispatchLoop:
             self._serve_single(done, one, now)
 
     def _serve_together(
-        self, done: Dispatched, queue_demands: list[Demand], now: datetime, most: int
+        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, most: int
     ) -> None:
         """Dispatch these queues; on failure retry in halves to isolate the failing queue."""
         if len(queue_demands) == 1:
@@ -265,7 +265,7 @@ class DispatchLoop:
             for half in (queue_demands[:middle], queue_demands[middle:]):
                 self._serve_together(done, half, now, most)
 
-    def _serve_single(self, done: Dispatched, one: Demand, now: datetime) -> None:
+    def _serve_single(self, done: Dispatched, one: QueueDemand, now: datetime) -> None:
         """Dispatch this queue; after a failure it is claimed separately until it succeeds."""
 
         def act() -> int:
@@ -277,7 +277,7 @@ class DispatchLoop:
         self._attempt(f"Dispatching queue {one.queue!r}", act, _TIME_LIMIT)
 
     def _dispatch_of(
-        self, done: Dispatched, queue_demands: list[Demand], now: datetime, limit: int
+        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, limit: int
     ) -> int:
         # A joint claim that failed may have published some tasks: a repetition must not exceed
         # the windows.
@@ -289,17 +289,17 @@ class DispatchLoop:
         dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
-    def _demand(self, queue: str) -> Demand:
+    def _demand(self, queue: str) -> QueueDemand:
         """Return how many tasks of a queue may be published; if its window is full, only urgent
         ones, within a small reserve.
         """
         capacity = self._capacity(queue)
         if capacity:
-            return Demand(queue, capacity)
+            return QueueDemand(queue, capacity)
         urgent = self._snapshot.urgent_capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
-        return Demand(queue, max(0, urgent), URGENT)
+        return QueueDemand(queue, max(0, urgent), URGENT)
 
     def _capacity(self, queue: str) -> int:
         capacity = self._snapshot.capacity(
@@ -310,7 +310,7 @@ class DispatchLoop:
     def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
         with dedicated_connection():
             found = task_claim.coming(queues, now, soon, 10 * settings().BATCH_SIZE, self.shards)
-        self.index.add(Due(*row) for row in found)
+        self.index.add(DueEntry(*row) for row in found)
         return 0
 
     def _dispatch_at_due_time(self) -> int:
@@ -318,7 +318,7 @@ class DispatchLoop:
         began = time.monotonic()
         if began < self._next_claim_at:
             return 0
-        found = list[Due]()
+        found = list[DueEntry]()
         self._attempt("Reading the due index", lambda: self._pop(found), _TIME_LIMIT)
         self._popped_nothing = not found
         if not found:
@@ -341,7 +341,7 @@ class DispatchLoop:
         )
         return sent
 
-    def _pop(self, found: list[Due]) -> int:
+    def _pop(self, found: list[DueEntry]) -> int:
         """Append due entries of the index to ``found``, which is complete even after an error."""
         now, limit, mine = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
         found += self.index.pop_due(now, limit, mine)

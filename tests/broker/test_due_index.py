@@ -16,7 +16,7 @@ from django_durable_tasks.due_index import redis as redis_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import Due, DueIndex
+from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from tests.backends import address
 
 NOW = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
@@ -25,9 +25,9 @@ REDIS = urlsplit(address("redis"))._replace(path="/12").geturl()
 
 def due(
     at: float = 0.0, number: int = 1, *, queue: str = "mail", priority: int = 0, shard: int = 3
-) -> Due:
+) -> DueEntry:
     """Return an entry that is due `at` seconds after NOW."""
-    return Due(NOW + timedelta(seconds=at), queue, uuid.UUID(int=number), priority, shard)
+    return DueEntry(NOW + timedelta(seconds=at), queue, uuid.UUID(int=number), priority, shard)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -137,7 +137,7 @@ def test_concurrent_pops_return_no_entry_twice(
 ) -> None:
     index.add([due(-1, n, shard=n % 4) for n in range(1, 1_001)])
     shared = index if isinstance(index, MemoryDueIndex) else None
-    popped: list[Due] = []
+    popped: list[DueEntry] = []
     failed: list[Exception] = []
 
     def pop(shards: frozenset[int] | None) -> None:
@@ -177,7 +177,7 @@ _MOVES = st.lists(
 def test_any_history_equals_that_of_a_plain_table(
     forms: Callable[[], DueIndex], moves: list[tuple[str, int, int, int]]
 ) -> None:
-    index, table = forms(), dict[uuid.UUID, Due]()
+    index, table = forms(), dict[uuid.UUID, DueEntry]()
     index.discard(uuid.UUID(int=n) for n in range(1, 6))
     for operation, number, at, shard in moves:
         if operation == "add":

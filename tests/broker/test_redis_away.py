@@ -16,7 +16,7 @@ import pytest
 from django_durable_tasks.due_index import redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
@@ -24,9 +24,9 @@ NOW = datetime.now(UTC)
 AWAY, BACK = "Redis does not serve", "The connection to Redis is restored"
 
 
-def due(number: int) -> Due:
+def due(number: int) -> DueEntry:
     """Give an entry that is due."""
-    return Due(NOW, "mail", uuid.UUID(int=number), 0, 1)
+    return DueEntry(NOW, "mail", uuid.UUID(int=number), 0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from django_durable_tasks.due_index.fallback import SharedDueIndex, due_index
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
@@ -234,7 +234,7 @@ def test_nothing_is_filled_without_redis_or_during_its_outage(
 # The index of a scheduler -------------------------------------------------------------------------
 
 
-def _ids(rows: list[Due]) -> list[int]:
+def _ids(rows: list[DueEntry]) -> list[int]:
     return [row.task_id.int for row in rows]
 
 

@@ -13,7 +13,7 @@ from django_durable_tasks.due_index import loader, redis_client, redis_entries
 from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, member_of
 from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.redis_entries import RedisEntries
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.verify.check import read_context
@@ -53,10 +53,10 @@ def _filled(*seconds: float) -> list[uuid.UUID]:
     return ids
 
 
-def _due(task_id: uuid.UUID) -> Due:
+def _due(task_id: uuid.UUID) -> DueEntry:
     row = Task.objects.get(pk=task_id)
     assert row.due_at is not None
-    return Due(row.due_at, row.queue, row.pk, row.priority, row.shard_key)
+    return DueEntry(row.due_at, row.queue, row.pk, row.priority, row.shard_key)
 
 
 def test_an_index_filled_by_the_leader_has_no_finding(redis_connection: RedisConnection) -> None:
@@ -172,7 +172,7 @@ def test_every_entry_is_read_page_by_page(
     monkeypatch.setattr(redis_entries, "_BATCH", 7)
     now = database_now()
     strangers = [
-        Due(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
+        DueEntry(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
         for number in range(1, 1_001)
     ]
     RedisDueIndex(redis_connection).add(strangers)

@@ -21,7 +21,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
@@ -77,7 +77,7 @@ class _Crew:
                 attempts.fail(run, dice.choice([HOPELESS, HOPELESS, FAILURE]), "w") is not None
             )
         else:
-            growth = Growth("growth")
+            growth = AddedTasks("growth")
             growth.add(noop.using(queue=QUEUE))
             accepted = followups.succeed(
                 run, None, "w", (growth,) if failing and dice.random() < 0.05 else ()

@@ -17,7 +17,7 @@ from django_durable_tasks.engine.workflows import followups, operations, runs
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.dependencies.worker_and_leader import (
@@ -223,7 +223,7 @@ def _growing() -> tuple[WorkflowRun, Run]:
 
 
 def _grow(run: Run, *outside: Task) -> bool:
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     first = growth.add(noop, step="one", after=list(outside))
     growth.add(noop, step="two", after=first)
     return followups.succeed(run, None, "w", (growth,))

@@ -74,13 +74,13 @@ def with_a_blind_counter() -> None:
     """Subtract one for each resolution, whatever the edges say."""
     from django_durable_tasks.engine.dependencies import edges
     from django_durable_tasks.models import Task
-    from django_durable_tasks.rules.dependencies import Tally
+    from django_durable_tasks.rules.dependencies import EdgeCounts
 
-    def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+    def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
         counts = Task.objects.filter(pk__in=children).values_list(
             "pk", "unresolved_dependencies_count"
         )
-        return {key: Tally(unresolved=number - 1) for key, number in counts}
+        return {key: EdgeCounts(unresolved=number - 1) for key, number in counts}
 
     setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
     _with_statement((_FLIPS, "wants - 1 AS wants"))

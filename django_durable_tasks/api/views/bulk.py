@@ -16,10 +16,10 @@ from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
     Body,
+    BoundedList,
     Flag,
     Instant,
     Integer,
-    Items,
     JsonObject,
     OneOf,
     Text,
@@ -55,7 +55,7 @@ _SAMPLE = 5
 class BulkCreateBody(Body):
     """Tasks to create. The result of each item has the index of the item."""
 
-    items = Items(
+    items = BoundedList(
         child=JsonObject(),
         max_length=_ITEMS_MAX,
         allow_empty=False,

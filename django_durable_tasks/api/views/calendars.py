@@ -16,10 +16,10 @@ from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
     Body,
+    BoundedList,
     Day,
     Instant,
     Integer,
-    Items,
     OneOf,
     Text,
     WallTime,
@@ -51,8 +51,10 @@ class CalendarEditBody(Body):
     """The fields of a calendar that can be changed. ``days`` replaces all special days."""
 
     description = Text(required=False, allow_blank=True, max_length=500)
-    working_days = Items(child=Integer(min_value=1, max_value=7), required=False, max_length=7)
-    days = Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
+    working_days = BoundedList(
+        child=Integer(min_value=1, max_value=7), required=False, max_length=7
+    )
+    days = BoundedList(child=SpecialDayBody(), required=False, max_length=_DAYS)
     reason = Text(required=False, allow_blank=True, max_length=500)
 
 

@@ -16,7 +16,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
 from django_durable_tasks.rules.tasks.endings import Verdict
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.followups import FollowUp, followups_of
 
 
@@ -32,7 +32,7 @@ class LiveRun:
         self.cancel_requested = self.lost = False
         self.progress: dict[str, Any] | None = None
         self.recorded = False
-        self.growth: Growth | None = None
+        self.growth: AddedTasks | None = None
         self.verdict: Verdict | None = None
         self.args: list[Any] = []
         self.kwargs: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 
 logger = logging.getLogger("django_durable_tasks.broker")
 
@@ -38,7 +38,7 @@ def dispatch(
     higher; return how many the broker accepted. See ``dispatch_of``.
     """
     done = Dispatched()
-    dispatch_of(done, [Demand(queue, limit, least)], now, limit, node, shards)
+    dispatch_of(done, [QueueDemand(queue, limit, least)], now, limit, node, shards)
     return done.sent.total()
 
 
@@ -58,7 +58,7 @@ class Dispatched:
 
 def dispatch_of(
     done: Dispatched,
-    demands: Sequence[Demand],
+    demands: Sequence[QueueDemand],
     now: datetime,
     limit: int,
     node: uuid.UUID,

@@ -30,7 +30,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _HIGHEST = 9
 
 
-class Over(InvalidSchedule):
+class BeatRowOver(InvalidSchedule):
     """Beat would not run this row again: it has expired, or it was to run once and did."""
 
 
@@ -135,12 +135,12 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
 
 def _refuse_over(row: BeatRow, now: datetime) -> None:
     if row.expires is not None and row.expires <= now:
-        raise Over(f"It expired at {_instant(row.expires)}; beat would switch it off.")
+        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
     if row.one_off and row.total_run_count > 0:
-        raise Over("It is a one-off task and has run; beat would switch it off.")
+        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
     if row.clocked is not None and row.clocked <= now:
         effect = "would run it at its next start" if row.enabled else "has switched it off"
-        raise Over(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
+        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
 
 
 # Schedule -----------------------------------------------------------------------------------------

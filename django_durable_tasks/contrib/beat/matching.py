@@ -16,7 +16,7 @@ EARLY = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class FireMatch:
     """Fire times with their lags (seconds that beat was late), and the fires of one side only."""
 
     lags: dict[datetime, float]
@@ -24,7 +24,7 @@ class Match:
     only_beat: list[datetime]
 
 
-def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> Match:
+def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> FireMatch:
     """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag."""
     lags: dict[datetime, float] = {}
     only_beat = []
@@ -34,4 +34,4 @@ def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timed
             only_beat.append(fire)
         else:
             lags[here[last]] = (fire - here[last]).total_seconds()
-    return Match(lags, [at for at in here if at not in lags], only_beat)
+    return FireMatch(lags, [at for at in here if at not in lags], only_beat)

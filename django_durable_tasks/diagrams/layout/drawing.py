@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from django_durable_tasks.diagrams.layout.mesh import Mesh, meshed
+from django_durable_tasks.diagrams.layout.mesh import LayoutGraph, meshed
 from django_durable_tasks.diagrams.layout.ordering import ordered
-from django_durable_tasks.diagrams.layout.placement import Distances, Placed, placed
+from django_durable_tasks.diagrams.layout.placement import Distances, LayoutPositions, placed
 from django_durable_tasks.diagrams.outline import Outline
 
 BETWEEN = 16
@@ -126,8 +126,8 @@ def _in_rows(
 class _Draft:
     """The layout before the rotation: positions in the direction of the layers, and across it."""
 
-    mesh: Mesh
-    places: Placed
+    mesh: LayoutGraph
+    places: LayoutPositions
     starts: Sequence[float]
     low: float
     size: tuple[int, int]
@@ -191,7 +191,9 @@ def _drafted(
     )
 
 
-def _starts(mesh: Mesh, places: Placed, along: int, *, downwards: bool) -> list[float]:
+def _starts(
+    mesh: LayoutGraph, places: LayoutPositions, along: int, *, downwards: bool
+) -> list[float]:
     """Return the start of each layer; the distance is larger for steep edges and at the ends of
     frames.
     """
@@ -215,7 +217,7 @@ def _opening(*, downwards: bool) -> int:
     return _FRAME_TITLE if downwards else _FRAME
 
 
-def _nested(mesh: Mesh, layer: int, edges: Sequence[int], within: int = 0) -> int:
+def _nested(mesh: LayoutGraph, layer: int, edges: Sequence[int], within: int = 0) -> int:
     """Return how many nested frames, including this one, have an edge at this layer."""
     groups = mesh.groups
     chains = (groups.chain(group) for group in range(1, len(groups.paths)))

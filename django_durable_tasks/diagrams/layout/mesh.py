@@ -43,7 +43,7 @@ class GroupTree:
 
 
 @dataclass(slots=True)
-class Mesh:
+class LayoutGraph:
     """Items by number: first the boxes, then bends and keepers; ``routes``: the items of each edge,
     left to right.
 
@@ -75,7 +75,7 @@ class Mesh:
         return before, after
 
 
-def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
+def meshed(outline: Outline, size: float, alone: frozenset[int]) -> LayoutGraph:
     """Return the mesh of an outline with boxes of these sizes across the layers; without the boxes
     ``alone``.
     """
@@ -83,7 +83,7 @@ def meshed(outline: Outline, size: float, alone: frozenset[int]) -> Mesh:
     groups, group = _group_tree(
         [() if place in alone else box.group for place, box in enumerate(boxes)]
     )
-    mesh = Mesh(
+    mesh = LayoutGraph(
         groups, [box.layer for box in boxes], group, [size] * len(boxes), [], {}, len(boxes)
     )
     _measure(mesh, boxes, alone)
@@ -106,7 +106,7 @@ def _group_tree(owners: Sequence[tuple[str, ...]]) -> tuple[GroupTree, list[int]
     return groups, [number[owner] for owner in owners]
 
 
-def _measure(mesh: Mesh, boxes: Sequence[Box], alone: frozenset[int]) -> None:
+def _measure(mesh: LayoutGraph, boxes: Sequence[Box], alone: frozenset[int]) -> None:
     groups = mesh.groups
     groups.first = [max((box.layer for box in boxes), default=0)] * len(groups.paths)
     for place, box in enumerate(boxes):
@@ -117,7 +117,7 @@ def _measure(mesh: Mesh, boxes: Sequence[Box], alone: frozenset[int]) -> None:
 
 
 def _route(
-    mesh: Mesh, line: EdgePath, bends: dict[tuple[int, str, int, int, bool], int]
+    mesh: LayoutGraph, line: EdgePath, bends: dict[tuple[int, str, int, int, bool], int]
 ) -> Iterator[int]:
     low, high = sorted((line.source, line.target), key=lambda place: mesh.layer[place])
     group = mesh.groups.shared(mesh.group[low], mesh.group[high])
@@ -130,7 +130,7 @@ def _route(
     yield high
 
 
-def _keep_open(mesh: Mesh, alone: frozenset[int]) -> None:
+def _keep_open(mesh: LayoutGraph, alone: frozenset[int]) -> None:
     groups = mesh.groups
     filled = {
         (group, mesh.layer[item])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from django_durable_tasks.diagrams.layout.mesh import Mesh
+from django_durable_tasks.diagrams.layout.mesh import LayoutGraph
 
 _SWEEPS = 14
 _LARGE = 4_000
@@ -19,7 +19,7 @@ _PATIENCE = 4
 Rows = list[list[int]]
 
 
-def ordered(mesh: Mesh, alone: frozenset[int]) -> Rows:
+def ordered(mesh: LayoutGraph, alone: frozenset[int]) -> Rows:
     """Return the items of each layer in order, without the boxes ``alone``; deterministic."""
     before, after = mesh.neighbours()
     rows = _discovered(mesh, after, alone)
@@ -52,7 +52,7 @@ def crossings(rows: Rows, after: Sequence[Sequence[int]]) -> int:
     return total
 
 
-def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int]) -> Rows:
+def _discovered(mesh: LayoutGraph, after: Sequence[Sequence[int]], alone: frozenset[int]) -> Rows:
     """Return the items in the order of a depth-first search, so that connected items start
     together.
     """
@@ -76,7 +76,7 @@ def _discovered(mesh: Mesh, after: Sequence[Sequence[int]], alone: frozenset[int
     ]
 
 
-def _by_layer(mesh: Mesh) -> Rows:
+def _by_layer(mesh: LayoutGraph) -> Rows:
     rows: Rows = [[] for _ in range(max(mesh.layer, default=-1) + 1)]
     for item, layer in enumerate(mesh.layer):
         rows[layer].append(item)
@@ -84,7 +84,7 @@ def _by_layer(mesh: Mesh) -> Rows:
 
 
 def _sorted(
-    mesh: Mesh, row: Sequence[int], values: dict[int, float], keys: Sequence[float]
+    mesh: LayoutGraph, row: Sequence[int], values: dict[int, float], keys: Sequence[float]
 ) -> list[int]:
     """Sort by value; a group is sorted as one item by its own key, in every layer."""
     place = {item: at for at, item in enumerate(row)}
@@ -96,7 +96,7 @@ def _sorted(
 
 
 def _swept(
-    mesh: Mesh, rows: Rows, sides: tuple[list[list[int]], list[list[int]]], *, upwards: bool
+    mesh: LayoutGraph, rows: Rows, sides: tuple[list[list[int]], list[list[int]]], *, upwards: bool
 ) -> Rows:
     """Sort each layer by the mean position of its neighbours on the first side."""
     at = {item: (place + 0.5) / len(row) for row in rows for place, item in enumerate(row)}
@@ -113,7 +113,7 @@ def _swept(
 
 
 def _group_keys(
-    mesh: Mesh, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]
+    mesh: LayoutGraph, at: dict[int, float], sides: tuple[list[list[int]], list[list[int]]]
 ) -> list[float]:
     """Return for each group the mean position of its neighbours outside; that of its items if it
     has none.

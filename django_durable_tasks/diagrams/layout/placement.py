@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from django_durable_tasks.diagrams.layout.alignment import Cell, GroupCells
-from django_durable_tasks.diagrams.layout.mesh import Mesh
+from django_durable_tasks.diagrams.layout.mesh import LayoutGraph
 from django_durable_tasks.diagrams.layout.ordering import Rows
 
 _STRAIGHT = 20.0
@@ -28,16 +28,16 @@ class Distances:
 
 
 @dataclass(slots=True)
-class Placed:
+class LayoutPositions:
     """The middle of each item across the layers, and the two ends of each group's frame."""
 
     at: list[float]
     frames: dict[int, tuple[float, float]]
 
 
-def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
+def placed(mesh: LayoutGraph, rows: Rows, distances: Distances) -> LayoutPositions:
     """Return the positions of all items in the rows."""
-    found = Placed([0.0] * len(mesh.layer), {})
+    found = LayoutPositions([0.0] * len(mesh.layer), {})
     inside: list[list[int]] = [[] for _ in mesh.groups.paths]
     for row in rows:
         for item in row:
@@ -56,7 +56,11 @@ def placed(mesh: Mesh, rows: Rows, distances: Distances) -> Placed:
 
 
 def _place_group(
-    mesh: Mesh, rows: Rows, entry_of: dict[int, int], found: Placed, distances: Distances
+    mesh: LayoutGraph,
+    rows: Rows,
+    entry_of: dict[int, int],
+    found: LayoutPositions,
+    distances: Distances,
 ) -> tuple[float, float]:
     """Place the entries of one group: items by their number, blocks by minus the number of their
     group.
@@ -75,7 +79,9 @@ def _place_group(
     return low, max((cell.at + cell.half for cell in cells), default=0.0)
 
 
-def _cells(mesh: Mesh, row: Sequence[int], entry_of: dict[int, int], found: Placed) -> list[Cell]:
+def _cells(
+    mesh: LayoutGraph, row: Sequence[int], entry_of: dict[int, int], found: LayoutPositions
+) -> list[Cell]:
     cells: list[Cell] = []
     for item in row:
         entry = entry_of.get(item)
@@ -87,7 +93,10 @@ def _cells(mesh: Mesh, row: Sequence[int], entry_of: dict[int, int], found: Plac
 
 
 def _connected(
-    mesh: Mesh, layers: Sequence[Sequence[Cell]], entry_of: dict[int, int], found: Placed
+    mesh: LayoutGraph,
+    layers: Sequence[Sequence[Cell]],
+    entry_of: dict[int, int],
+    found: LayoutPositions,
 ) -> list[Cell]:
     """Return all cells with their neighbours; the layers of a block have the highest weight for
     each other.
@@ -119,7 +128,9 @@ def _distance(one: Cell, other: Cell, distances: Distances) -> float:
     return one.half + other.half + (distances.bends if one.bend or other.bend else distances.boxes)
 
 
-def _shift(mesh: Mesh, found: Placed, items: Iterable[int], group: int, by: float) -> None:
+def _shift(
+    mesh: LayoutGraph, found: LayoutPositions, items: Iterable[int], group: int, by: float
+) -> None:
     """Move the items, and the frames of the group and of those in it."""
     for item in items:
         found.at[item] += by

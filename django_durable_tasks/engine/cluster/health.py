@@ -85,7 +85,7 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
 
 
 @dataclass(frozen=True, slots=True)
-class Vital:
+class NodeHealth:
     """The health of one node as a probe reports it; ``fault`` is empty if the node is healthy."""
 
     node: Node
@@ -93,7 +93,7 @@ class Vital:
     fault: str
 
 
-def vitals(question: NodeQuerySet) -> list[Vital]:
+def vitals(question: NodeQuerySet) -> list[NodeHealth]:
     """Judge the newest node of each kind and name. A process that was restarted has an older row
     too.
     """
@@ -116,14 +116,14 @@ def vitals(question: NodeQuerySet) -> list[Vital]:
     return [_vital(node, now, still.get(node.pk, "")) for node in found]
 
 
-def _vital(node: Node, now: datetime, stall: str) -> Vital:
+def _vital(node: Node, now: datetime, stall: str) -> NodeHealth:
     since = ago((now - node.last_seen_at).total_seconds())
     if node.declared_dead:
-        return Vital(node, "dead", f"it was declared dead, last seen {since} ago")
+        return NodeHealth(node, "dead", f"it was declared dead, last seen {since} ago")
     if node.stopped_at is not None:
-        return Vital(node, "left", "it has left")
+        return NodeHealth(node, "left", "it has left")
     if is_silent(node, now):
-        return Vital(node, "silent", f"it was last seen {since} ago")
+        return NodeHealth(node, "silent", f"it was last seen {since} ago")
     if stall:
-        return Vital(node, "stalled", stall)
-    return Vital(node, "draining" if node.draining else "alive", "")
+        return NodeHealth(node, "stalled", stall)
+    return NodeHealth(node, "draining" if node.draining else "alive", "")

@@ -26,7 +26,7 @@ from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerL
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.recurring.policies import QUARANTINED
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.explanations import Situation
+from django_durable_tasks.rules.tasks.explanations import TaskSituation
 
 _PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
@@ -145,7 +145,7 @@ def _connections_allowed() -> int | None:
     return None
 
 
-def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
+def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
     """Return the task with the state that its explanation needs, and whether there is a leader."""
     now = database_now()
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
@@ -159,7 +159,7 @@ def situation(task: Task, *, known: bool) -> tuple[Situation, bool]:
         if task.started_at is not None and task.status == Status.RUNNING
         else timedelta(0)
     )
-    found = Situation(
+    found = TaskSituation(
         now=now,
         status=task.status,
         queue=task.queue,

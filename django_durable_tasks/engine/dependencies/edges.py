@@ -21,7 +21,7 @@ from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
 from django_durable_tasks.models.ending_event import EndingEventQuerySet
 from django_durable_tasks.models.task_dependency import TaskDependencyQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
-from django_durable_tasks.rules.dependencies import FORCED, EdgeOutcome, Tally
+from django_durable_tasks.rules.dependencies import FORCED, EdgeCounts, EdgeOutcome
 
 _BULK = 2_000
 _COLUMNS = (
@@ -106,7 +106,7 @@ def first_unmet(task_id: uuid.UUID) -> TaskDependency:
     return found
 
 
-def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
     """Count the unresolved edges and gates of these tasks; resolved edges are not read."""
     counted = (
         edges()
@@ -116,10 +116,10 @@ def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
         .values_list("task")
         .annotate(edges=Count("depends_on"), gates=Count("gate"))
     )
-    return {task: Tally(unresolved=number, gates=gates) for task, number, gates in counted}
+    return {task: EdgeCounts(unresolved=number, gates=gates) for task, number, gates in counted}
 
 
-def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
+def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
     """Count all edges and gates of these tasks."""
     unresolved, upstream = Q(resolved_at__isnull=True), Q(depends_on__isnull=False)
     counted = (
@@ -135,12 +135,12 @@ def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, Tally]:
         )
     )
     return {
-        task: Tally(unresolved=number, met=met, unmet=unmet, gates=gates)
+        task: EdgeCounts(unresolved=number, met=met, unmet=unmet, gates=gates)
         for task, number, met, unmet, gates in counted
     }
 
 
-def tally_of(rows: Iterable[TaskDependency]) -> Tally:
+def tally_of(rows: Iterable[TaskDependency]) -> EdgeCounts:
     """Count edges and gates that have already been read."""
     counted: Counter[str] = Counter()
     for edge in rows:
@@ -148,7 +148,7 @@ def tally_of(rows: Iterable[TaskDependency]) -> Tally:
             counted["gates" if edge.depends_on_id is None else "unresolved"] += 1
         elif edge.depends_on_id is not None:
             counted["met" if edge.met else "unmet"] += 1
-    return Tally(**counted)
+    return EdgeCounts(**counted)
 
 
 # Endings ------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, 
 from django_durable_tasks.models import Task, TaskDependency, Tenant
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
+    EdgeCounts,
     Gate,
     JoinDecision,
-    Tally,
     chosen,
     cycle_in,
     edge_outcome,
@@ -212,7 +212,7 @@ def _waive_unmet(row: Task) -> None:
 
     Then the task waits only for the new edges.
     """
-    tally = edges.tallies([row.pk]).get(row.pk, Tally())
+    tally = edges.tallies([row.pk]).get(row.pk, EdgeCounts())
     if (
         row.status != Status.BLOCKED
         and join_decision(row.join_count, tally, "") == JoinDecision.SKIP
@@ -225,7 +225,7 @@ def _block_or_release(row: Task) -> None:
 
     If it needs none and is BLOCKED, it is released.
     """
-    number = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, Tally()))
+    number = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, EdgeCounts()))
     if number and row.status != Status.BLOCKED:
         transitions.block(tables.tasks().filter(pk=row.pk))
     if number:

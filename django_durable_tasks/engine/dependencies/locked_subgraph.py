@@ -17,8 +17,8 @@ from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.dependencies import (
     FORCED,
+    EdgeCounts,
     JoinDecision,
-    Tally,
     join_decision,
     needed,
 )
@@ -74,7 +74,7 @@ class LockedSubgraph:
         """Return the tasks that were skipped or failed because of an upstream."""
         return {key for key, row in self.rows.items() if _is_doomed(row)}
 
-    def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> Tally:
+    def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> EdgeCounts:
         """Count the edges of a task as they will be after these tasks are replayed."""
         unresolved = met = unmet = gates = 0
         for edge in self.above[key]:
@@ -86,7 +86,7 @@ class LockedSubgraph:
                 met += 1
             else:
                 unmet += 1
-        return Tally(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
+        return EdgeCounts(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
 
     def needed_by(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> int:
         """Return how many dependencies a task will need after these tasks are replayed."""

@@ -30,9 +30,9 @@ from django_durable_tasks.models.ending_event import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
     DELETED,
+    EdgeCounts,
     EdgeOutcome,
     JoinDecision,
-    Tally,
     edge_outcome,
     join_decision,
     needed,
@@ -287,7 +287,7 @@ def reevaluate_joins(
     )
 
 
-def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Tally]:
+def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, EdgeCounts]:
     """Count the edges of each task.
 
     For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
@@ -299,14 +299,14 @@ def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Tal
     every = edges.open_tallies(brief)
     for row in waiting:
         if row.join_count is None and row.pk in resolved:
-            open_ones = every.get(row.pk, Tally())
+            open_ones = every.get(row.pk, EdgeCounts())
             unmet = sum(
                 1 for _, verdict in resolved.get(row.pk, ()) if verdict.resolved and not verdict.met
             )
-            found[row.pk] = Tally(
+            found[row.pk] = EdgeCounts(
                 unresolved=open_ones.unresolved, gates=open_ones.gates, unmet=unmet
             )
-    return {row.pk: found.get(row.pk, Tally()) for row in waiting}
+    return {row.pk: found.get(row.pk, EdgeCounts()) for row in waiting}
 
 
 def _policy(row: Task, resolved: Sequence[tuple[TaskDependency, EdgeOutcome]]) -> str:

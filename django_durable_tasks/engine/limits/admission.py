@@ -25,7 +25,7 @@ from django_durable_tasks.rules.limits import admission
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.admission import AdmissionRequest, Capacity
 from django_durable_tasks.rules.limits.options import Allowance, Bucket
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 
 _COLUMNS = (
     "pk",
@@ -75,7 +75,7 @@ class LimitAdmission:
             self._open({scope: limit_config.of(scope) for scope in sorted(self._wide)})
             self._reserve_for_heavy(self._wide)
 
-    def free(self, demands: Sequence[Demand], limit: int) -> tuple[list[Demand], int]:
+    def free(self, demands: Sequence[QueueDemand], limit: int) -> tuple[list[QueueDemand], int]:
         """Reduce the demand of each queue, and the total ``limit``, to what the limits of whole
         queues admit.
         """
@@ -282,7 +282,7 @@ class LimitAdmission:
             ):
                 self._capacity.ahead[row.waiting_for_limit] = request
 
-    def _is_eligible(self, row: waitlist.Waiting) -> bool:
+    def _is_eligible(self, row: waitlist.WaitingTask) -> bool:
         """Return whether the task has not expired, its queue admits it, and its weight is within
         the whole limit.
         """

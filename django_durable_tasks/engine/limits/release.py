@@ -21,7 +21,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig, limits_in_force
 from django_durable_tasks.engine.limits.usage import Usage
-from django_durable_tasks.engine.limits.waitlist import Waiting
+from django_durable_tasks.engine.limits.waitlist import WaitingTask
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits import admission as limit_admission
 from django_durable_tasks.rules.limits import options as rules
@@ -153,7 +153,7 @@ def plan_release(
         waitlists, lambda scope: min(limit, most, free.number(scope, limit)), free.takes
     )
     late = {row.pk for row in rows if row.expires_at is not None and row.expires_at <= now}
-    of: dict[Hashable, Waiting] = {row.pk: row for row in rows if row.pk not in late}
+    of: dict[Hashable, WaitingTask] = {row.pk: row for row in rows if row.pk not in late}
     free.bind(of.values())
     waiting: dict[str, list[AdmissionRequest]] = {scope: [] for scope in waitlists}
     for row in of.values():
@@ -313,7 +313,7 @@ class _FreeCapacity:
             else waiting.filter(priority__gte=waitlist.URGENT)
         )
 
-    def takes(self, row: Waiting) -> bool:
+    def takes(self, row: WaitingTask) -> bool:
         """Return whether the task's queue admits it now and its weight does not exceed the whole
         limit.
         """
@@ -324,7 +324,7 @@ class _FreeCapacity:
         heaviest = self._limit_config.among(row.waiting_for_limit, [row.name]).heaviest
         return heaviest is None or row.weight <= heaviest
 
-    def bind(self, rows: Iterable[Waiting]) -> None:
+    def bind(self, rows: Iterable[WaitingTask]) -> None:
         """Compute the free capacity of all limits of these tasks.
 
         Executes one statement, and one for each key for which tasks declare different limits. The
@@ -341,7 +341,7 @@ class _FreeCapacity:
         for mark, allowed in new.items():
             self._allow(allowed, mark)
 
-    def request(self, row: Waiting) -> AdmissionRequest:
+    def request(self, row: WaitingTask) -> AdmissionRequest:
         """Return the task with all scopes whose capacity it uses when it is released."""
         wide = (
             self._limit_config.wide(row.queue)
@@ -362,7 +362,7 @@ class _FreeCapacity:
             others,
         )
 
-    def _narrow(self, row: Waiting) -> list[str]:
+    def _narrow(self, row: WaitingTask) -> list[str]:
         return self._limit_config.narrow(row.name, row.tenant_id, row.limit_key)
 
     def _marked(self, scope: str, name: str) -> str:

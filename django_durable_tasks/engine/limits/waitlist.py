@@ -27,7 +27,7 @@ the first ``_FAR`` are read.
 """
 
 
-class Waiting(NamedTuple):
+class WaitingTask(NamedTuple):
     """A task that waits for a limit."""
 
     waiting_for_limit: str
@@ -44,8 +44,8 @@ class Waiting(NamedTuple):
 def eligible(
     waitlists: Mapping[str, TaskQuerySet],
     number: Callable[[str], int],
-    takes: Callable[[Waiting], bool],
-) -> list[Waiting]:
+    takes: Callable[[WaitingTask], bool],
+) -> list[WaitingTask]:
     """Return the first eligible tasks of each waitlist, by scope: ``number(scope)`` or a few more.
 
     ``takes`` decides which tasks are eligible. If too few of the first tasks are, the first 1,000
@@ -53,21 +53,21 @@ def eligible(
     of a waitlist.
     """
 
-    def by_scope(rows: Sequence[Any]) -> dict[str, list[Waiting]]:
-        found: dict[str, list[Waiting]] = {}
-        for row in map(Waiting._make, rows):
+    def by_scope(rows: Sequence[Any]) -> dict[str, list[WaitingTask]]:
+        found: dict[str, list[WaitingTask]] = {}
+        for row in map(WaitingTask._make, rows):
             found.setdefault(row.waiting_for_limit, []).append(row)
         return found
 
     wanted = {scope: number(scope) for scope in waitlists}
-    found = by_scope(first(waitlists, lambda scope: wanted[scope] + _SPARE, Waiting._fields))
+    found = by_scope(first(waitlists, lambda scope: wanted[scope] + _SPARE, WaitingTask._fields))
     chosen = {scope: list(filter(takes, rows)) for scope, rows in found.items()}
     short = {
         scope: waitlists[scope]
         for scope, rows in found.items()
         if len(rows) == wanted[scope] + _SPARE and len(chosen[scope]) < wanted[scope]
     }
-    for scope, rows in by_scope(first(short, lambda _: _FAR, Waiting._fields)).items():
+    for scope, rows in by_scope(first(short, lambda _: _FAR, WaitingTask._fields)).items():
         chosen[scope] = list(filter(takes, rows))[: wanted[scope] + _SPARE]
     return [row for rows in chosen.values() for row in rows]
 

@@ -22,7 +22,12 @@ from django_durable_tasks.engine.metrics.totals import (
     tenant_of,
 )
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.rules.metrics.counts import Counted, Duration, MetricKind, SeriesKey
+from django_durable_tasks.rules.metrics.counts import (
+    CountedDurations,
+    Duration,
+    MetricKind,
+    SeriesKey,
+)
 from django_durable_tasks.rules.metrics.minutes import minute_of
 from django_durable_tasks.rules.states import LogStatus
 
@@ -55,7 +60,7 @@ class LoggedAttempt(NamedTuple):
             self.status,
         )
 
-    def count_in(self, counted: Counted) -> None:
+    def count_in(self, counted: CountedDurations) -> None:
         """Count this attempt."""
         counted.number += 1
         if self.run_id is None or self.started_at is None or self.status not in MEASURED:

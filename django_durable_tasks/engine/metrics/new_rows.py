@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 
 from django_durable_tasks.engine.metrics.totals import CountPosition
 from django_durable_tasks.rules.metrics import gaps
-from django_durable_tasks.rules.metrics.gaps import Gap
+from django_durable_tasks.rules.metrics.gaps import IdGap
 
 
 def new_rows(
@@ -30,7 +30,7 @@ def new_rows(
     gaps are returned. One statement, or two if there are gaps.
     """
     at = now.timestamp()
-    passed_over = gaps.kept((Gap(*gap) for gap in position.details), at)
+    passed_over = gaps.kept((IdGap(*gap) for gap in position.details), at)
     late = _of_gaps(queryset, columns, passed_over)[:limit] if passed_over else []
     following = queryset.filter(pk__gt=position.last_id).order_by("pk")
     rows = list(following.values_list(*columns)[:limit])
@@ -44,7 +44,7 @@ def new_rows(
 
 
 def _of_gaps(
-    queryset: QuerySet[Any], columns: Sequence[str], passed_over: Sequence[Gap]
+    queryset: QuerySet[Any], columns: Sequence[str], passed_over: Sequence[IdGap]
 ) -> QuerySet[Any, tuple[Any, ...]]:
     inside = Q()
     for gap in passed_over:

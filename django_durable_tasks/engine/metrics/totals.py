@@ -23,7 +23,12 @@ from django_durable_tasks.models.metric_minute import MetricMinuteQuerySet
 from django_durable_tasks.models.metric_position import MetricPositionQuerySet
 from django_durable_tasks.models.metric_series import MetricSeriesQuerySet
 from django_durable_tasks.models.uncounted_ending import UncountedEndingQuerySet
-from django_durable_tasks.rules.metrics.counts import ALL_TENANTS, Counted, MetricKind, SeriesKey
+from django_durable_tasks.rules.metrics.counts import (
+    ALL_TENANTS,
+    CountedDurations,
+    MetricKind,
+    SeriesKey,
+)
 
 
 def positions() -> MetricPositionQuerySet:
@@ -73,7 +78,7 @@ def read_position(kind: MetricKind) -> CountPosition:
     return CountPosition(kind, row.revision, row.last_id, row.details)
 
 
-def read_totals() -> list[tuple[SeriesKey, Counted]]:
+def read_totals() -> list[tuple[SeriesKey, CountedDurations]]:
     """Return all totals; one statement."""
     rows = (
         series()
@@ -83,7 +88,7 @@ def read_totals() -> list[tuple[SeriesKey, Counted]]:
     return [
         (
             SeriesKey(MetricKind(kind), tenant_id, queue, name, status),
-            Counted.stored(number, durations),
+            CountedDurations.stored(number, durations),
         )
         for kind, tenant_id, queue, name, status, number, durations in rows
     ]
@@ -93,14 +98,14 @@ class Increments:
     """Counts by series and minute, to be added to the totals."""
 
     def __init__(self) -> None:
-        self.by_minute: dict[tuple[SeriesKey, datetime], Counted] = {}
+        self.by_minute: dict[tuple[SeriesKey, datetime], CountedDurations] = {}
         self.ids: dict[tuple[SeriesKey, datetime], tuple[int, int]] = {}
 
-    def of(self, key: SeriesKey, minute: datetime, row_id: int = 0) -> Counted:
+    def of(self, key: SeriesKey, minute: datetime, row_id: int = 0) -> CountedDurations:
         """Return the count of this series and minute, to be increased by the caller."""
         first, last = self.ids.get((key, minute), (row_id, row_id))
         self.ids[key, minute] = min(first, row_id), max(last, row_id)
-        return self.by_minute.setdefault((key, minute), Counted())
+        return self.by_minute.setdefault((key, minute), CountedDurations())
 
     def series_keys(self) -> set[SeriesKey]:
         """Return the series."""
@@ -172,12 +177,12 @@ def _totals(increments: Increments) -> list[MetricSeries]:
     """Return the rows of these series with the increments added."""
     rows = series().filter(pk__in={key.digest() for key in increments.series_keys()}).order_by()
     existing = {
-        pk: Counted.stored(number, durations)
+        pk: CountedDurations.stored(number, durations)
         for pk, number, durations in rows.values_list("pk", "number", "durations")
     }
-    sums: dict[SeriesKey, Counted] = {}
+    sums: dict[SeriesKey, CountedDurations] = {}
     for (key, _), counted in increments.by_minute.items():
-        sums.setdefault(key, existing.get(key.digest(), Counted())).add(counted)
+        sums.setdefault(key, existing.get(key.digest(), CountedDurations())).add(counted)
     return [
         MetricSeries(
             id=key.digest(),
@@ -205,7 +210,7 @@ def _minutes(increments: Increments) -> list[MetricMinute]:
         row = found.get((minute, pk)) or MetricMinute(
             minute=minute, series_id=pk, first_id=first, last_id=last
         )
-        value = Counted.stored(row.number, row.durations)
+        value = CountedDurations.stored(row.number, row.durations)
         value.add(counted)
         row.pk = None  # the row is found by minute and series
         row.number, row.durations = value.number, value.durations_as_json()

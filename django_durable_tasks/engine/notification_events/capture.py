@@ -28,7 +28,7 @@ from django_durable_tasks.engine.notification_events.subscriptions import (
 from django_durable_tasks.models import NotificationEvent
 from django_durable_tasks.models.notification_event import NotificationEventQuerySet
 from django_durable_tasks.rules.notifications.events import OF_TRANSITION, OWN_TASKS, EventType
-from django_durable_tasks.rules.notifications.subscriptions import Subject
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.masking import masked_text, shortened
 
@@ -42,7 +42,7 @@ class OccurredEvent:
     """Something that happened. ``types``: the types of messages about it, the preferred first."""
 
     types: Sequence[EventType]
-    subject: Subject
+    subject: EventSubject
     shown_as: str
     data: Mapping[str, Any]
 
@@ -199,7 +199,7 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         data["error"] = shortened(masked_text(error, conf.settings().SECRET_NAMES), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
-    subject = Subject(
+    subject = EventSubject(
         tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
     )
     return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)

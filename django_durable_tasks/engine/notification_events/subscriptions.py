@@ -27,8 +27,8 @@ from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.models.notification_setting import NotificationSettingQuerySet
 from django_durable_tasks.rules.notifications.events import FLAGS, EventType
 from django_durable_tasks.rules.notifications.subscriptions import (
+    EventSubject,
     QuietHours,
-    Subject,
     Subscription,
 )
 
@@ -77,7 +77,7 @@ class Subscriptions:
         return frozenset(self._by_tenant)
 
     def selecting(
-        self, types: Sequence[EventType], subject: Subject
+        self, types: Sequence[EventType], subject: EventSubject
     ) -> list[tuple[Subscription, EventType]]:
         """Return the subscriptions that select an event, each with the type of its message."""
         candidates = self._by_tenant.get(subject.tenant_id, ())

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Alert, Node
 from django_durable_tasks.models.alert import AlertQuerySet
 from django_durable_tasks.rules.notifications.events import EventType
-from django_durable_tasks.rules.notifications.subscriptions import Subject
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 
 CALM = 60.0
@@ -108,7 +108,7 @@ def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEv
     queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
     return OccurredEvent(
         types=(type_,),
-        subject=Subject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
+        subject=EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
         shown_as=f"{kind} {subject}".strip(),
         data={"alert": kind, "subject": subject, "detail": detail},
     )

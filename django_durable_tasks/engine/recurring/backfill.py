@@ -37,7 +37,7 @@ from django_durable_tasks.rules.recurring.backfill import (
     Reprocess,
     step,
 )
-from django_durable_tasks.rules.recurring.effective import Action, Planned, SkippedRange
+from django_durable_tasks.rules.recurring.effective import Action, PlannedRun, SkippedRange
 from django_durable_tasks.rules.recurring.explain import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
 from django_durable_tasks.rules.recurring.policies import CatchUpOrder, FireOutcome
@@ -282,7 +282,7 @@ class _Backfill:
             number += 1
 
     def _new_task(self, one: BackfillStep, place: dict[str, Any]) -> NewTask:
-        planned = Planned(one.fire_time, one.fire_time)
+        planned = PlannedRun(one.fire_time, one.fire_time)
         verdict = OverlapDecision(runs=True)
         task = occurrence_tasks.occurrence_task(self.row, planned, place["run_at"], verdict)
         return task._replace(**place)
@@ -297,7 +297,7 @@ class _Backfill:
         reason = comment("backfilled", self.by, self.reason)
         entries, empty = [], {}
         for fire_time, task in created.items():
-            entry, planned = known.get(fire_time), Planned(fire_time, fire_time)
+            entry, planned = known.get(fire_time), PlannedRun(fire_time, fire_time)
             if entry is None:
                 entries.append(
                     occurrence_tasks.entry(

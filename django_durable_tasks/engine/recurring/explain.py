@@ -20,12 +20,12 @@ from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
 from django_durable_tasks.models.lease import lease_name
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.explain import (
-    Facts,
     FireEntry,
     FireTime,
     OccurrenceTask,
+    ScheduleFacts,
     StartedWorkflow,
     account,
 )
@@ -74,7 +74,7 @@ def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireT
         planned = following
 
 
-def _fire(row: RecurringTask, planned: Planned, following: Planned | None) -> FireTime:
+def _fire(row: RecurringTask, planned: PlannedRun, following: PlannedRun | None) -> FireTime:
     next_at = following.at if following else None
     starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
     return FireTime(planned.nominal, starts, planned.remarks)
@@ -94,7 +94,7 @@ def explain(row: RecurringTask, at: datetime) -> str:
 
 
 @readable
-def _facts(row: RecurringTask, when: datetime) -> Facts:
+def _facts(row: RecurringTask, when: datetime) -> ScheduleFacts:
     check(row)
     agenda, now = agenda_of(row), database_now()
     before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
@@ -103,7 +103,7 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
     lease = SchedulerLease.objects.using(tables.database()).filter(
         name=lease_name(), expires_at__gt=now
     )
-    return Facts(
+    return ScheduleFacts(
         at=when,
         now=now,
         name=row.name,
@@ -121,7 +121,9 @@ def _facts(row: RecurringTask, when: datetime) -> Facts:
         next_run_at=row.next_run_at,
         lines=_ledger_lines(row, when),
         planned=planned,
-        fire=_fire(row, planned, agenda.next(planned.at)) if isinstance(planned, Planned) else None,
+        fire=_fire(row, planned, agenda.next(planned.at))
+        if isinstance(planned, PlannedRun)
+        else None,
         runs_then=meets.nominal if meets and starts_then else None,
         start=row.start_time,
         end=row.end_time,

@@ -10,7 +10,7 @@ from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.tick_plan import Tick
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.notifications.events import OWN_TASKS, EventType
-from django_durable_tasks.rules.notifications.subscriptions import Subject
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 
@@ -51,7 +51,7 @@ def _event(row: RecurringTask, entry: LedgerEntry, kind: EventType) -> OccurredE
         data["last_fire_time"] = _instant(entry.last_fire_time)
     if entry.task_id is not None:
         data["task_id"] = str(entry.task_id)
-    subject = Subject(
+    subject = EventSubject(
         tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
     )
     return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)

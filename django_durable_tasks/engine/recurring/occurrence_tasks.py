@@ -16,7 +16,7 @@ from django_durable_tasks.engine.recurring.schedule_cache import readable
 from django_durable_tasks.engine.tasks.new_task import Call, planned_task
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task_queries import NEVER, new_task_id
-from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
 from django_durable_tasks.rules.recurring.policies import FireOutcome, Overlap
 from django_durable_tasks.rules.tasks.key_templates import formatted
@@ -75,7 +75,7 @@ def overlap_key_of(row: RecurringTask) -> str | None:
 @readable
 def occurrence_task(
     row: RecurringTask,
-    planned: Planned,
+    planned: PlannedRun,
     effective: datetime,
     verdict: OverlapDecision,
     key: str | None = None,
@@ -108,7 +108,7 @@ def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
 
 def entry(
     row: RecurringTask,
-    planned: Planned,
+    planned: PlannedRun,
     outcome: FireOutcome,
     *,
     term: int | None,

@@ -16,7 +16,7 @@ from django_durable_tasks.engine.recurring.schedule_cache import unkept_agenda
 from django_durable_tasks.engine.recurring.schedules import keep, locked, refuse_ended
 from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
-from django_durable_tasks.rules.recurring.effective import Action, Planned
+from django_durable_tasks.rules.recurring.effective import Action, PlannedRun
 from django_durable_tasks.rules.recurring.explain import not_a_fire_time
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.tasks.durations import instant
@@ -121,7 +121,7 @@ def _check(
             row.name, when, (row.start_time, row.end_time), (before, after)
         )
         raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
-    if isinstance(existing, Planned) and existing.at <= row.watermark_at:
+    if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
         )

@@ -26,7 +26,7 @@ from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.engine.tasks.fast_path import may_publish_at_once
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import RecurringTask, Task
-from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision, decide
 from django_durable_tasks.rules.recurring.policies import FireOutcome, Overlap
 from django_durable_tasks.rules.states import Status
@@ -82,7 +82,7 @@ def _checked(request_id: str) -> str:
 
 @readable
 def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
-    overlap_key, planned = occurrence_tasks.template(row).overlap_key, Planned(now, now)
+    overlap_key, planned = occurrence_tasks.template(row).overlap_key, PlannedRun(now, now)
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # An operator requested this run, so it waits where the run of a fire time would be skipped.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)

@@ -28,7 +28,7 @@ from django_durable_tasks.rules.recurring.declarations import (
     CODE,
     SETTINGS,
     UNDECLARED,
-    Act,
+    SyncAction,
     kept,
     merged,
 )
@@ -38,7 +38,7 @@ from django_durable_tasks.rules.tasks.options import checked_key
 from django_durable_tasks.rules.verify import VERIFY_TASK
 
 DECLARING = (CODE, SETTINGS)
-NOTHING_DONE = (Act.CLASH, Act.REFUSE)
+NOTHING_DONE = (SyncAction.CLASH, SyncAction.REFUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class SyncStep:
     """
 
     name: str
-    act: Act
+    act: SyncAction
     source: str = ""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
     good, bad = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
     rows |= {row.name: row for row in _rows().filter(name__in=good)}
-    refused = [SyncStep(name, Act.REFUSE, reason=reason) for name, reason in bad.items()]
+    refused = [SyncStep(name, SyncAction.REFUSE, reason=reason) for name, reason in bad.items()]
     names = {*good, *rows} - bad.keys()
     steps = [
         _step(name, good.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
@@ -141,12 +141,12 @@ def _step(
     if declared is None:
         return None if row is None else _undeclared_step(row, prune=prune)
     if row is None:
-        return SyncStep(name, Act.CREATE, declared.source)
+        return SyncStep(name, SyncAction.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
         whose = f"source {row.source!r}" if row.source else "hand"
         return SyncStep(
             name,
-            Act.CLASH,
+            SyncAction.CLASH,
             declared.source,
             reason=f"a row of this name was made by {whose}; --adopt it",
         )
@@ -158,11 +158,11 @@ def _undeclared_step(row: RecurringTask, *, prune: bool) -> SyncStep | None:
         return None
     reason = f"neither code nor settings declare it; it calls {row.task}"
     if prune:
-        return SyncStep(row.name, Act.CANCEL, row.source, reason=reason)
+        return SyncStep(row.name, SyncAction.CANCEL, row.source, reason=reason)
     return (
         None
         if row.undeclared_at is not None
-        else SyncStep(row.name, Act.PAUSE, row.source, reason=reason)
+        else SyncStep(row.name, SyncAction.PAUSE, row.source, reason=reason)
     )
 
 
@@ -170,11 +170,11 @@ def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     values, current = kept(declared.values), _current_values(row)
     merge = merged(current, row.declaration, values, _defaults())
     changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
-    act, reason = Act.CHANGE, ""
+    act, reason = SyncAction.CHANGE, ""
     if row.source not in DECLARING:
-        act = Act.ADOPT
+        act = SyncAction.ADOPT
     elif row.undeclared_at is not None:
-        act = Act.REVIVE
+        act = SyncAction.REVIVE
     elif not changes and row.declaration == values and row.source == declared.source:
         return None
     elif row.status == RecurringStatus.CANCELLED:
@@ -238,10 +238,10 @@ def _do(
         except IntegrityError:
             continue  # a concurrent sync inserted the row: read it again
         except DurableTasksError as refused:
-            return SyncStep(step.name, Act.REFUSE, step.source, reason=str(refused))
+            return SyncStep(step.name, SyncAction.REFUSE, step.source, reason=str(refused))
     return SyncStep(
         step.name,
-        Act.REFUSE,
+        SyncAction.REFUSE,
         step.source,
         reason="another process changes this row repeatedly; try again",
     )
@@ -276,10 +276,10 @@ def _declare(row: RecurringTask, values: dict[str, Any], by: str) -> None:
         schedules.resume(row, by=by)
 
 
-def _mark_undeclared(row: RecurringTask, act: Act, by: str) -> None:
+def _mark_undeclared(row: RecurringTask, act: SyncAction, by: str) -> None:
     row.undeclared_at = row.undeclared_at or database_now()
     writes.rewrite(row)
-    if act == Act.CANCEL:
+    if act == SyncAction.CANCEL:
         schedules.cancel(row, reason=UNDECLARED, by=by)
     elif row.status == RecurringStatus.ACTIVE:
         schedules.pause(row, reason=UNDECLARED, by=by)

@@ -15,9 +15,9 @@ from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.writes import Move
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.jitter import effective
-from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, Policy
+from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire, Policy
 from django_durable_tasks.rules.recurring.overlaps import Open, OverlapDecision, decide, named
 from django_durable_tasks.rules.recurring.policies import (
     ENDED,
@@ -103,7 +103,7 @@ def _range(
     )
 
 
-def _run(tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | None) -> int:
+def _run(tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedRun | None) -> int:
     """Add the task of one fire time, or a ledger entry with the reason why it does not run.
 
     Return the number of tasks added, 0 or 1.
@@ -164,7 +164,7 @@ def _blocking_task(
 
 
 def _effective(
-    tick: Tick, row: RecurringTask, chosen: Chosen, following: Planned | None
+    tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedRun | None
 ) -> datetime:
     if chosen.caught_up:
         return tick.now + timedelta(seconds=chosen.delay)

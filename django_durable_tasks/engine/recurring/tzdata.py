@@ -24,7 +24,7 @@ logger = logging.getLogger("django_durable_tasks.recurrence")
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ChangedFireTime:
     """A schedule with its stored next fire time and the one that this process computes."""
 
     row: RecurringTask
@@ -42,7 +42,7 @@ def computed_elsewhere() -> RecurringTaskQuerySet:
     )
 
 
-def moved(limit: int) -> list[Moved]:
+def moved(limit: int) -> list[ChangedFireTime]:
     """Return the schedules whose next fire time changes, among at most ``limit`` computed with
     another release.
 
@@ -87,7 +87,7 @@ def _recompute(keys: list[uuid.UUID]) -> int:
     return len(rows)
 
 
-def _compared(rows: Sequence[RecurringTask]) -> list[Moved]:
+def _compared(rows: Sequence[RecurringTask]) -> list[ChangedFireTime]:
     calendars, found = calendars_of(rows), []
     for row in rows:
         try:
@@ -96,9 +96,11 @@ def _compared(rows: Sequence[RecurringTask]) -> list[Moved]:
             logger.warning(
                 "Could not recompute the next fire time of recurring task %s: %s", row.name, error
             )
-            found.append(Moved(row, row.next_run_at, row.next_run_at))
+            found.append(ChangedFireTime(row, row.next_run_at, row.next_run_at))
         else:
             found.append(
-                Moved(row, row.next_run_at, following.at if following else row.next_run_at)
+                ChangedFireTime(
+                    row, row.next_run_at, following.at if following else row.next_run_at
+                )
             )
     return found

@@ -31,7 +31,7 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import (
     Budgets,
-    End,
+    EndingDecision,
     EndingKind,
     Outcome,
     Verdict,
@@ -328,7 +328,7 @@ def _end_runs(
             )
             delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else 0.0
             ends.append(
-                End(
+                EndingDecision(
                     task_id=row.pk,
                     epoch=row.epoch,
                     verdict=verdict,

@@ -24,7 +24,7 @@ from django_durable_tasks.engine.limits import admission, config, overlap, relea
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
@@ -104,7 +104,7 @@ def claim(
     ``shards``: only tasks of these shards, and tasks of any shard that have been due for
     UNSERVED_AFTER seconds. ``least``: only tasks of this priority or a higher one.
     """
-    demands = [Demand(queue, limit, least)]
+    demands = [QueueDemand(queue, limit, least)]
     return [
         message
         for part in parted(demands)
@@ -112,7 +112,7 @@ def claim(
     ]
 
 
-def parted(demands: Sequence[Demand]) -> list[list[Demand]]:
+def parted(demands: Sequence[QueueDemand]) -> list[list[QueueDemand]]:
     """Divide these queues into groups that are claimed together.
 
     Queues without a limit on the whole queue form one group, so that their claim does not wait for
@@ -120,7 +120,7 @@ def parted(demands: Sequence[Demand]) -> list[list[Demand]]:
     shared between tenants is claimed separately.
     """
     limit_config = config.limits_in_force()
-    free, bound, alone = list[Demand](), list[Demand](), list[list[Demand]]()
+    free, bound, alone = list[QueueDemand](), list[QueueDemand](), list[list[QueueDemand]]()
     for one in demands:
         if not one.least and limit_config.takes_turns(one.queue):
             alone.append([one])
@@ -130,7 +130,7 @@ def parted(demands: Sequence[Demand]) -> list[list[Demand]]:
 
 
 def claim_of(
-    demands: Sequence[Demand],
+    demands: Sequence[QueueDemand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
@@ -156,7 +156,7 @@ def claim_of(
 @retry_on_deadlock
 def _claim_within_limits(
     limit_config: config.LimitConfig,
-    demands: Sequence[Demand],
+    demands: Sequence[QueueDemand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
@@ -168,7 +168,7 @@ def _claim_within_limits(
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     turns, taken = _turns(limit_config, demands, now), Counter[str]()
 
-    def act(current: Sequence[Demand], number: int) -> list[ClaimedTask]:
+    def act(current: Sequence[QueueDemand], number: int) -> list[ClaimedTask]:
         rows: Sequence[ClaimedTask]
         if turns is None:
             rows = transitions.claim(current, now, number, *node_and_wait, shards)
@@ -195,7 +195,7 @@ def _claim_within_limits(
 
 
 def _turns(
-    limit_config: config.LimitConfig, demands: Sequence[Demand], now: datetime
+    limit_config: config.LimitConfig, demands: Sequence[QueueDemand], now: datetime
 ) -> list[uuid.UUID] | None:
     """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
     one = demands[0]
@@ -205,8 +205,8 @@ def _turns(
 
 
 def _left(
-    demands: Sequence[Demand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
-) -> list[Demand]:
+    demands: Sequence[QueueDemand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
+) -> list[QueueDemand]:
     """Return the demands that remain for queues in which tasks were refused.
 
     The next tasks of these queues may fit.

@@ -26,7 +26,7 @@ BATCH = 200
 
 
 @dataclass(slots=True)
-class Rotated:
+class RotationResult:
     """The result of one batch: rows that were read, those changed, and those that cannot be
     decrypted, with the first error.
     """
@@ -55,7 +55,7 @@ def _others(model: Any, key: str) -> QuerySet[Any]:
     return _rows(model).filter(Q(encryption_key__lt=key) | Q(encryption_key__gt=key))
 
 
-def rotate(batch: int = BATCH) -> Iterator[Rotated]:
+def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
     """Encrypt all rows again, and yield the result of each batch.
 
     A row that cannot be decrypted is left as it is and counted as failed.
@@ -66,7 +66,7 @@ def rotate(batch: int = BATCH) -> Iterator[Rotated]:
             yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
 
 
-def encrypt_plain(batch: int = BATCH) -> Iterator[Rotated]:
+def encrypt_plain(batch: int = BATCH) -> Iterator[RotationResult]:
     """Encrypt rows that were stored before encryption was switched on; reads whole tables."""
     key = current_key_id()
     for model in MODELS if key is not None else ():
@@ -84,7 +84,7 @@ def _old_keys(model: Any, key: str) -> Iterator[str]:
         last = rows.filter(encryption_key__gt=last).first()
 
 
-def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[Rotated]:
+def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResult]:
     """Encrypt these rows in the order of their primary keys."""
     last, ids = None, list(rows.order_by("pk").values_list("pk", flat=True)[:size])
     while ids:
@@ -113,8 +113,8 @@ def _columns(model: Any) -> list[str]:
     ]
 
 
-def _write(model: Any, key: str, found: Sequence[Any]) -> Rotated:
-    done = Rotated()
+def _write(model: Any, key: str, found: Sequence[Any]) -> RotationResult:
+    done = RotationResult()
     changes: dict[str, list[Any]] = {name: [] for name in _columns(model)}
     ids: list[Any] = []
     for row in found:

@@ -48,7 +48,7 @@ _PASSED_OVER = 600.0
 _WORKFLOW_RUNS = "workflow runs"
 
 
-class Stayed:
+class PruningPositions:
     """The positions up to which a process has read the rows whose retention is over.
 
     Rows that must be kept, for example because of an open dead letter, would otherwise be read
@@ -87,43 +87,48 @@ class Stayed:
 
 
 def prune(
-    now: datetime, limit: int, stayed: Stayed | None = None, deadline: float = math.inf
+    now: datetime, limit: int, positions: PruningPositions | None = None, deadline: float = math.inf
 ) -> int:
     """Delete at most ``limit`` ended tasks whose retention is over, with their logs and dead
     letters; return how many.
 
     A FAILED task with an open dead letter is kept. Call again until it returns 0. Only rows whose
     retention is over are read, in pages of ``limit`` rows. After ``deadline`` (of
-    ``time.monotonic()``) at most one page per status is read, ``stayed`` contains the position,
-    and ``stayed.more()`` is True.
+    ``time.monotonic()``) at most one page per status is read, ``positions`` contains the position,
+    and ``positions.more()`` is True.
     """
-    stayed = stayed or Stayed()
-    deleted = _prune_workflows(now, limit, stayed, deadline)
+    positions = positions or PruningPositions()
+    deleted = _prune_workflows(now, limit, positions, deadline)
     for status, kept in conf.retention().items():
         if kept is not None:
             cutoff = now - timedelta(seconds=kept)
-            deleted += _prune_ended(status, cutoff, now, limit - deleted, stayed, deadline)
+            deleted += _prune_ended(status, cutoff, now, limit - deleted, positions, deadline)
     endpoints.prune(now)
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 
 
 def _prune_ended(
-    status: str, cutoff: datetime, now: datetime, limit: int, stayed: Stayed, deadline: float
+    status: str,
+    cutoff: datetime,
+    now: datetime,
+    limit: int,
+    positions: PruningPositions,
+    deadline: float,
 ) -> int:
-    deleted, past = 0, stayed.past(status)
+    deleted, past = 0, positions.past(status)
     while (size := limit - deleted) > 0:
         page = _page(tables.tasks().ended_before(status, cutoff, past), size)
         number = _prune_page([pk for _, pk in page], status, cutoff, now)
         deleted += number
         if len(page) < size:
-            stayed.end(status)
+            positions.end(status)
             break
         past = page[-1]
         if not number:
-            stayed.record(status, past)
+            positions.record(status, past)
         if time.monotonic() >= deadline:
-            stayed.cut(status)
+            positions.cut(status)
             break
     return deleted
 
@@ -246,20 +251,22 @@ def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQue
     return parts.filter(completed_at__gte=cutoff)
 
 
-def _prune_workflows(now: datetime, limit: int, stayed: Stayed, deadline: float) -> int:
-    deleted, past = 0, stayed.past(_WORKFLOW_RUNS)
+def _prune_workflows(
+    now: datetime, limit: int, positions: PruningPositions, deadline: float
+) -> int:
+    deleted, past = 0, positions.past(_WORKFLOW_RUNS)
     while deleted < limit:
         page = _page(runs().ended_before(_workflow_cutoff(now), past), limit)
         number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
         deleted += number
         if len(page) < limit:
-            stayed.end(_WORKFLOW_RUNS)
+            positions.end(_WORKFLOW_RUNS)
             break
         past = page[-1]
         if not number:
-            stayed.record(_WORKFLOW_RUNS, past)
+            positions.record(_WORKFLOW_RUNS, past)
         if time.monotonic() >= deadline:
-            stayed.cut(_WORKFLOW_RUNS)
+            positions.cut(_WORKFLOW_RUNS)
             break
     return deleted
 

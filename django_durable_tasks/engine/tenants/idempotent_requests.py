@@ -17,7 +17,7 @@ from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import IdempotentRequest
 from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
-from django_durable_tasks.rules.encryption import EncryptedValue, Place
+from django_durable_tasks.rules.encryption import EncryptedValue, StorageLocation
 
 _NOWAIT_OF_MYSQL = 3572
 
@@ -136,8 +136,8 @@ def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer
     return StoredAnswer(row.status_code, body, row.headers, replayed=True)
 
 
-def _place(row: IdempotentRequest) -> Place:
-    return Place(row.tenant_id, row._meta.db_table, "body", str(row.pk))
+def _place(row: IdempotentRequest) -> StorageLocation:
+    return StorageLocation(row.tenant_id, row._meta.db_table, "body", str(row.pk))
 
 
 def _stored(body: Any) -> Any:

@@ -19,7 +19,7 @@ _MANY = 5_000
 
 
 @dataclass(slots=True)
-class Watch:
+class TrackedChanges:
     """The tasks that were changed.
 
     ``before``: the status of each task before its first transition. ``latest``: the ids that were
@@ -31,16 +31,16 @@ class Watch:
     latest: set[uuid.UUID] = field(default_factory=set)
 
 
-_watch: ContextVar[Watch | None] = ContextVar("durable_tasks_watch", default=None)
+_watch: ContextVar[TrackedChanges | None] = ContextVar("durable_tasks_watch", default=None)
 
 
 @contextmanager
-def watching(*, preview: bool) -> Iterator[Watch]:
+def watching(*, preview: bool) -> Iterator[TrackedChanges]:
     """Record every transition of this thread until the block ends.
 
     In a preview, and in a block inside one, ``tasks_transitioned`` is not sent.
     """
-    watch = Watch(preview=preview or in_preview())
+    watch = TrackedChanges(preview=preview or in_preview())
     token = _watch.set(watch)
     try:
         yield watch

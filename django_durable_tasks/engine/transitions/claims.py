@@ -38,14 +38,14 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
 
 def claim(
-    demands: Sequence[Demand],
+    demands: Sequence[QueueDemand],
     now: datetime,
     limit: int,
     node: uuid.UUID,
@@ -84,7 +84,7 @@ def _claim_locked(
 
 
 def _locked_due(
-    due: TaskQuerySet, demands: Sequence[Demand], now: datetime, limit: int
+    due: TaskQuerySet, demands: Sequence[QueueDemand], now: datetime, limit: int
 ) -> list[Pair]:
     """Lock at most ``limit`` of these rows; skip rows that other transactions have locked."""
     pairs, seen = list[Pair](), list[uuid.UUID]()
@@ -108,7 +108,7 @@ def _locked_due(
     return pairs
 
 
-def _due_of(due: TaskQuerySet, demands: Sequence[Demand], limit: int) -> dict[uuid.UUID, str]:
+def _due_of(due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int) -> dict[uuid.UUID, str]:
     """Return at most ``limit`` of these rows with their queues, by one short scan for each queue
     and priority.
 

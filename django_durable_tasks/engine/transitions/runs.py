@@ -30,7 +30,7 @@ from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, Status
-from django_durable_tasks.rules.tasks.endings import End
+from django_durable_tasks.rules.tasks.endings import EndingDecision
 from django_durable_tasks.rules.tasks.runs import Run
 
 
@@ -205,7 +205,7 @@ def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:
     return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
 
 
-def end(ends: Sequence[End]) -> int:
+def end(ends: Sequence[EndingDecision]) -> int:
     """Write the verdicts of RUNNING tasks that ``locked_runs`` returned; return how many changed.
 
     The transitions are ``retry``, ``exhaust``, ``lose`` and ``cancel``. The caller inserts log
@@ -242,7 +242,7 @@ def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
     )
 
 
-def _verdicts(ends: Sequence[End]) -> dict[str, Any]:
+def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
     """Return the new status, budgets, reason and error of each task."""
     # A cancelled task keeps its reason, because the cancellation request has written it.
     reasons = {
@@ -262,7 +262,7 @@ def _verdicts(ends: Sequence[End]) -> dict[str, Any]:
     }
 
 
-def _closings(ends: Sequence[End]) -> dict[str, Any]:
+def _closings(ends: Sequence[EndingDecision]) -> dict[str, Any]:
     """Return the next ``due_at`` of retried tasks, and the cleared columns of ended tasks."""
     closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
     due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}

@@ -12,15 +12,15 @@ from django.db.models import Case, JSONField, Q, Value, When
 from django_durable_tasks.encryption import current_key_id, encrypted
 from django_durable_tasks.engine.db.tables import tasks
 from django_durable_tasks.models.encrypted_json import TASK_TABLE
-from django_durable_tasks.rules.encryption import MARK, MIXED, EncryptedValue, Place
+from django_durable_tasks.rules.encryption import MARK, MIXED, EncryptedValue, StorageLocation
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
 _EMPTY = ("[]", "{}")
 
 
-def place(tenant_id: int, column: str, task_id: uuid.UUID) -> Place:
+def place(tenant_id: int, column: str, task_id: uuid.UUID) -> StorageLocation:
     """Return where a column of a task is stored."""
-    return Place(tenant_id, TASK_TABLE, column, str(task_id))
+    return StorageLocation(tenant_id, TASK_TABLE, column, str(task_id))
 
 
 def encrypted_task(task: NewTask) -> NewTask:
@@ -48,7 +48,7 @@ def encrypted_tasks(tasks_: Sequence[NewTask]) -> list[NewTask]:
     return found if key is None else [task._replace(encryption_key=key) for task in found]
 
 
-def _text(text: str, where: Place) -> str:
+def _text(text: str, where: StorageLocation) -> str:
     value = encrypted(json.loads(text), where)
     return json.dumps(dict(value.envelope)) if isinstance(value, EncryptedValue) else text
 

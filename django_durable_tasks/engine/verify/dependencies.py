@@ -29,8 +29,8 @@ from django_durable_tasks.models import EndingEvent, RequestKind, Task, TaskDepe
 from django_durable_tasks.rules.dependencies import (
     DELETED,
     FORCED,
+    EdgeCounts,
     JoinDecision,
-    Tally,
     join_decision,
     needed,
 )
@@ -42,7 +42,7 @@ _FOLD = 2_000
 _PROCESSED_WITHIN = 5 * PATIENCE
 
 
-def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
+def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, EdgeCounts]]:
     """Return the BLOCKED tasks with their edges counted, except tasks of starts that are still in
     progress.
 
@@ -64,7 +64,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, Tally]]:
     )
     checked = [row for row in found if row[3] not in unsealed]
     counted = edges.tallies([row[0] for row in checked]) if checked else {}
-    return ((pk, join, number, counted.get(pk, Tally())) for pk, join, number, _ in checked)
+    return ((pk, join, number, counted.get(pk, EdgeCounts())) for pk, join, number, _ in checked)
 
 
 def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:

@@ -31,7 +31,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
-from django_durable_tasks.rules.verify import Finding, NextRun, Severity, Wrong, wrong_next_run
+from django_durable_tasks.rules.verify import Finding, NextRun, Severity, WrongField, wrong_next_run
 
 _RAN = (FireOutcome.DISPATCHED, FireOutcome.ROLLED)
 _COUNTED = 10_000
@@ -75,9 +75,9 @@ def wrong_plans(context: VerifyContext, rows: Rows) -> list[Finding]:
     return found
 
 
-def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> Wrong | None:
+def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> WrongField | None:
     if row.watermark_at > now + timedelta(seconds=PATIENCE):
-        return Wrong(
+        return WrongField(
             "watermark_at", row.watermark_at, "not after now: fire times before it would never run"
         )
     is_active = row.status == RecurringStatus.ACTIVE

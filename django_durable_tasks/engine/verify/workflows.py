@@ -22,7 +22,7 @@ from django_durable_tasks.rules.verify import (
     Finding,
     RunFacts,
     Severity,
-    Wrong,
+    WrongField,
     wrong_counts,
     wrong_status,
 )
@@ -108,7 +108,7 @@ def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
 def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = sorted({one.key for one in findings})
     for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
-        safe: list[Wrong] = [wrong for wrong in wrong_counts(run) if wrong.safe]
+        safe: list[WrongField] = [wrong for wrong in wrong_counts(run) if wrong.safe]
         right = {wrong.field: wrong.value for wrong in safe}
         edges.runs().filter(pk=pk).update(updated_at=tables.NOW, **right)
     _count_again(keys)

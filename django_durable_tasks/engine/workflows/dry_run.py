@@ -23,7 +23,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of, retry_on_deadlock
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
 from django_durable_tasks.engine.dependencies import edges, resolve
-from django_durable_tasks.engine.transitions.change_tracking import Watch, watching
+from django_durable_tasks.engine.transitions.change_tracking import TrackedChanges, watching
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.states import OPEN, Status
@@ -73,7 +73,7 @@ class GraphOperation:
     ``resolve_again`` contains tasks whose last ending has to be resolved again.
     """
 
-    watch: Watch
+    watch: TrackedChanges
     stop_requested: set[uuid.UUID] = field(default_factory=set)
     named: dict[uuid.UUID, str] = field(default_factory=dict)
     resolve_again: set[uuid.UUID] = field(default_factory=set)

@@ -12,7 +12,7 @@ from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.tasks import attempts, enqueue
 from django_durable_tasks.engine.workflows import runs, start
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import Builder, Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks, Builder
 from django_durable_tasks.rules.workflows.followups import FollowUp, Schedule
 from django_durable_tasks.rules.workflows.plan import Plan
 
@@ -30,7 +30,7 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
     with tables.atomic():
         for followup, plan in zip(followups, plans, strict=True):
             if plan is not None:
-                runs.hold(run, plan, grows=isinstance(followup, Growth))
+                runs.hold(run, plan, grows=isinstance(followup, AddedTasks))
         accepted = transitions.succeed(run, result, worker)
         if accepted:
             for followup, plan in zip(followups, plans, strict=True):
@@ -41,7 +41,7 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
 def _create(run: Run, followup: FollowUp, plan: Plan | None) -> None:
     if isinstance(followup, Schedule):
         enqueue.schedule_followup(followup, run.tenant_id)
-    elif plan is not None and isinstance(followup, Growth):
+    elif plan is not None and isinstance(followup, AddedTasks):
         runs.add_tasks(run, plan)
     elif plan is not None:
         start.start_after(run, plan)

@@ -24,7 +24,7 @@ from django_durable_tasks.management.durable.selectors import count
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockChange, clock_changes
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
@@ -142,7 +142,7 @@ def _touched(
             }
 
 
-def _with_remarks(every: Agenda, change: ClockChange) -> Iterator[Planned]:
+def _with_remarks(every: Agenda, change: ClockChange) -> Iterator[PlannedRun]:
     """Yield the fires that a clock change affects."""
     cursor = change.at - abs(change.shift) - TICK
     while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 
 from django.db import Error
 
-from django_durable_tasks.engine.cluster.health import Vital, vitals
+from django_durable_tasks.engine.cluster.health import NodeHealth, vitals
 from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.subcommand import OK, UNHEALTHY, Options, Subcommand
@@ -46,7 +46,7 @@ def run(options: Options, out: Output) -> int:
     return OK if alive else UNHEALTHY
 
 
-def _row(one: Vital) -> dict[str, object]:
+def _row(one: NodeHealth) -> dict[str, object]:
     node = one.node
     return {
         "name": node.name,

@@ -20,9 +20,9 @@ from django_durable_tasks.contrib.beat.mapping import (
     NOT_ALLOWED,
     PLAIN_CELERY_TASK,
     BeatRow,
+    BeatRowOver,
     Import,
     ImportContext,
-    Over,
     imported,
 )
 from django_durable_tasks.engine.db.clock import database_now
@@ -48,7 +48,7 @@ _SHOWN = ("name", "task", "act", "begins", "next_here", "next_in_beat")
 
 
 @dataclass(slots=True)
-class Found:
+class BeatImportRow:
     """One row of django-celery-beat: what the import does with it, and which differences it has."""
 
     name: str
@@ -86,10 +86,10 @@ def _refuse_unknown(wanted: Sequence[str], rows: Sequence[BeatRow]) -> None:
         refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
 
 
-def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
+def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
     durable, before = registry.find(given.task) is not None, importer.known(given.name)
     row = _with_queue(compare.seen_by_beat(given)) if durable else compare.seen_by_beat(given)
-    found = Found(row.name, row.task, IMPORT, carried=not durable)
+    found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
         importer.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
@@ -97,7 +97,7 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> Found:
         become = imported(row, ImportContext(now, fields, durable, on_redis))
         comparison = _compared(row, become, now)
     except DurableTasksError as refused:
-        found.act, found.reason = OVER if isinstance(refused, Over) else REFUSE, str(refused)
+        found.act, found.reason = OVER if isinstance(refused, BeatRowOver) else REFUSE, str(refused)
         return found
     found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
     found.differences = (*become.remarks, *comparison.differences)
@@ -141,7 +141,7 @@ def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
     return IN_SHADOW if options["paused"] else ""
 
 
-def _import(found: Found, options: Options) -> None:
+def _import(found: BeatImportRow, options: Options) -> None:
     if found.act != IMPORT:
         return
     task, hold = (
@@ -167,11 +167,11 @@ def _import(found: Found, options: Options) -> None:
 # Output -------------------------------------------------------------------------------------------
 
 
-def _data(found: Found) -> dict[str, Any]:
+def _data(found: BeatImportRow) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "options": hidden(found.options)}
 
 
-def _text(found: Sequence[Found]) -> str:
+def _text(found: Sequence[BeatImportRow]) -> str:
     rows = [
         {
             "name": one.name,
@@ -187,7 +187,7 @@ def _text(found: Sequence[Found]) -> str:
     return "\n".join([table(_SHOWN, rows, "beat has no periodic tasks"), *blocks])
 
 
-def _block(found: Found) -> str:
+def _block(found: BeatImportRow) -> str:
     lines = [f"\n{found.name}"]
     lines += [f"  {found.act}: {found.reason}"] if found.reason else []
     lines += [f"  {difference}" for difference in found.differences]
@@ -200,7 +200,7 @@ def _block(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _note(found: Sequence[Found], options: Options, out: Output) -> None:
+def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None:
     imported_ = [one for one in found if one.act == IMPORT]
     missing = sorted(
         {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)}

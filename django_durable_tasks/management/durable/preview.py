@@ -22,7 +22,7 @@ from django_durable_tasks.management.durable.schedule_arguments import (
 )
 from django_durable_tasks.management.durable.selectors import count
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
-from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.jitter import effective
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
@@ -82,7 +82,9 @@ def run(options: Options, out: Output) -> int:
     )
 
 
-def planned(schedule_draft: ScheduleDraft, start: datetime, options: Options) -> Iterator[Planned]:
+def planned(
+    schedule_draft: ScheduleDraft, start: datetime, options: Options
+) -> Iterator[PlannedRun]:
     """Yield the runs from ``start`` on, ascending, or those before it, descending."""
     end, backwards = options["end"], options["previous"]
     ask, cursor = (
@@ -105,7 +107,7 @@ def fires(schedule_draft: ScheduleDraft, start: datetime, options: Options) -> F
     ]
 
 
-def fire(schedule_draft: ScheduleDraft, run: Planned) -> dict[str, Any]:
+def fire(schedule_draft: ScheduleDraft, run: PlannedRun) -> dict[str, Any]:
     """Return one fire as it is printed. The jitter of a schedule that is not stored yet is an
     example.
     """

@@ -24,7 +24,7 @@ from django_durable_tasks.management.durable.schedule_arguments import (
 )
 from django_durable_tasks.management.durable.subcommand import OK, Options, Subcommand, refuse
 from django_durable_tasks.rules.recurring.effective.types import TICK
-from django_durable_tasks.rules.recurring.misfires import Choice, Chosen, choose
+from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire, choose
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 
 _TICKS = 20  # maximum number of rounds of the trigger
@@ -114,12 +114,12 @@ def _ticks(schedule_draft: ScheduleDraft, watermark: datetime, now: datetime) ->
         watermark = choice.through
 
 
-def _too_late(schedule_draft: ScheduleDraft, chosen: Chosen, now: datetime) -> bool:
+def _too_late(schedule_draft: ScheduleDraft, chosen: ChosenFire, now: datetime) -> bool:
     expires_in = schedule_draft.row.expires_in
     return expires_in is not None and chosen.planned.at + timedelta(seconds=expires_in) <= now
 
 
-def _run(schedule_draft: ScheduleDraft, chosen: Chosen, now: datetime) -> dict[str, Any]:
+def _run(schedule_draft: ScheduleDraft, chosen: ChosenFire, now: datetime) -> dict[str, Any]:
     found = fire(schedule_draft, chosen.planned)
     starts = max(found["effective"], now + timedelta(seconds=chosen.delay))
     return {

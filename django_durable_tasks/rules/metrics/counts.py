@@ -111,7 +111,7 @@ class Distribution:
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedDurations:
     """A number and its durations."""
 
     number: int = 0
@@ -121,7 +121,7 @@ class Counted:
         """Count one duration."""
         self.durations.setdefault(duration.value, Distribution()).observe(seconds)
 
-    def add(self, other: Counted) -> None:
+    def add(self, other: CountedDurations) -> None:
         """Add another number with its durations."""
         self.number += other.number
         for name, distribution in other.durations.items():
@@ -132,15 +132,15 @@ class Counted:
         return {name: one.as_json() for name, one in sorted(self.durations.items())}
 
     @classmethod
-    def stored(cls, number: int, durations: Any) -> Counted:
+    def stored(cls, number: int, durations: Any) -> CountedDurations:
         """Return the value of a row."""
         found = durations if isinstance(durations, Mapping) else {}
         return cls(number, {name: Distribution.from_json(one) for name, one in found.items()})
 
 
-def summed(values: Iterable[Counted]) -> Counted:
+def summed(values: Iterable[CountedDurations]) -> CountedDurations:
     """Return the sum of these values."""
-    found = Counted()
+    found = CountedDurations()
     for value in values:
         found.add(value)
     return found

@@ -18,7 +18,7 @@ GAP_KEPT = 3_600.0
 """Seconds after which a gap is given up."""
 
 
-class Gap(NamedTuple):
+class IdGap(NamedTuple):
     """Ids from ``first`` to ``last``, and when they were passed over (seconds since 1970)."""
 
     first: int
@@ -26,35 +26,35 @@ class Gap(NamedTuple):
     seen_at: float
 
 
-def new_gaps(after: int, ids: Sequence[int], now: float) -> list[Gap]:
+def new_gaps(after: int, ids: Sequence[int], now: float) -> list[IdGap]:
     """Return the ids between ``after`` and the last of ``ids`` that are not among them.
 
     ``ids`` are in ascending order and greater than ``after``.
     """
-    found, past = list[Gap](), after
+    found, past = list[IdGap](), after
     for number in ids:
         if number > past + 1:
-            found.append(Gap(max(past + 1, number - GAP_IDS_MAX), number - 1, now))
+            found.append(IdGap(max(past + 1, number - GAP_IDS_MAX), number - 1, now))
         past = number
     return found
 
 
-def without(gaps: Iterable[Gap], ids: Iterable[int]) -> list[Gap]:
+def without(gaps: Iterable[IdGap], ids: Iterable[int]) -> list[IdGap]:
     """Return the gaps without these ids."""
-    found, read = list[Gap](), sorted(ids)
+    found, read = list[IdGap](), sorted(ids)
     for gap in gaps:
         first = gap.first
         for number in read:
             if first <= number <= gap.last:
                 if number > first:
-                    found.append(Gap(first, number - 1, gap.seen_at))
+                    found.append(IdGap(first, number - 1, gap.seen_at))
                 first = number + 1
         if first <= gap.last:
-            found.append(Gap(first, gap.last, gap.seen_at))
+            found.append(IdGap(first, gap.last, gap.seen_at))
     return found
 
 
-def kept(gaps: Iterable[Gap], now: float) -> list[Gap]:
+def kept(gaps: Iterable[IdGap], now: float) -> list[IdGap]:
     """Return the gaps that are still read again, the oldest first.
 
     A gap from the future, after a change of the clock, is treated as new.

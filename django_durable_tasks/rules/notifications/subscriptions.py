@@ -13,7 +13,7 @@ from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class EventSubject:
     """What an event is about. ``schedule`` is the name of the recurring task, or empty."""
 
     tenant_id: int
@@ -77,7 +77,7 @@ class Subscription:
     digest: float | None = None
     quiet_hours: QuietHours | None = None
 
-    def selected(self, types: Sequence[EventType], subject: Subject) -> EventType | None:
+    def selected(self, types: Sequence[EventType], subject: EventSubject) -> EventType | None:
         """Return the first of these types that is selected for this subject, or None."""
         if subject.tenant_id != self.tenant_id:
             return None

@@ -21,7 +21,7 @@ UNDECLARED = "UNDECLARED"
 """The status reason of a schedule that was paused or ended because its declaration was removed."""
 
 
-class Act(StrEnum):
+class SyncAction(StrEnum):
     """The action of a sync for one row."""
 
     CREATE = "CREATE"

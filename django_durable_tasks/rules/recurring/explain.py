@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from django_durable_tasks.rules.recurring.effective import Planned, SkippedRange
+from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
 from django_durable_tasks.rules.recurring.overlaps import RUN
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.tasks.explanations import ago
@@ -64,7 +64,7 @@ class FireEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ScheduleFacts:
     """The facts about a schedule and the instant ``at``; instants are aware, ``now`` is the
     database's.
 
@@ -89,7 +89,7 @@ class Facts:
     ledger_from: datetime | None = None
     next_run_at: datetime | None = None
     lines: tuple[FireEntry, ...] = ()
-    planned: Planned | SkippedRange | None = None
+    planned: PlannedRun | SkippedRange | None = None
     fire: FireTime | None = None
     runs_then: datetime | None = None
     start: datetime | None = None
@@ -101,7 +101,7 @@ class Facts:
     poll: float = 1.0
 
 
-def account(it: Facts) -> str:
+def account(it: ScheduleFacts) -> str:
     """Return the explanation of the instant: what happened or will happen, and the reason."""
     own = next((entry for entry in it.lines if entry.last is None), None)
     if own is not None:
@@ -128,7 +128,7 @@ def _because(reason: str) -> str:
 # An entry of this fire time -----------------------------------------------------------------------
 
 
-def _own(it: Facts, entry: FireEntry) -> str:
+def _own(it: ScheduleFacts, entry: FireEntry) -> str:
     at = when(it.at)
     sentences = {
         FireOutcome.DISPATCHED: f"{at} was dispatched{_because(entry.reason)}",
@@ -178,7 +178,7 @@ def _run(run: StartedWorkflow | None) -> str:
 # An entry of a range ------------------------------------------------------------------------------
 
 
-def _in_range(it: Facts) -> str:
+def _in_range(it: ScheduleFacts) -> str:
     entry = next(
         (one for one in it.lines if one.outcome in (FireOutcome.MISSED, FireOutcome.PAUSED)), None
     )
@@ -246,7 +246,7 @@ def _near(around: tuple[datetime | None, datetime | None], what: str) -> str:
     )
 
 
-def _no_fire_time(it: Facts) -> str:
+def _no_fire_time(it: ScheduleFacts) -> str:
     text = not_a_fire_time(it.name, it.at, (it.start, it.end), (it.before, it.after))
     if it.runs_then is not None:
         text += f" The fire time {when(it.runs_then)} was put there: ask about that one."
@@ -257,7 +257,7 @@ def _no_fire_time(it: Facts) -> str:
     return text
 
 
-def _to_come(it: Facts, planned: Planned) -> str:
+def _to_come(it: ScheduleFacts, planned: PlannedRun) -> str:
     at = when(it.at)
     if it.status == RecurringStatus.CANCELLED:
         return f"{at} will not run: the schedule has ended{_because(it.status_reason)}."
@@ -274,7 +274,7 @@ def _to_come(it: Facts, planned: Planned) -> str:
     return f"{at} will run{late}, in {wait}{remarks}.{unknown}"
 
 
-def _paused(it: Facts) -> str:
+def _paused(it: ScheduleFacts) -> str:
     if it.status_reason == QUARANTINED:
         return f"it could not be triggered and is paused (QUARANTINED): {it.error}"
     since = f" since {when(it.paused_at)}" if it.paused_at else ""
@@ -283,7 +283,7 @@ def _paused(it: Facts) -> str:
     return f"it is paused{since}{by}{until}{_because(it.status_reason)}"
 
 
-def _without_entry(it: Facts, planned: Planned) -> str:
+def _without_entry(it: ScheduleFacts, planned: PlannedRun) -> str:
     """Explain a fire time in the past that has no ledger entry."""
     at = when(it.at)
     if it.ledger_from is not None and it.at < it.ledger_from:
@@ -301,7 +301,7 @@ def _without_entry(it: Facts, planned: Planned) -> str:
     )
 
 
-def _not_processed(it: Facts, planned: Planned) -> str:
+def _not_processed(it: ScheduleFacts, planned: PlannedRun) -> str:
     if it.status == RecurringStatus.CANCELLED:
         return f"{when(it.at)} did not run: the schedule had ended{_because(it.status_reason)}."
     if it.status == RecurringStatus.PAUSED:
@@ -309,7 +309,7 @@ def _not_processed(it: Facts, planned: Planned) -> str:
     return _due(it, planned)
 
 
-def _due(it: Facts, planned: Planned) -> str:
+def _due(it: ScheduleFacts, planned: PlannedRun) -> str:
     at, late = when(it.at), (it.now - planned.at).total_seconds()
     since = f"since {ago(late)}" if late >= 1 else "now"
     if not it.led:

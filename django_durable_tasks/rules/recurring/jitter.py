@@ -7,14 +7,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 
-from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 
 _WHOLE = 2**64
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def effective(
-    planned: Planned, next_at: datetime | None, seed: str, seconds: float, percent: float
+    planned: PlannedRun, next_at: datetime | None, seed: str, seconds: float, percent: float
 ) -> datetime:
     """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the time to
     the next fire.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
 
 AT_ONCE = 1_000
@@ -41,10 +41,10 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenFire:
     """A fire that runs. One that is caught up starts at least ``delay`` seconds after now."""
 
-    planned: Planned
+    planned: PlannedRun
     caught_up: bool = False
     delay: float = 0.0
 
@@ -68,10 +68,10 @@ class Choice:
     fire up to ``through``.
     """
 
-    runs: tuple[Chosen, ...]
+    runs: tuple[ChosenFire, ...]
     missed: tuple[Missed, ...]
     through: datetime
-    following: Planned | None
+    following: PlannedRun | None
 
 
 def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -> Choice:
@@ -93,7 +93,7 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
     return Choice((*caught_up, *on_time.runs), tuple(missed), on_time.through, on_time.following)
 
 
-def _next(agenda: Agenda, after: datetime) -> Planned | None:
+def _next(agenda: Agenda, after: datetime) -> PlannedRun | None:
     """Return the next fire. Raises an error if it is not after the previous one, because the loop
     would not end.
     """
@@ -105,16 +105,16 @@ def _next(agenda: Agenda, after: datetime) -> Planned | None:
     return planned
 
 
-def _on_time(agenda: Agenda, first: Planned, now: datetime) -> Choice:
-    runs, following = [Chosen(first)], _next(agenda, first.at)
+def _on_time(agenda: Agenda, first: PlannedRun, now: datetime) -> Choice:
+    runs, following = [ChosenFire(first)], _next(agenda, first.at)
     while following is not None and following.at <= now and len(runs) < AT_ONCE:
-        runs.append(Chosen(following))
+        runs.append(ChosenFire(following))
         following = _next(agenda, following.at)
     through = now if following is None or following.at > now else runs[-1].planned.at
     return Choice(tuple(runs), (), through, following)
 
 
-def _last(agenda: Agenda, before: datetime) -> Planned:
+def _last(agenda: Agenda, before: datetime) -> PlannedRun:
     last = agenda.previous(before)
     if last is None:
         raise AssertionError(
@@ -123,7 +123,9 @@ def _last(agenda: Agenda, before: datetime) -> Planned:
     return last
 
 
-def _range(agenda: Agenda, first: Planned, last: Planned, after: datetime, reason: str) -> Missed:
+def _range(
+    agenda: Agenda, first: PlannedRun, last: PlannedRun, after: datetime, reason: str
+) -> Missed:
     counted = agenda.count(after, last.at)
     begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
     return Missed(begin, end, max(1, counted.number), counted.exact, reason)
@@ -131,12 +133,12 @@ def _range(agenda: Agenda, first: Planned, last: Planned, after: datetime, reaso
 
 def _misfired(
     agenda: Agenda,
-    first: Planned,
+    first: PlannedRun,
     watermark: datetime,
     before: datetime,
     now: datetime,
     policy: Policy,
-) -> tuple[list[Missed], list[Chosen]]:
+) -> tuple[list[Missed], list[ChosenFire]]:
     last = _last(agenda, before)
     if policy.catch_up == CatchUp.SKIP_MISSED:
         return [_range(agenda, first, last, watermark, SKIPPED)], []
@@ -152,13 +154,13 @@ def _misfired(
     )
     ordered = newest if policy.order == CatchUpOrder.NEWEST else newest[::-1]
     return missed, [
-        Chosen(planned, True, number * max(policy.pace, _IN_ORDER))
+        ChosenFire(planned, True, number * max(policy.pace, _IN_ORDER))
         for number, planned in enumerate(ordered)
     ]
 
 
-def _backwards(agenda: Agenda, last: Planned) -> Iterator[Planned]:
-    planned: Planned | None = last
+def _backwards(agenda: Agenda, last: PlannedRun) -> Iterator[PlannedRun]:
+    planned: PlannedRun | None = last
     while planned is not None:
         yield planned
         planned = agenda.previous(planned.at)
@@ -166,9 +168,9 @@ def _backwards(agenda: Agenda, last: Planned) -> Iterator[Planned]:
 
 def _left_out(
     agenda: Agenda,
-    first: Planned,
-    kept: Planned | None,
-    last: Planned,
+    first: PlannedRun,
+    kept: PlannedRun | None,
+    last: PlannedRun,
     watermark: datetime,
     oldest: datetime,
     policy: Policy,

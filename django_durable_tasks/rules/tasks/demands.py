@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Demand(NamedTuple):
+class QueueDemand(NamedTuple):
     """The maximum number of due tasks of a queue to claim, and their lowest priority."""
 
     queue: str

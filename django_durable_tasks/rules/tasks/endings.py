@@ -74,7 +74,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class EndingDecision:
     """The transition of one locked run; ``delay`` in seconds until its next attempt;
     ``max_attempts`` None leaves the column unchanged.
     """

@@ -26,7 +26,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class TaskSituation:
     """The task and its environment at the instant ``now`` (aware); ``workers`` consume its
     queue.
     """
@@ -79,7 +79,7 @@ def ago(seconds: float) -> str:
     return f"{whole // 86_400} d"
 
 
-def explain(it: Situation) -> list[Sentence]:
+def explain(it: TaskSituation) -> list[Sentence]:
     """Return what prevents the next step of the task, the most severe reason first; at least one
     sentence.
     """
@@ -95,7 +95,7 @@ def _wait(text: str) -> Sentence:
     return Sentence(Level.WAIT, text)
 
 
-def _around(it: Situation) -> list[Sentence]:
+def _around(it: TaskSituation) -> list[Sentence]:
     """Return what delays every task of this queue."""
     found = []
     if it.paused:
@@ -131,14 +131,14 @@ def _around(it: Situation) -> list[Sentence]:
     return found
 
 
-def _blocked(it: Situation) -> list[Sentence]:
+def _blocked(it: TaskSituation) -> list[Sentence]:
     others = (
         "1 other task or person" if it.unresolved == 1 else f"{it.unresolved} other tasks or people"
     )
     return [_wait(f"It waits for {others}.")]
 
 
-def _pending(it: Situation) -> list[Sentence]:
+def _pending(it: TaskSituation) -> list[Sentence]:
     late = (it.now - it.due_at).total_seconds() if it.due_at else 0.0
     found = _around(it)
     if it.limited:
@@ -166,7 +166,7 @@ def _pending(it: Situation) -> list[Sentence]:
     ]
 
 
-def _queued(it: Situation) -> list[Sentence]:
+def _queued(it: TaskSituation) -> list[Sentence]:
     found = _around(it)
     if it.publish_count > 1:
         text = f"It was published {it.publish_count} times and no worker started it"
@@ -183,7 +183,7 @@ def _queued(it: Situation) -> list[Sentence]:
     return found
 
 
-def _running(it: Situation) -> list[Sentence]:
+def _running(it: TaskSituation) -> list[Sentence]:
     since = f" since {ago((it.now - it.started_at).total_seconds())}" if it.started_at else ""
     found = [Sentence(Level.FINE, f"It runs{since}, try {it.attempts}.")]
     if it.lease_until is not None and it.lease_until < it.now:
@@ -210,11 +210,11 @@ def _running(it: Situation) -> list[Sentence]:
     return found
 
 
-def _failed(it: Situation) -> list[Sentence]:
+def _failed(it: TaskSituation) -> list[Sentence]:
     return [_trouble(_FAILED.get(it.reason, f"It failed: {it.reason}."))]
 
 
-def _ended(it: Situation) -> list[Sentence]:
+def _ended(it: TaskSituation) -> list[Sentence]:
     why = {"": "", it.status: ""}.get(it.reason, f": {it.reason}")
     words = {
         "SUCCESS": "It is done",
@@ -224,7 +224,8 @@ def _ended(it: Situation) -> list[Sentence]:
     }
     return [
         Sentence(
-            Level.FINE if it.status == Status.SUCCESS else Level.WAIT, f"{words[it.status]}{why}."
+            Level.FINE if it.status == Status.SUCCESS else Level.WAIT,
+            f"{words[it.status]}{why}.",
         )
     ]
 

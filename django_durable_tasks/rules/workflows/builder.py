@@ -318,7 +318,7 @@ class Builder:
         tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=wanted)
 
 
-class Growth(Builder):
+class AddedTasks(Builder):
     """The tasks that a running task adds to its own workflow. They are written in the transaction
     of its success, or not at all.
     """

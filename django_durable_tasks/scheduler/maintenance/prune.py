@@ -38,7 +38,7 @@ class Prune:
     """
 
     def __init__(self) -> None:
-        self._stayed = retention.Stayed()
+        self._positions = retention.PruningPositions()
         self._kinds = deque[_Pruning]()
 
     def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
@@ -61,7 +61,7 @@ class Prune:
             while self._kinds:
                 prune = self._kinds.popleft()
                 number = prune(now, min(_BATCH, settings().BATCH_SIZE))
-                if number or (prune == self._tasks and self._stayed.more()):
+                if number or (prune == self._tasks and self._positions.more()):
                     self._kinds.append(prune)
                 deleted += number
                 if time.monotonic() >= end:
@@ -69,4 +69,4 @@ class Prune:
         return deleted or len(self._kinds)
 
     def _tasks(self, now: datetime, limit: int) -> int:
-        return retention.prune(now, limit, self._stayed, time.monotonic())
+        return retention.prune(now, limit, self._positions, time.monotonic())

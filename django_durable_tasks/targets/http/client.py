@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from django_durable_tasks.rules.targets.addresses import Address
 from django_durable_tasks.rules.targets.policy import AddressPolicy
 from django_durable_tasks.rules.targets.urls import TargetUrl
-from django_durable_tasks.targets.http.connections import Dial, default_tls, pinned
+from django_durable_tasks.targets.http.connections import ConnectionAttempt, default_tls, pinned
 from django_durable_tasks.targets.http.deadline_socket import Deadline, DeadlineSocket
 from django_durable_tasks.targets.http.exchange import CallFailed, CallFailure, Exchange, Stopwatch
 from django_durable_tasks.targets.http.resolver import LookupFailed, Resolver
@@ -75,7 +75,9 @@ class HttpClient:
             watch.step("dns")
             raise CallFailed(CallFailure.UNREACHABLE, str(error), watch.timings()) from None
         watch.step("dns")
-        dial = Dial(addresses, request.url.port, deadline, self._connect_timeout, watch)
+        dial = ConnectionAttempt(
+            addresses, request.url.port, deadline, self._connect_timeout, watch
+        )
         try:
             return self._exchange(request, dial, watch)
         except _ANSWER_ERRORS as error:
@@ -102,7 +104,9 @@ class HttpClient:
         )
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
-    def _exchange(self, request: OutgoingRequest, dial: Dial, watch: Stopwatch) -> Exchange:
+    def _exchange(
+        self, request: OutgoingRequest, dial: ConnectionAttempt, watch: Stopwatch
+    ) -> Exchange:
         connection = pinned(request.url, dial, watch, self._tls or default_tls())
         connection.connect()
         sock: Any = connection.sock
@@ -145,7 +149,7 @@ class HttpClient:
         return bytes(body), truncated
 
 
-def _raise(error: Exception, dial: Dial, watch: Stopwatch) -> NoReturn:
+def _raise(error: Exception, dial: ConnectionAttempt, watch: Stopwatch) -> NoReturn:
     """Raise the failure of a request whose name was resolved and whose addresses were vetted."""
     if not dial.connected:
         failure = CallFailure.UNREACHABLE

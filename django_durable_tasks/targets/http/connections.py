@@ -25,7 +25,7 @@ HEAD_MAX_BYTES = 65_536
 _TRIED = 3
 
 
-class Dial:
+class ConnectionAttempt:
     """Connects to the first vetted address that accepts. It owns the socket.
 
     ``connected``: a server accepted. ``ready``: the TLS handshake, if there is one, is complete.
@@ -107,7 +107,7 @@ class _Answer(http.client.HTTPResponse):
 
 class _Plain(HTTPConnection):
     response_class = _Answer
-    dial: Dial
+    dial: ConnectionAttempt
 
     def _new_conn(self) -> socket.socket:
         return self.dial.connect()
@@ -119,7 +119,7 @@ class _Plain(HTTPConnection):
 
 class _Encrypted(HTTPSConnection):
     response_class = _Answer
-    dial: Dial
+    dial: ConnectionAttempt
     watch: Stopwatch
 
     def _new_conn(self) -> socket.socket:
@@ -140,7 +140,7 @@ def default_tls() -> ssl.SSLContext:
 
 
 def pinned(
-    url: TargetUrl, dial: Dial, watch: Stopwatch, tls: ssl.SSLContext
+    url: TargetUrl, dial: ConnectionAttempt, watch: Stopwatch, tls: ssl.SSLContext
 ) -> HTTPConnection | HTTPSConnection:
     """Return an unconnected connection for this URL."""
     if url.scheme == "http":

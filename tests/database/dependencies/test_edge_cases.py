@@ -14,7 +14,7 @@ from django_durable_tasks.engine.tasks import dead_letters, operator_actions
 from django_durable_tasks.engine.workflows import followups
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.database.dependencies.worker_and_leader import (
     begin,
@@ -103,11 +103,11 @@ def test_a_body_cannot_add_an_upstream_that_depends_on_the_body() -> None:
     run = wf.start()
     running = begin(of(run, "body"))
     for step in ("low", "lower"):
-        growth = Growth("growth")
+        growth = AddedTasks("growth")
         growth.add(noop, after=of(run, step))
         with pytest.raises(DependencyCycle, match=r"lower|low"):
             followups.succeed(running, None, "w", (growth,))
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     growth.add(noop, after=[a_task(), running.task_id], step="added")
     assert followups.succeed(running, None, "w", (growth,))
     resolve_all()

@@ -25,7 +25,7 @@ from django_durable_tasks.engine.workflows import followups, runs
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
 from django_durable_tasks.rules.dependencies import Gate
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.database.dependencies import random_graphs as drawn
 from tests.database.dependencies.history_graph import HistoryGraph
@@ -98,7 +98,7 @@ class Histories(HistoryGraph):
         names = [name for name, task_id in self.ids.items() if task_id in inside]
         if not names or WorkflowRun.objects.get().status != "RUNNING":
             return
-        name, growth = names[pick % len(names)], Growth("growth")
+        name, growth = names[pick % len(names)], AddedTasks("growth")
         steps = [growth.add(noop, step=f"g{len(self.ids)}")]
         if second:
             steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.due_index.types import Due
+from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import nodes, queues
 from django_durable_tasks.engine.db.clock import database_now
@@ -199,7 +199,7 @@ def test_index_entries_are_verified_against_the_database(scheduler: Scheduler) -
     hands = scheduler.dispatching
     hands.poll()
     now = hands.now
-    hands.index.add([Due(now, QUEUE, row.pk, 0, 0), Due(now, QUEUE, uuid.uuid4(), 0, 0)])
+    hands.index.add([DueEntry(now, QUEUE, row.pk, 0, 0), DueEntry(now, QUEUE, uuid.uuid4(), 0, 0)])
     unknown = a_task()
     _published(scheduler, unknown)
     row.refresh_from_db()

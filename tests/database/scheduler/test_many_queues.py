@@ -24,7 +24,7 @@ from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.demands import Demand
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.scheduler.dispatch_loop import ThroughputMeter
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
@@ -68,7 +68,7 @@ def _statements() -> Iterator[list[str]]:
         connections.close_all()
 
 
-def _claimed(*asked: Demand, limit: int = 100) -> list[Any]:
+def _claimed(*asked: QueueDemand, limit: int = 100) -> list[Any]:
     now = database_now()
     return [
         message
@@ -83,7 +83,9 @@ def test_each_queue_gives_its_most_urgent_tasks_up_to_its_limit() -> None:
             a_task(queue=queue, priority=priority)
     a_task(queue="c", due=60)
     a_task(queue="not asked")
-    found = _claimed(Demand("a", 2), Demand("b", 5, 3), Demand("c", 5), Demand("empty", 5))
+    found = _claimed(
+        QueueDemand("a", 2), QueueDemand("b", 5, 3), QueueDemand("c", 5), QueueDemand("empty", 5)
+    )
     assert sorted((message.queue, message.priority) for message in found) == [
         ("a", 3),
         ("a", 9),
@@ -97,15 +99,15 @@ def test_each_queue_gives_its_most_urgent_tasks_up_to_its_limit() -> None:
 def test_all_queues_together_give_no_more_than_the_whole_batch() -> None:
     for queue in ("a", "b", "c"):
         many_tasks(4, queue=queue)
-    found = _claimed(Demand("a", 3), Demand("b", 3), Demand("c", 3), limit=5)
+    found = _claimed(QueueDemand("a", 3), QueueDemand("b", 3), QueueDemand("c", 3), limit=5)
     assert Counter(message.queue for message in found) == {"a": 3, "b": 2}
     assert Task.objects.queued().count() == 5
 
 
 def test_tasks_that_another_process_claims_are_skipped() -> None:
     many_tasks(3, queue="a")
-    first = _claimed(Demand("a", 2))
-    second = _claimed(Demand("a", 2))
+    first = _claimed(QueueDemand("a", 2))
+    second = _claimed(QueueDemand("a", 2))
     assert not {message.task_id for message in first} & {message.task_id for message in second}
     assert len(first) + len(second) == 3
 
@@ -116,16 +118,16 @@ def test_limits_of_single_queues_and_of_all_apply_to_a_claim_of_many() -> None:
     new_process_state()
     for queue in ("a", "b", "c"):
         many_tasks(3, queue=queue)
-    found = _claimed(Demand("a", 3), Demand("b", 3), Demand("c", 3))
+    found = _claimed(QueueDemand("a", 3), QueueDemand("b", 3), QueueDemand("c", 3))
     assert Counter(message.queue for message in found) == {"a": 1, "b": 3}
-    assert not _claimed(Demand("a", 3), Demand("c", 3))
+    assert not _claimed(QueueDemand("a", 3), QueueDemand("c", 3))
 
 
 def test_queues_without_a_limit_are_claimed_separately_from_those_with_one() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     new_process_state()
-    parts = claim.parted([Demand("a", 1), Demand("b", 1), Demand("c", 1)])
-    assert parts == [[Demand("b", 1), Demand("c", 1)], [Demand("a", 1)]]
+    parts = claim.parted([QueueDemand("a", 1), QueueDemand("b", 1), QueueDemand("c", 1)])
+    assert parts == [[QueueDemand("b", 1), QueueDemand("c", 1)], [QueueDemand("a", 1)]]
 
 
 def test_tenants_share_each_of_many_queues(settings: Any) -> None:
@@ -136,7 +138,7 @@ def test_tenants_share_each_of_many_queues(settings: Any) -> None:
         many_tasks(30, queue=queue, tenant=one)
         many_tasks(5, queue=queue, tenant=two, priority=1)
     backpressure.snapshot()
-    found = _claimed(Demand("a", 40), Demand("b", 40))
+    found = _claimed(QueueDemand("a", 40), QueueDemand("b", 40))
     assert Counter(message.queue for message in found) == {"a": 25, "b": 25}
     assert Task.objects.waiting_for_limit().count() == 20
 

@@ -110,18 +110,18 @@ def test_after_the_deadline_prune_reads_one_page_per_call_and_reaches_the_end(
     for number in range(30):
         _ended(ago=23 * HOUR - number, idempotency_key=f"key {number}")
     row, now = _ended(ago=HOUR), database_now()
-    stayed = retention.Stayed()
+    positions = retention.PruningPositions()
     for _ in range(6):
         with CaptureQueriesContext(connection) as captured:
-            assert retention.prune(now, 5, stayed, deadline=0.0) == 0
+            assert retention.prune(now, 5, positions, deadline=0.0) == 0
         pages = [
             one for one in captured if "completed_at" in one["sql"] and "'SUCCESS'" in one["sql"]
         ]
         assert sum("LIMIT 5" in one["sql"] for one in pages) <= 1
-        assert stayed.more()
+        assert positions.more()
         assert _stays(row)
-    assert retention.prune(now, 5, stayed, deadline=0.0) == 1
-    assert not stayed.more()
+    assert retention.prune(now, 5, positions, deadline=0.0) == 1
+    assert not positions.more()
     assert not _stays(row)
 
 

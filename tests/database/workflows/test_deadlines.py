@@ -16,7 +16,7 @@ from django_durable_tasks.engine.workflows import deadlines as workflow_deadline
 from django_durable_tasks.engine.workflows import followups
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
     begin,
@@ -106,7 +106,7 @@ def test_cancellation_of_a_running_body_is_requested_and_its_ending_ends_the_run
 def test_additions_of_a_late_body_are_not_written() -> None:
     run = _chain("growing", "first", deadline=300).start()
     body = begin(of(run, "first"))
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     growth.add(noop, step="more")
     _pass_deadlines()
     assert followups.succeed(body, None, "worker@host", (growth,))

@@ -19,7 +19,7 @@ from django_durable_tasks.models import (
     Task,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
@@ -75,7 +75,7 @@ def test_a_body_whose_cancellation_was_requested_adds_nothing() -> None:
     run = _chain("first", "second")
     body = begin(of(run, "first"))
     operations.cancel_workflow(run, by="ann")
-    growth = Growth("more")
+    growth = AddedTasks("more")
     growth.add(noop, step="more")
     assert followups.succeed(body, None, "w", [growth])
     resolve_all()

@@ -22,7 +22,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from tests.database.commands.durable_command import json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,
@@ -198,7 +198,7 @@ def test_a_workflow_stays_at_least_a_day_if_its_tasks_have_idempotency_keys() ->
 def test_additions_of_a_body_are_pruned_with_the_rest() -> None:
     run = _graph()
     body = begin(of(run, "first"))
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     part = Workflow("part")
     part.add(noop, step="added")
     growth.add_workflow(part, step="part")

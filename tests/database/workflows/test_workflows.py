@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import (
     WorkflowTooLarge,
 )
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
-from django_durable_tasks.rules.workflows.builder import Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
@@ -201,7 +201,7 @@ def test_additions_of_a_body_block_dependents_of_the_body() -> None:
     succeed(of(run, "top"))
     resolve_all()
     left = begin(of(run, "left"))
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     growth.add(noop, step="one", after=growth.add(noop, step="zero"))
     assert followups.succeed(left, None, "worker@host", (growth,))
     succeed(of(run, "right"))
@@ -222,7 +222,7 @@ def test_dependents_wait_for_the_additions_of_a_body() -> None:
     wf.add(noop, after={body: "MUST_FINISH"}, step="clean-up")
     wf.add(noop, after={body: "MUST_FAIL"}, step="alarm")
     run = wf.start()
-    growth = Growth("growth")
+    growth = AddedTasks("growth")
     growth.add(noop, step="added")
     assert followups.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
     resolve_all()

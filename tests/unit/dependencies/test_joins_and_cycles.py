@@ -16,9 +16,9 @@ from django_durable_tasks.exceptions import InvalidOption, InvalidReference, Res
 from django_durable_tasks.rules.dependencies import (
     DELETED,
     DependencyType,
+    EdgeCounts,
     JoinDecision,
     OnUpstreamFailure,
-    Tally,
     chosen,
     cycle_in,
     edge_outcome,
@@ -44,7 +44,7 @@ from django_durable_tasks.rules.workflows.plan import (
 
 OUTCOMES = sorted({*map(str, TERMINAL), DELETED})
 _ALL_WAYS = list(itertools.product(DependencyType, OUTCOMES, OnUpstreamFailure))
-tallies = st.builds(Tally, *[st.integers(0, 4)] * 4)
+tallies = st.builds(EdgeCounts, *[st.integers(0, 4)] * 4)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -65,7 +65,7 @@ def test_a_resolved_edge_keeps_waiting_only_if_it_is_unmet_and_its_policy_is_wai
 
 @given(st.one_of(st.none(), st.integers(1, 6)), tallies, st.sampled_from(OnUpstreamFailure))
 def test_a_task_is_released_when_it_needs_nothing_and_unreachable_when_it_never_can_be(
-    join: int | None, tally: Tally, policy: str
+    join: int | None, tally: EdgeCounts, policy: str
 ) -> None:
     edges = tally.unresolved + tally.met + tally.unmet
     wants = edges if join is None else join

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.rules.metrics.counts import (
     ALL_TENANTS,
     BUCKETS,
-    Counted,
+    CountedDurations,
     Distribution,
     Duration,
     MetricKind,
@@ -36,14 +36,14 @@ def test_each_duration_is_in_the_first_bucket_that_holds_it(values: list[float])
 
 @given(first=st.lists(_SECONDS), second=st.lists(_SECONDS))
 def test_distributions_can_be_added_and_stored(first: list[float], second: list[float]) -> None:
-    def counted(values: list[float]) -> Counted:
-        found = Counted(len(values))
+    def counted(values: list[float]) -> CountedDurations:
+        found = CountedDurations(len(values))
         for value in values:
             found.observe(Duration.RUN, value)
         return found
 
     total = summed([counted(first), counted(second)])
-    stored = Counted.stored(total.number, total.durations_as_json())
+    stored = CountedDurations.stored(total.number, total.durations_as_json())
     assert stored.number == len(first) + len(second)
     whole = counted([*first, *second]).durations.get("run", Distribution())
     assert stored.durations.get("run", Distribution()).numbers == whole.numbers
@@ -51,7 +51,7 @@ def test_distributions_can_be_added_and_stored(first: list[float], second: list[
 
 def test_a_damaged_value_is_read_as_none() -> None:
     assert Distribution.from_json("x") == Distribution.from_json([1.0, 2]) == Distribution()
-    assert Counted.stored(3, None) == Counted(3)
+    assert CountedDurations.stored(3, None) == CountedDurations(3)
 
 
 def test_names_that_differ_in_case_or_spaces_are_different_series() -> None:

@@ -17,7 +17,7 @@ from django_durable_tasks.rules.recurring.effective import (
     Action,
     Agenda,
     Override,
-    Planned,
+    PlannedRun,
     SkippedRange,
     agenda,
 )
@@ -37,7 +37,7 @@ OFFICE = BusinessDays(
 TUESDAY, FRIDAY, SATURDAY, SUNDAY = (MONDAY + n * DAY for n in (1, 4, 5, 6))
 
 
-def _runs(schedule: Agenda, after: datetime, until: datetime) -> list[Planned]:
+def _runs(schedule: Agenda, after: datetime, until: datetime) -> list[PlannedRun]:
     found = []
     while (run := schedule.next(after)) is not None and run.at <= until:
         found.append(run)
@@ -65,7 +65,7 @@ def test_closed_days_are_reported_as_one_range_with_their_reasons() -> None:
 def test_a_rolled_run_has_its_origin_reason_and_rule() -> None:
     weekly = Interval(SATURDAY - 14 * DAY, 7 * DAY)
     (run,) = _runs(agenda(weekly, zone="UTC", days=OFFICE, roll=Roll.PRECEDING), MONDAY, SUNDAY)
-    assert run == Planned(
+    assert run == PlannedRun(
         SATURDAY,
         SATURDAY - 3 * DAY,
         ("rolled from 2026-12-26 09:00 (Saturday) by PRECEDING",),
@@ -182,13 +182,15 @@ def test_a_fire_is_skipped_moved_and_added_manually() -> None:
         SATURDAY + HOUR,
     ]
     assert [run for run in runs if run.overridden] == [
-        Planned(
+        PlannedRun(
             FRIDAY,
             FRIDAY + 3 * HOUR,
             ("moved by hand from 2026-12-25T09:00:00Z to 2026-12-25T12:00:00Z",),
             overridden=True,
         ),
-        Planned(SATURDAY + HOUR, SATURDAY + HOUR, ("added by hand: asked for",), overridden=True),
+        PlannedRun(
+            SATURDAY + HOUR, SATURDAY + HOUR, ("added by hand: asked for",), overridden=True
+        ),
     ]
     assert schedule.count(MONDAY, SATURDAY + 2 * HOUR) == Count(5)
     assert schedule.closed(MONDAY, SUNDAY) == [

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned, SkippedRange, agenda
-from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, SkippedRange, agenda
+from django_durable_tasks.rules.recurring.effective.wall_clock import WallClock
 from tests.unit.recurring.calendars.enumerated import (
     DAY,
     LENGTH,
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(zone, chosen, days)
 
 
-def _forward(rolled: Agenda, moment: datetime, end: datetime) -> list[Planned]:
+def _forward(rolled: Agenda, moment: datetime, end: datetime) -> list[PlannedRun]:
     found = []
     while (planned := rolled.next(moment)) is not None and planned.at <= end:
         assert planned.at > moment
@@ -88,7 +88,7 @@ def _forward(rolled: Agenda, moment: datetime, end: datetime) -> list[Planned]:
     return found
 
 
-def _backward(rolled: Agenda, moment: datetime, end: datetime) -> list[Planned]:
+def _backward(rolled: Agenda, moment: datetime, end: datetime) -> list[PlannedRun]:
     found = []
     while (planned := rolled.previous(moment)) is not None and planned.at >= end:
         assert planned.at < moment
@@ -133,9 +133,9 @@ def test_every_fire_time_has_one_answer(case: Case, roll: Roll) -> None:
         answer = rolled.at_nominal(nominal)
         assert answer is not None
         if nominal in at_by_nominal:
-            assert isinstance(answer, Planned)
+            assert isinstance(answer, PlannedRun)
             assert (answer.nominal, answer.at) == (nominal, at_by_nominal[nominal])
-            assert answer.rolled == bool(case.days.why_closed(Walls(case.zone).shown(nominal)))
+            assert answer.rolled == bool(case.days.why_closed(WallClock(case.zone).shown(nominal)))
         else:
             assert isinstance(answer, SkippedRange)
             assert (answer.first, answer.last, answer.count) == (nominal, nominal, 1)
@@ -179,7 +179,7 @@ def test_a_wall_time_maps_to_the_instant_found_by_examining_every_minute(
     zone: str, minute: int
 ) -> None:
     wall = (_start(zone) + minute * MINUTE).replace(tzinfo=None)
-    assert Walls(zone).lands(wall) == lands(zone, _start(zone), wall)
+    assert WallClock(zone).lands(wall) == lands(zone, _start(zone), wall)
 
 
 @given(st.sampled_from(sorted(CLOCKS)), st.integers(-20 * 1440, 38 * 1440))
@@ -187,7 +187,7 @@ def test_a_wall_time_maps_to_the_instant_found_by_examining_every_minute(
 def test_the_last_wall_time_before_an_instant_is_found(zone: str, minute: int) -> None:
     moment = _start(zone) + minute * MINUTE
     landed = [wall for wall, at in first_shown(zone, _start(zone)).items() if at <= moment]
-    reach = Walls(zone).reach(moment)
+    reach = WallClock(zone).reach(moment)
     assert max(landed) <= reach < max(landed) + MINUTE
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.recurring.effective import Planned, SkippedRange
+from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
 from django_durable_tasks.rules.recurring.explain import (
-    Facts,
     FireEntry,
     FireTime,
     OccurrenceTask,
+    ScheduleFacts,
     StartedWorkflow,
     account,
 )
@@ -25,9 +25,9 @@ TASK = uuid.UUID(int=7)
 OTHER = uuid.UUID(int=8)
 
 
-def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
+def facts(at: datetime = NOW - HOUR, **given: Any) -> ScheduleFacts:
     """Return the facts of an hourly schedule, two days old, whose ledger is complete up to now."""
-    plain = Facts(
+    plain = ScheduleFacts(
         at=at,
         now=NOW,
         name="nightly",
@@ -37,7 +37,7 @@ def facts(at: datetime = NOW - HOUR, **given: Any) -> Facts:
         edited_at=NOW - 48 * HOUR,
         watermark=NOW,
         next_run_at=NOW + HOUR,
-        planned=Planned(at, at),
+        planned=PlannedRun(at, at),
         before=at - HOUR,
         after=at + HOUR,
     )
@@ -172,7 +172,7 @@ def test_a_future_fire_is_explained_with_jitter_and_remarks() -> None:
 
 
 def test_a_moved_fire_is_explained_with_its_instant() -> None:
-    moved = Planned(SOON, SOON + HOUR, ("moved by hand",), overridden=True)
+    moved = PlannedRun(SOON, SOON + HOUR, ("moved by hand",), overridden=True)
     said = account(facts(SOON, planned=moved, fire=FireTime(SOON, SOON + HOUR, moved.remarks)))
     assert said == "2026-03-02T10:00:00Z will run at 2026-03-02T11:00:00Z, in 2 h (moved by hand)."
 

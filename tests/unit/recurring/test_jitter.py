@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.recurring.effective import Planned
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.jitter import effective
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-FIRE = Planned(NOON, NOON)
+FIRE = PlannedRun(NOON, NOON)
 
 
 @given(st.text(max_size=40), st.floats(0, 1e7), st.floats(0, 1000), st.integers(1, 10**12))
@@ -38,7 +38,7 @@ def test_seconds_and_percent_spread_over_their_whole_range() -> None:
 
 
 def test_it_depends_on_the_fire_time_and_the_schedule() -> None:
-    other = Planned(NOON + timedelta(hours=1), NOON)
+    other = PlannedRun(NOON + timedelta(hours=1), NOON)
     moments = {
         effective(FIRE, None, "a", 60, 0),
         effective(FIRE, None, "b", 60, 0),
@@ -52,5 +52,5 @@ def test_without_a_next_fire_a_percentage_delays_nothing() -> None:
 
 
 def test_a_rolled_fire_is_delayed_from_its_rolled_instant() -> None:
-    rolled = Planned(NOON, NOON + timedelta(days=2), rolled=True)
+    rolled = PlannedRun(NOON, NOON + timedelta(days=2), rolled=True)
     assert effective(rolled, None, "a", 60, 0) >= rolled.at

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll, SpecialDay
-from django_durable_tasks.rules.recurring.effective import Agenda, Planned, agenda
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, agenda
 from django_durable_tasks.rules.recurring.misfires import AT_ONCE, Policy, choose
 from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
@@ -102,7 +102,7 @@ def test_with_rolls_too_every_fire_either_runs_or_is_recorded(
     watermark = BEFORE
     while watermark < START + timedelta(days=12):
         now = watermark + timedelta(hours=31)
-        due, planned = list[Planned](), fires.next(watermark)
+        due, planned = list[PlannedRun](), fires.next(watermark)
         while planned is not None and planned.at <= now:
             due.append(planned)
             planned = fires.next(planned.at)
@@ -120,9 +120,9 @@ def test_with_rolls_too_every_fire_either_runs_or_is_recorded(
 class _Stuck:
     """A faulty schedule, which returns the same fire again and again."""
 
-    def next(self, after: datetime) -> Planned:
+    def next(self, after: datetime) -> PlannedRun:
         """Always return the same fire."""
-        return Planned(START, START)
+        return PlannedRun(START, START)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not asked")

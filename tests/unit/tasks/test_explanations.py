@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.explanations import Level, Situation, ago, explain
+from django_durable_tasks.rules.tasks.explanations import (
+    Level,
+    TaskSituation,
+    ago,
+    explain,
+)
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
@@ -26,7 +31,7 @@ def _explained(status: str, **facts: Any) -> str:
         "workers": 1,
         "max_attempts": 5,
     }
-    return " ".join(sentence.text for sentence in explain(Situation(**{**sound, **facts})))
+    return " ".join(sentence.text for sentence in explain(TaskSituation(**{**sound, **facts})))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +109,14 @@ def test_the_cause_is_named(status: str, facts: dict[str, Any], expected: str) -
 
 @pytest.mark.parametrize("status", list(Status))
 def test_every_status_has_an_explanation(status: Status) -> None:
-    assert explain(Situation(now=NOW, status=status, queue="mail"))
+    assert explain(TaskSituation(now=NOW, status=status, queue="mail"))
 
 
 def test_the_most_severe_cause_comes_first() -> None:
     sentences = explain(
-        Situation(now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1)
+        TaskSituation(
+            now=NOW, status="PENDING", queue="mail", due_at=_in(-5), paused=True, failures=1
+        )
     )
     levels = [sentence.level for sentence in sentences]
     assert levels == sorted(levels, key=[Level.TROUBLE, Level.WAIT, Level.FINE].index)
@@ -123,7 +130,7 @@ def test_a_healthy_task_has_no_trouble() -> None:
         "RUNNING": {},
     }
     for status, facts in sound.items():
-        situation = Situation(
+        situation = TaskSituation(
             now=NOW, status=status, queue="mail", schedulers=1, workers=1, **facts
         )
         assert all(sentence.level is not Level.TROUBLE for sentence in explain(situation))

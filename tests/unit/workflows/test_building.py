@@ -17,7 +17,7 @@ from django_durable_tasks.exceptions import (
     InvalidReference,
     WorkflowTooLarge,
 )
-from django_durable_tasks.rules.workflows.builder import Builder, Growth
+from django_durable_tasks.rules.workflows.builder import AddedTasks, Builder
 from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, PlannedTask
 from django_durable_tasks.rules.workflows.step import END, Step
 from django_durable_tasks.rules.workflows.upstreams import edges_to
@@ -326,7 +326,7 @@ def test_a_workflow_is_added_to_another_once_and_never_to_itself() -> None:
         with pytest.raises(InvalidOption, match="add_workflow"):
             whole.add_workflow(part)
     with pytest.raises(InvalidOption):
-        outer.add_workflow(Growth("late"), after="no id")
+        outer.add_workflow(AddedTasks("late"), after="no id")
     assert len(outer) == len(_plan(outer).tasks) == 2
 
 

@@ -7,8 +7,8 @@ from django_durable_tasks.rules.recurring.effective.types import (
     Action,
     Agenda,
     Override,
-    Planned,
+    PlannedRun,
     SkippedRange,
 )
 
-__all__ = ["Action", "Agenda", "Override", "Planned", "SkippedRange", "agenda"]
+__all__ = ["Action", "Agenda", "Override", "PlannedRun", "SkippedRange", "agenda"]

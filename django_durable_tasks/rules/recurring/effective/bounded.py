@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_durable_tasks.rules.recurring.effective.types import TICK, Planned, SkippedRange
+from django_durable_tasks.rules.recurring.effective.types import TICK, PlannedRun, SkippedRange
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
 
 
@@ -45,7 +45,7 @@ class BoundedTimetable:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class TimetableExcept:
     """A timetable without these instants; each of them must be a fire of it."""
 
     fires: Timetable
@@ -78,15 +78,15 @@ class EveryFire:
 
     fires: Timetable
 
-    def next(self, after: datetime) -> Planned | None:
+    def next(self, after: datetime) -> PlannedRun | None:
         """Return the first run strictly after."""
         fire = self.fires.next(after)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
 
-    def previous(self, before: datetime) -> Planned | None:
+    def previous(self, before: datetime) -> PlannedRun | None:
         """Return the last run strictly before."""
         fire = self.fires.previous(before)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
@@ -96,10 +96,10 @@ class EveryFire:
         """Return nothing: every fire runs."""
         return []
 
-    def at_nominal(self, nominal: datetime) -> Planned | None:
+    def at_nominal(self, nominal: datetime) -> PlannedRun | None:
         """Return the run of this fire time; None if it is not a fire time."""
         fire = fire_at(self.fires, nominal)
-        return None if fire is None else Planned(fire.nominal, fire.nominal, fire.remarks)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
 
 
 def fire_at(fires: Timetable, nominal: datetime) -> Fire | None:

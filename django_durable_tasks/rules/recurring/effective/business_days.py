@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from django_durable_tasks.rules.recurring.calendars import Roll
 from django_durable_tasks.rules.recurring.effective.bounded import fire_at
 from django_durable_tasks.rules.recurring.effective.roll import ONE_DAY
-from django_durable_tasks.rules.recurring.effective.segments import Cuts, Piece
+from django_durable_tasks.rules.recurring.effective.segments import CalendarSegments, Segment
 from django_durable_tasks.rules.recurring.effective.types import (
     SKIPPED_CALENDAR,
     TICK,
-    Planned,
+    PlannedRun,
     SkippedRange,
 )
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
@@ -35,9 +35,9 @@ class OnOpenDays:
     """The runs of a timetable on a calendar."""
 
     fires: Timetable
-    cuts: Cuts
+    cuts: CalendarSegments
 
-    def next(self, after: datetime) -> Planned | None:
+    def next(self, after: datetime) -> PlannedRun | None:
         """Return the first run strictly after."""
         if self.cuts.roll is Roll.SKIP:
             return self._next_open(after)
@@ -46,7 +46,7 @@ class OnOpenDays:
             return self.cuts.planned(fire, None)
         return self._search(after)
 
-    def previous(self, before: datetime) -> Planned | None:
+    def previous(self, before: datetime) -> PlannedRun | None:
         """Return the last run strictly before."""
         if self.cuts.roll is Roll.SKIP:
             return self._previous_open(before)
@@ -87,7 +87,7 @@ class OnOpenDays:
             return [self._skipped(left, until, complete)]
         return self._not_rolled(left, until, complete)
 
-    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """
@@ -101,7 +101,7 @@ class OnOpenDays:
             nominal, nominal, 1, True, SKIPPED_CALENDAR, f"{self._closed_by()}: {why}{kind}"
         )
 
-    def _next_open(self, after: datetime) -> Planned | None:
+    def _next_open(self, after: datetime) -> PlannedRun | None:
         for _ in range(_SEARCHED):
             fire = self.fires.next(after)
             if fire is None:
@@ -111,7 +111,7 @@ class OnOpenDays:
             after = self.cuts.piece(fire.nominal).end - TICK
         return None
 
-    def _previous_open(self, before: datetime) -> Planned | None:
+    def _previous_open(self, before: datetime) -> PlannedRun | None:
         for _ in range(_SEARCHED):
             fire = self.fires.previous(before)
             if fire is None:
@@ -121,9 +121,9 @@ class OnOpenDays:
             before = self.cuts.piece(fire.nominal).start
         return None
 
-    def _search(self, after: datetime) -> Planned | None:
+    def _search(self, after: datetime) -> PlannedRun | None:
         """Return the first run after the instant, from all segments whose fires can run then."""
-        best: list[Planned] = []
+        best: list[PlannedRun] = []
         cursor, end = self.cuts.sources_after(after + TICK), None
         for _ in range(_SEARCHED):
             fire = self.fires.next(cursor)
@@ -159,7 +159,7 @@ class OnOpenDays:
             cursor = piece.start
         return best
 
-    def _first_in(self, piece: Piece, fire: Fire, after: datetime) -> Planned | None:
+    def _first_in(self, piece: Segment, fire: Fire, after: datetime) -> PlannedRun | None:
         if piece.open or piece.day is None:
             return self.cuts.planned(fire, None) if piece.open else None
         beyond = self.cuts.beyond(fire, piece.day, after)
@@ -170,7 +170,7 @@ class OnOpenDays:
             fire = later
         return self.cuts.planned(fire, piece.day)
 
-    def _last_in(self, piece: Piece, fire: Fire, before: datetime) -> Planned | None:
+    def _last_in(self, piece: Segment, fire: Fire, before: datetime) -> PlannedRun | None:
         if piece.open or piece.day is None:
             return self.cuts.planned(fire, None) if piece.open else None
         beyond = self.cuts.beyond(fire, piece.day, before - TICK)
@@ -181,7 +181,7 @@ class OnOpenDays:
             fire = earlier
         return self.cuts.planned(fire, piece.day)
 
-    def _rolled(self, fire: Fire) -> tuple[str, Planned | None]:
+    def _rolled(self, fire: Fire) -> tuple[str, PlannedRun | None]:
         """Return the run of a fire on a closed day; otherwise why it does not run."""
         if self.cuts.roll is Roll.SKIP:
             return "", None
@@ -193,11 +193,11 @@ class OnOpenDays:
             return "", run
         return f"; by {self.cuts.roll} it meets a fire that runs", None
 
-    def _pieces(self, after: datetime, until: datetime) -> tuple[list[tuple[Fire, Piece]], bool]:
+    def _pieces(self, after: datetime, until: datetime) -> tuple[list[tuple[Fire, Segment]], bool]:
         """Return the segments that contain fires of (after, until], each with its first fire; False
         if there are more.
         """
-        found: list[tuple[Fire, Piece]] = []
+        found: list[tuple[Fire, Segment]] = []
         while len(found) < _MOST_CLOSED:
             fire = self.fires.next(after)
             if fire is None or fire.nominal > until:
@@ -207,11 +207,11 @@ class OnOpenDays:
             after = piece.end - TICK
         return found, False
 
-    def _within(self, first: Fire, piece: Piece, until: datetime) -> Count:
+    def _within(self, first: Fire, piece: Segment, until: datetime) -> Count:
         return self.fires.count(first.nominal - TICK, min(piece.end - TICK, until))
 
     def _skipped(
-        self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool
+        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
     ) -> SkippedRange:
         counts = [self._within(fire, piece, until) for fire, piece in left]
         last = self._last(left[-1][1], until) if complete else self._last(None, until)
@@ -224,13 +224,13 @@ class OnOpenDays:
         reason = f"{self._closed_by()}: {listed}"
         return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
 
-    def _reasons(self, fire: Fire, piece: Piece, until: datetime) -> list[str]:
+    def _reasons(self, fire: Fire, piece: Segment, until: datetime) -> list[str]:
         end, days = min(piece.end, until + TICK), (piece.end - fire.nominal).days + 1
         moments = (fire.nominal + number * ONE_DAY for number in range(days))
         return [self.cuts.why_closed(moment) for moment in moments if moment < end]
 
     def _not_rolled(
-        self, left: list[tuple[Fire, Piece]], until: datetime, complete: bool
+        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
     ) -> list[SkippedRange]:
         by_kind: dict[str, list[datetime]] = {}
         exact = complete
@@ -267,7 +267,7 @@ class OnOpenDays:
             following = self.fires.next(following.nominal)
         return found, True
 
-    def _last(self, piece: Piece | None, until: datetime) -> datetime:
+    def _last(self, piece: Segment | None, until: datetime) -> datetime:
         fire = self.fires.previous(until + TICK if piece is None else min(piece.end, until + TICK))
         return until if fire is None else fire.nominal
 
@@ -275,7 +275,7 @@ class OnOpenDays:
         return f"calendar {self.cuts.days.name!r} is closed"
 
 
-def _one_run(meeting: list[Planned]) -> Planned:
+def _one_run(meeting: list[PlannedRun]) -> PlannedRun:
     """Return the one run of all fires at the same instant, with a remark about the others."""
     run, *others = sorted(meeting, key=lambda one: (one.rolled, one.nominal))
     words = [

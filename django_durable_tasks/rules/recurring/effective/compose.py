@@ -10,14 +10,14 @@ from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 from django_durable_tasks.rules.recurring.effective.bounded import (
     BoundedTimetable,
     EveryFire,
-    Without,
+    TimetableExcept,
     fire_at,
 )
 from django_durable_tasks.rules.recurring.effective.business_days import OnOpenDays
 from django_durable_tasks.rules.recurring.effective.overrides import checked, of_fires, overridden
-from django_durable_tasks.rules.recurring.effective.segments import Cuts
+from django_durable_tasks.rules.recurring.effective.segments import CalendarSegments
 from django_durable_tasks.rules.recurring.effective.types import Agenda, Override
-from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
+from django_durable_tasks.rules.recurring.effective.wall_clock import WallClock
 from django_durable_tasks.rules.recurring.timetables.types import Timetable
 from django_durable_tasks.rules.recurring.timetables.zone_offsets import LAST_YEAR
 
@@ -51,11 +51,13 @@ def agenda(
         )
     if own:
         own = of_fires(fires, own)
-        fires = Without(
+        fires = TimetableExcept(
             fires,
             frozenset(one.fire_time for one in own if fire_at(fires, one.fire_time) is not None),
         )
     rest = (
-        EveryFire(fires) if days is None else OnOpenDays(fires, Cuts(days, Roll(roll), Walls(zone)))
+        EveryFire(fires)
+        if days is None
+        else OnOpenDays(fires, CalendarSegments(days, Roll(roll), WallClock(zone)))
     )
     return overridden(rest, own) if own else rest

@@ -18,7 +18,7 @@ from django_durable_tasks.rules.recurring.effective.types import (
     Action,
     Agenda,
     Override,
-    Planned,
+    PlannedRun,
     SkippedRange,
 )
 from django_durable_tasks.rules.recurring.timetables.types import Count, Timetable
@@ -34,21 +34,21 @@ class Overridden:
     """
 
     rest: Agenda
-    runs: tuple[Planned, ...]
-    met: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
+    met: tuple[PlannedRun, ...]
     skipped: tuple[Override, ...]
     _at: list[datetime] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_at", [run.at for run in self.runs])
 
-    def next(self, after: datetime) -> Planned | None:
+    def next(self, after: datetime) -> PlannedRun | None:
         """Return the first run strictly after."""
         found, place = self.rest.next(after), bisect_right(self._at, after)
         own = self.runs[place] if place < len(self.runs) else None
         return found if own is None or (found is not None and found.at <= own.at) else own
 
-    def previous(self, before: datetime) -> Planned | None:
+    def previous(self, before: datetime) -> PlannedRun | None:
         """Return the last run strictly before."""
         found, place = self.rest.previous(before), bisect_left(self._at, before)
         own = self.runs[place - 1] if place else None
@@ -74,7 +74,7 @@ class Overridden:
             ),
         ]
 
-    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """
@@ -144,16 +144,16 @@ def overridden(rest: Agenda, overrides: Iterable[Override]) -> Overridden:
     )
 
 
-def _run(one: Override) -> Planned:
+def _run(one: Override) -> PlannedRun:
     if one.move_to is None:
-        return Planned(
+        return PlannedRun(
             one.fire_time, one.fire_time, (f"added by hand{_because(one)}",), overridden=True
         )
     remark = (
         f"moved by hand from {one.fire_time:%Y-%m-%dT%H:%M:%SZ} to"
         f" {one.move_to:%Y-%m-%dT%H:%M:%SZ}{_because(one)}"
     )
-    return Planned(one.fire_time, one.move_to, (remark,), overridden=True)
+    return PlannedRun(one.fire_time, one.move_to, (remark,), overridden=True)
 
 
 def _because(one: Override) -> str:

@@ -12,7 +12,7 @@ from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 ONE_DAY = timedelta(days=1)
 
 
-class Landing(NamedTuple):
+class RolledDay(NamedTuple):
     """The target day, None if no day is open; the same for all times after ``above``, up to and
     including ``up_to``.
     """
@@ -22,10 +22,10 @@ class Landing(NamedTuple):
     up_to: time | None
 
 
-def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> Landing:
+def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> RolledDay:
     """Return the target of a time that is closed on its day; SKIP has none."""
     if roll is Roll.SKIP:
-        return Landing(None, days.closes(day), None)
+        return RolledDay(None, days.closes(day), None)
     if roll is Roll.PRECEDING:
         return _nearest(days, day, hour, -ONE_DAY)
     following = _nearest(days, day, hour, ONE_DAY)
@@ -37,13 +37,13 @@ def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> Landing:
     return preceding._replace(above=_later(following.above, preceding.above))
 
 
-def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> Landing:
+def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> RolledDay:
     above = days.closes(day)
     for one in days.may_open(day, step):
         if days.open_at(one, hour):
-            return Landing(one, above, days.closes(one))
+            return RolledDay(one, above, days.closes(one))
         above = _later(above, days.closes(one))
-    return Landing(None, above, None)
+    return RolledDay(None, above, None)
 
 
 def _later(one: time | None, other: time | None) -> time | None:

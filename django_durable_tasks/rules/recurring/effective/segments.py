@@ -12,16 +12,16 @@ from datetime import date, datetime, time, timedelta
 from typing import NamedTuple
 
 from django_durable_tasks.rules.recurring.calendars import FARTHEST, BusinessDays, Roll, days_from
-from django_durable_tasks.rules.recurring.effective.roll import ONE_DAY, Landing, landing
-from django_durable_tasks.rules.recurring.effective.types import TICK, Planned
-from django_durable_tasks.rules.recurring.effective.wall_clock import Walls
+from django_durable_tasks.rules.recurring.effective.roll import ONE_DAY, RolledDay, landing
+from django_durable_tasks.rules.recurring.effective.types import TICK, PlannedRun
+from django_durable_tasks.rules.recurring.effective.wall_clock import WallClock
 from django_durable_tasks.rules.recurring.timetables.types import Fire
 
 _LONGEST = 31  # maximum number of days in one segment
 _CALM = 10  # for this many days it is cheaper to examine each day than to search
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A half-open range of instants; ``day`` is the day to which its fires are rolled."""
 
     start: datetime
@@ -31,23 +31,23 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class CalendarSegments:
     """The segments of one calendar, roll and zone."""
 
     days: BusinessDays
     roll: Roll
-    clock: Walls
+    clock: WallClock
 
     def why_closed(self, moment: datetime) -> str:
         """Return why this instant is closed; "" if it is open."""
         return self.days.why_closed(self.clock.shown(moment))
 
-    def landing(self, moment: datetime) -> Landing:
+    def landing(self, moment: datetime) -> RolledDay:
         """Return the target of a fire at this closed instant."""
         wall = self.clock.shown(moment)
         return landing(self.days, wall.date(), wall.time(), self.roll)
 
-    def piece(self, moment: datetime) -> Piece:
+    def piece(self, moment: datetime) -> Segment:
         """Return the segment that contains an instant."""
         wall = self.clock.shown(moment)
         day, hour = wall.date(), wall.time()
@@ -60,10 +60,10 @@ class Cuts:
             moment, _past(day, found.above), _through(day, found.up_to), found.day, opened=False
         )
 
-    def planned(self, fire: Fire, day: date | None) -> Planned:
+    def planned(self, fire: Fire, day: date | None) -> PlannedRun:
         """Return the run of a fire, rolled to this day unless ``day`` is None."""
         if day is None:
-            return Planned(fire.nominal, fire.nominal, fire.remarks)
+            return PlannedRun(fire.nominal, fire.nominal, fire.remarks)
         wall = self.clock.shown(fire.nominal)
         wanted = datetime.combine(day, wall.time())
         at = self.clock.lands(wanted)
@@ -75,7 +75,7 @@ class Cuts:
                 f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.clock.name}; runs right"
                 f" after it, at {landed:%H:%M}"
             )
-        return Planned(fire.nominal, at, (*fire.remarks, *remarks), rolled=True)
+        return PlannedRun(fire.nominal, at, (*fire.remarks, *remarks), rolled=True)
 
     def beyond(self, fire: Fire, day: date, moment: datetime) -> timedelta:
         """Return the distance from an instant's rolled wall time to the limit of its range."""
@@ -114,7 +114,7 @@ class Cuts:
             day = self._nearest_whole(day, ONE_DAY)
         return self.clock.leaves(datetime.combine(day, time.min))
 
-    def _run(self, moment: datetime, day: date, *, opened: bool) -> Piece:
+    def _run(self, moment: datetime, day: date, *, opened: bool) -> Segment:
         """Return the segment of whole days that are all open or all closed; it may end within a
         half day.
         """
@@ -126,8 +126,8 @@ class Cuts:
 
     def _between(
         self, moment: datetime, low: datetime, high: datetime, day: date | None, *, opened: bool
-    ) -> Piece:
-        return Piece(self.clock.since(moment, low), self.clock.until(moment, high), opened, day)
+    ) -> Segment:
+        return Segment(self.clock.since(moment, low), self.clock.until(moment, high), opened, day)
 
     def _alike(self, day: date, step: timedelta, *, opened: bool) -> date:
         """Return the last day of the uninterrupted range of entirely open, or entirely closed,

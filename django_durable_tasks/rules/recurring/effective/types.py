@@ -16,7 +16,7 @@ SKIPPED_CALENDAR, OVERRIDDEN = "SKIPPED_CALENDAR", "OVERRIDDEN"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """A planned run; both instants are UTC. ``nominal`` is the fire time, its identity in the
     ledger.
 
@@ -66,12 +66,12 @@ class Override:
 class Agenda(Protocol):
     """The planned runs, ordered by ``at``, no two at the same instant."""
 
-    def next(self, after: datetime) -> Planned | None:
+    def next(self, after: datetime) -> PlannedRun | None:
         """Return the first run whose ``at`` is strictly after; None if there is none within the
         searched range.
         """
 
-    def previous(self, before: datetime) -> Planned | None:
+    def previous(self, before: datetime) -> PlannedRun | None:
         """Return the last run whose ``at`` is strictly before; None if there is none."""
 
     def count(self, after: datetime, until: datetime) -> Count:
@@ -80,7 +80,7 @@ class Agenda(Protocol):
     def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run, one range per reason."""
 
-    def at_nominal(self, nominal: datetime) -> Planned | SkippedRange | None:
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
         fire time.
         """

@@ -21,7 +21,7 @@ from django_durable_tasks.rules.recurring.timetables.zones import zone
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class WallClock:
     """The clock of one zone; instants are aware and UTC, wall times naive."""
 
     name: str
