@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from tests import repetitions
 from tests.changed import affected
 from tests.command_pool import CommandPool
 from tests.environments import NEWEST, CannotBuild, newest, versions
@@ -327,6 +328,8 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
     kept["TEST_BROKER"] = run.broker or "memory"
     if run.pooled:
         kept["TEST_POOLED"] = "yes"
+    if run.few:
+        kept[repetitions.VARIABLE] = repetitions.FEW
     kept["TEST_FOLDER"] = str(report.with_suffix(""))
     return kept
 

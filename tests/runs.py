@@ -5,7 +5,7 @@ they begin.
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -55,6 +55,8 @@ class Run:
     last: bool = False
     share: float = 1.0  # the part of its suite that ``folders`` name, for the expected duration
     may_be_empty: bool = False  # a part of a suite may have no test for this database or broker
+    # races and generated examples are repeated less; it is the same run of the matrix
+    few: bool = field(default=False, compare=False)
 
     @property
     def servers(self) -> list[str]:
@@ -174,7 +176,8 @@ def _newest(
 ) -> Run:
     run = _pytest("newest", names, database, broker)
     run = _marked(run, marks) if marks else run
-    return replace(run, title=f"{run.title} with the newest versions", newest=True)
+    title = f"{run.title} with the newest versions"
+    return replace(run, title=title, newest=True, few=True)
 
 
 def _marked(run: Run, marks: str) -> Run:

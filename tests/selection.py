@@ -4,10 +4,12 @@ before each commit.
 Everything runs once on PostgreSQL. The tests that depend on the database also run on MariaDB and
 SQLite. One broker and one pair of processes run completely, and the tests marked `smoke` on each
 other pair. Versions, crash points, mutants, chaos, the portable tests on further databases and the
-complete suites of the other pairs need `--all`.
+complete suites of the other pairs need `--all`, which also repeats races and generated examples
+more often (`tests.repetitions`).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tests.runs import PAIRS, PORTABLE, Run, planned, smoke
 
@@ -21,7 +23,8 @@ ONLY_WITH_ALL = {"chaos", "crash_points", "mutants", "newest", PORTABLE}
 
 def default_runs() -> list[Run]:
     """Return the runs without `--all`."""
-    return [*filter(_is_default, planned()), *_smoke_runs()]
+    chosen = [*filter(_is_default, planned()), *_smoke_runs()]
+    return [replace(run, few=True) for run in chosen]
 
 
 def left_out_by(runs: Sequence[Run]) -> list[Run]:

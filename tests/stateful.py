@@ -21,6 +21,7 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from django_durable_tasks.rules.tasks.identifiers import uuid7
+from tests.repetitions import repetitions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,7 +33,13 @@ def use_own_examples() -> None:
     """
     place = f"{os.environ['TEST_DATABASE']}-{os.environ['TEST_BROKER']}"
     examples = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples" / place)
-    settings.register_profile("durable", database=examples, print_blob=True, derandomize=False)
+    settings.register_profile(
+        "durable",
+        database=examples,
+        print_blob=True,
+        derandomize=False,
+        max_examples=repetitions(100),
+    )
     settings.load_profile("durable")
 
 

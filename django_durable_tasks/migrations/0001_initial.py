@@ -133,7 +133,7 @@ class Migration(migrations.Migration):
                 (
                     "set_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         editable=False,
                         verbose_name="set at",
                     ),
@@ -653,14 +653,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -761,7 +761,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="recorded at",
                     ),
                 ),
@@ -915,14 +915,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1104,7 +1104,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow()
+                        db_default=django_durable_tasks.models.clock.StatementTime()
                     ),
                 ),
             ],
@@ -1258,7 +1258,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -1422,7 +1422,7 @@ class Migration(migrations.Migration):
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1531,14 +1531,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1649,7 +1649,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -2073,7 +2073,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -2137,7 +2137,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(), db_index=True
+                        db_default=django_durable_tasks.models.clock.StatementTime(), db_index=True
                     ),
                 ),
             ],
@@ -2318,7 +2318,7 @@ class Migration(migrations.Migration):
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -2457,7 +2457,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -2514,14 +2514,14 @@ class Migration(migrations.Migration):
                 (
                     "since",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="since",
                     ),
                 ),
                 (
                     "last_seen_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="last seen at",
                     ),
                 ),
@@ -2657,14 +2657,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -2749,14 +2749,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "due_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="due at",
                     ),
                 ),
@@ -2810,7 +2810,7 @@ class Migration(migrations.Migration):
                 (
                     "at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow(),
+                        db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="at",
                     ),
                 ),
@@ -2939,7 +2939,7 @@ class Migration(migrations.Migration):
                 (
                     "ended_at",
                     models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.DatabaseNow()
+                        db_default=django_durable_tasks.models.clock.StatementTime()
                     ),
                 ),
             ],

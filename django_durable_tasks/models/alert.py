@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -26,8 +26,8 @@ class Alert(GuardedModel):
     kind = models.CharField(_("kind"), max_length=30)
     subject = models.CharField(_("subject"), max_length=200, blank=True, default="")
     detail = models.CharField(_("detail"), max_length=300, blank=True, default="")
-    since = models.DateTimeField(_("since"), db_default=DatabaseNow())
-    last_seen_at = models.DateTimeField(_("last seen at"), db_default=DatabaseNow())
+    since = models.DateTimeField(_("since"), db_default=StatementTime())
+    last_seen_at = models.DateTimeField(_("last seen at"), db_default=StatementTime())
 
     objects = AlertQuerySet.as_manager()
 

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.tenants.api_keys import KeyMode
 
@@ -49,7 +49,7 @@ class ApiKey(GuardedModel):
     )
     digest = models.CharField(max_length=64, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
     created_by = models.CharField(_("created by"), max_length=200, blank=True, default="")
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked at"), null=True, blank=True)

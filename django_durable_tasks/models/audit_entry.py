@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.audit import AuditSource
 
@@ -37,7 +37,7 @@ class AuditEntry(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    at = models.DateTimeField(_("at"), db_default=DatabaseNow())
+    at = models.DateTimeField(_("at"), db_default=StatementTime())
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant",
         models.PROTECT,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.task_queries import new_task_id
 
@@ -64,7 +64,7 @@ class BulkOperation(GuardedModel):
     errors = models.JSONField(_("errors"), default=list)
     created_by = models.CharField(_("created by"), max_length=200, blank=True, db_default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
 
     objects = BulkOperationQuerySet.as_manager()

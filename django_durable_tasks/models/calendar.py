@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.recurring.calendars import SpecialDay
@@ -83,7 +83,7 @@ class Calendar(GuardedModel):
     )
     origin = models.CharField(_("origin"), max_length=200, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
     updated_by = models.CharField(_("updated by"), max_length=200, blank=True, db_default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
 

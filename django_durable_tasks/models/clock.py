@@ -30,3 +30,12 @@ class DatabaseNow(models.Func):
             template="STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')",
             **context,
         )
+
+
+class StatementTime(DatabaseNow):
+    """The time at which the statement began: for default values, so that one INSERT writes one time
+    into all columns. On PostgreSQL, `DatabaseNow` is evaluated once per column.
+    """
+
+    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="STATEMENT_TIMESTAMP()", **context)

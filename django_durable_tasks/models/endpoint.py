@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 
@@ -41,7 +41,7 @@ class Endpoint(GuardedModel):
     open_until = models.DateTimeField(_("open until"), null=True, blank=True)
     probe_until = models.DateTimeField(_("probe until"), null=True, blank=True)
     last_failure = models.CharField(_("last failure"), max_length=200, db_default="", blank=True)
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
 
     objects = EndpointQuerySet.as_manager()
 

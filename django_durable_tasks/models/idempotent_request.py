@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -40,7 +40,7 @@ class IdempotentRequest(GuardedModel):
     status_code = models.SmallIntegerField(default=0)
     headers = models.JSONField(default=dict)
     body = models.JSONField(null=True)
-    created_at = models.DateTimeField(db_default=DatabaseNow(), db_index=True)
+    created_at = models.DateTimeField(db_default=StatementTime(), db_index=True)
 
     objects = IdempotentRequestQuerySet.as_manager()
 

@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.rules.limits.options import Allowance, allowance_of
 
 
@@ -43,7 +43,7 @@ class Limit(models.Model):
     )
     comment = models.CharField(_("comment"), max_length=500, blank=True, default="")
     set_by = models.CharField(_("set by"), max_length=200, blank=True, default="")
-    set_at = models.DateTimeField(_("set at"), db_default=DatabaseNow(), editable=False)
+    set_at = models.DateTimeField(_("set at"), db_default=StatementTime(), editable=False)
 
     class Meta:
         db_table = "durable_tasks_limit"

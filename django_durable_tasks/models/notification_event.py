@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
 from django_durable_tasks.rules.notifications.events import EventType
@@ -41,8 +41,8 @@ class NotificationEvent(GuardedModel):
     )
     subject = models.CharField(_("subject"), max_length=200, blank=True, default="")
     data = models.JSONField(_("data"), default=dict)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
-    due_at = models.DateTimeField(_("due at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    due_at = models.DateTimeField(_("due at"), db_default=StatementTime())
     delivery = models.UUIDField(_("delivery"), null=True, blank=True)
 
     objects = NotificationEventQuerySet.as_manager()

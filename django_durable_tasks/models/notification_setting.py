@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_config
@@ -91,8 +91,8 @@ class NotificationSetting(GuardedModel):
     )
     collecting = models.UUIDField(null=True, editable=False)
     revision = models.BigIntegerField(_("revision"), default=1)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
     updated_by = models.CharField(_("updated by"), max_length=200, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
     last_delivery_status = models.CharField(

@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
@@ -96,7 +96,7 @@ class OccurrenceRecord(GuardedModel):
     blocked_by = models.UUIDField(_("blocked by"), null=True, blank=True)
     request_id = models.CharField(_("request id"), max_length=200, null=True, blank=True)
     term = models.BigIntegerField(_("term"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
 
     objects = OccurrenceQuerySet.as_manager()
 

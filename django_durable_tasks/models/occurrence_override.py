@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.recurring.effective import Action
 
@@ -35,7 +35,7 @@ class OccurrenceOverride(GuardedModel):
     move_to = models.DateTimeField(_("move to"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
     by = models.CharField(_("by"), max_length=200, blank=True, default="")
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
 
     objects = OccurrenceOverrideQuerySet.as_manager()
 

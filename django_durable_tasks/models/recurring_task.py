@@ -18,7 +18,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
@@ -212,8 +212,8 @@ class RecurringTask(GuardedModel):
     encryption_key = models.CharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
 
     objects = RecurringTaskManager()
 

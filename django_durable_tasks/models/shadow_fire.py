@@ -9,7 +9,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 
 
 class ShadowFire(models.Model):
@@ -21,7 +21,7 @@ class ShadowFire(models.Model):
     name = models.CharField(_("name"), max_length=200)
     task = models.CharField(_("task"), max_length=200)
     celery_id = models.CharField(_("Celery id"), max_length=200, blank=True, default="")
-    recorded_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow())
+    recorded_at = models.DateTimeField(_("recorded at"), db_default=StatementTime())
 
     class Meta:
         db_table = "durable_tasks_shadow_fire"

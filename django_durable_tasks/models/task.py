@@ -14,7 +14,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
@@ -101,8 +101,8 @@ class Task(GuardedModel):
     last_error = models.TextField(_("last error"), db_default="", blank=True)
     reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
 

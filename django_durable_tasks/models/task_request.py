@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from django.db import models
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.indexes import PresentUnique
 
 
@@ -56,7 +56,7 @@ class TaskRequest(models.Model):
     tenant_id = models.BigIntegerField(null=True)
     key = models.CharField(max_length=200, null=True)
     reason = models.CharField(max_length=200, db_default="")
-    created_at = models.DateTimeField(db_default=DatabaseNow())
+    created_at = models.DateTimeField(db_default=StatementTime())
 
     objects = TaskRequestQuerySet.as_manager()
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -25,7 +25,7 @@ class UncountedEnding(GuardedModel):
     name = models.CharField(max_length=200)
     status = models.CharField(max_length=9)
     number = models.IntegerField()
-    ended_at = models.DateTimeField(db_default=DatabaseNow())
+    ended_at = models.DateTimeField(db_default=StatementTime())
 
     objects = UncountedEndingQuerySet.as_manager()
 

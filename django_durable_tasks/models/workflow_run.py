@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
 from django_durable_tasks.models.task_queries import new_task_id
@@ -96,8 +96,8 @@ class WorkflowRun(GuardedModel):
 
     reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
-    updated_at = models.DateTimeField(_("updated at"), db_default=DatabaseNow())
+    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
     sealed_at = models.DateTimeField(_("sealed at"), null=True, blank=True)
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
 

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from tests.__main__ import _repeat_failures, _results, accept_interrupts
 from tests.command_pool import CommandPool
+from tests.processor_time import ProcessorTimes
 from tests.report import Result, closing, node_id, servers_that_did_not_run
-from tests.runs import Run, in_turn, planned
+from tests.runs import ROOT, Run, in_turn, planned
 from tests.servers import Server
 from tests.waiting import until
 
@@ -170,6 +174,22 @@ def test_failed_tests_run_once_more_if_they_are_few(tmp_path: Path) -> None:
         _repeat_failures(results, {}, tmp_path, most)
         assert len(results[0].unstable) == unstable
         assert results[0].failed == (not unstable)
+
+
+def test_the_modules_with_the_most_processor_time_are_printed(
+    capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+) -> None:
+    times = ProcessorTimes(1, ROOT)
+    for name, numbers in (("test_idle.py", 1), ("test_busy.py", 2_000_000), ("test_busy.py", 1)):
+        item = SimpleNamespace(path=ROOT / "tests" / name)
+        measured = times.pytest_runtest_protocol(cast("pytest.Item", item))
+        next(measured)
+        sum(range(numbers))
+        next(measured, None)
+    times.pytest_terminal_summary(TerminalReporter(pytestconfig, sys.stdout))
+    title, _, *lines = capsys.readouterr().out.strip().splitlines()
+    assert "in 2 modules" in title
+    assert [line.split()[-2:] for line in lines] == [["2", "tests/test_busy.py"]]
 
 
 def test_repetitions_come_after_all_others() -> None:

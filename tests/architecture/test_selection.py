@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import DEFAULT_PARALLEL, PARALLEL, _options, _parallel, _selected
+from tests.__main__ import DEFAULT_PARALLEL, PARALLEL, _environment, _options, _parallel, _selected
 from tests.architecture.sources import ROOT
 from tests.backends import BROKERS, DATABASES
 from tests.durations import SECONDS
 from tests.portable import MODULES, is_portable
+from tests.repetitions import VARIABLE, repetitions
 from tests.report import Result, closing
 from tests.runs import PAIRS, PGBOUNCER, SERVERS, SMOKE, Run, planned
 from tests.selection import COMPLETE_BROKER, COMPLETE_PAIR, default_runs, left_out_by
@@ -72,6 +73,19 @@ def test_the_default_selection_and_the_left_out_runs_make_up_the_matrix() -> Non
     assert set(planned()) == set(rest) | {run for run in kept if run.suite != SMOKE}
     assert not set(kept) & set(rest)
     assert left_out_by(planned()) == []
+
+
+def test_only_the_default_selection_and_the_newest_versions_repeat_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(run.few for run in default_runs())
+    assert {run.suite for run in planned() if run.few} == {"newest"}
+    for run, number in ((default_runs()[-1], 25), (planned()[-1], 25), (planned()[-5], 100)):
+        monkeypatch.delenv(VARIABLE, raising=False)
+        for name, value in _environment(run, {}, ROOT / "report").items():
+            monkeypatch.setenv(name, value)
+        assert repetitions(100) == number
+    assert repetitions(4, least=3) == 4
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from tests.backends import address
+from tests.repetitions import repetitions
 
 NOW = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
 REDIS = urlsplit(address("redis"))._replace(path="/12").geturl()
@@ -171,7 +172,9 @@ _MOVES = st.lists(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(moves=_MOVES)
 def test_any_history_equals_that_of_a_plain_table(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.notifier.message import CHANNEL
 from tests.broker.listening_schedulers import Recorder, recorder, soon
 from tests.project import bodies
+from tests.repetitions import repetitions
 from tests.waiting import until
 
 __all__ = ["recorder"]
@@ -29,7 +30,9 @@ _PAYLOADS = st.one_of(
 
 
 @hypothesis_settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(payloads=st.lists(_PAYLOADS, min_size=1, max_size=10))
 def test_no_payload_ends_the_listener(listening: Recorder, payloads: list[str]) -> None:

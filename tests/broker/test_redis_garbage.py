@@ -24,6 +24,7 @@ from tests.database.commands.durable_command import durable
 from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.rows import ended
 from tests.project import bodies
+from tests.repetitions import repetitions
 from tests.waiting import until
 
 __all__ = ["redis_connection"]
@@ -158,7 +159,9 @@ def _do(client: Any, command: str, number: int, value: bytes, more: Any) -> None
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(operations=_OPERATIONS)
 def test_a_scheduler_dispatches_whatever_its_keys_contain(

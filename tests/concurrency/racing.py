@@ -9,8 +9,10 @@ from typing import Any
 
 from django.db import OperationalError, connection, connections
 
+from tests.repetitions import repetitions
+
 WITHIN = 60.0
-ROUNDS = 8
+ROUNDS = repetitions(8)
 
 
 def race(acts: Sequence[Callable[[], Any]]) -> list[Any]:

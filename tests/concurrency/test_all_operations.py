@@ -28,8 +28,9 @@ from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks
+from tests.repetitions import repetitions
 
-STEPS, ROWS = 40, 12
+STEPS, ROWS = repetitions(40), 12
 
 
 def _some(dice: random.Random) -> Any:

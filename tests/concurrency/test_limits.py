@@ -25,8 +25,9 @@ from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks
 from tests.process_state import new_process_state
+from tests.repetitions import repetitions
 
-_ROUNDS = 6
+_ROUNDS = repetitions(6)
 
 
 def _limit(

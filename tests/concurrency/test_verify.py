@@ -34,8 +34,9 @@ from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import ago, led
 from tests.factories import QUEUE, a_task
 from tests.project.tasks import noop
+from tests.repetitions import repetitions
 
-STEPS = 40
+STEPS = repetitions(40)
 
 
 def _findings(*only: str) -> list[str]:

@@ -26,11 +26,12 @@ from django_durable_tasks.api import urls
 from django_durable_tasks.models import SchedulerLease
 from tests.database.api.client import ROOT, ApiClient, a_client
 from tests.factories import many_tasks
+from tests.repetitions import repetitions
 from tests.runs import ROOT as ROOT_FOLDER
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 SEED = 20_261_123
-EXAMPLES = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES") or repetitions(4))
 """Requests per operation and mode. More of them take longer and find more."""
 SECONDS = 150.0
 """The time budget; operations that begin later are not tried."""

@@ -40,10 +40,12 @@ from tests.database.dependencies.reference import ENDED, READY, Edge, Node
 from tests.database.dependencies.worker_and_leader import HOPELESS, begin, recount
 from tests.database.transitions.transition_calls import CRASH, FAILURE
 from tests.project.tasks import noop
+from tests.repetitions import repetitions
 from tests.stateful import applies_if, ids_in_creation_order
 
 EXAMPLES = int(
-    os.environ.get("TEST_HISTORIES", "60" if os.environ["TEST_DATABASE"] == "sqlite" else "20")
+    os.environ.get("TEST_HISTORIES")
+    or repetitions(60 if os.environ["TEST_DATABASE"] == "sqlite" else 20)
 )
 MOST = 14  # tasks in a graph
 

@@ -18,6 +18,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.reference import TICK, Plan
 from tests.database.recurring.schedules import START, fire
 from tests.project import tasks
+from tests.repetitions import repetitions
 from tests.stateful import applies_if, ids_in_creation_order
 
 ROWS = 4
@@ -234,7 +235,7 @@ def test_the_ledger_equals_the_reference_in_any_order_of_events(
         run_state_machine_as_test(
             Trigger,
             settings=settings(
-                max_examples=60 if connection.vendor == "sqlite" else 15,
+                max_examples=repetitions(60 if connection.vendor == "sqlite" else 15),
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

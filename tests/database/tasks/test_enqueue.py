@@ -13,7 +13,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_durable_tasks import registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.tasks import enqueue, new_task
@@ -253,6 +253,17 @@ def test_a_bulk_call_creates_tasks_for_the_next_poll() -> None:
         (Status.PENDING, QUEUE, 4, 0)
     }
     assert sorted(row.args for row in rows) == [[number, 1] for number in range(50)]
+
+
+def test_one_insert_writes_one_time_into_all_columns() -> None:
+    ids = [tasks.noop.schedule().pk for _ in range(20)] + tasks.add.schedule_many([(1, 2)] * 20)
+    expiring = tasks.noop.using(expires_in=60)
+    ids += [expiring.schedule().pk, *expiring.schedule_many([()] * 2)]
+    for row in Task.objects.filter(pk__in=ids):
+        wait = conf.settings().REPUBLISH_AFTER if row.status == Status.QUEUED else 0
+        assert row.due_at == row.run_at + timedelta(seconds=wait)
+        assert {row.created_at, row.updated_at} == {row.run_at}
+        assert row.expires_at in {None, row.run_at + timedelta(seconds=60)}
 
 
 def test_one_invalid_call_of_a_bulk_creates_none() -> None:

@@ -30,6 +30,7 @@ from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE
 from tests.process_state import new_process_state
 from tests.project import tasks
+from tests.repetitions import repetitions
 from tests.stateful import applies_if, ids_in_creation_order
 
 picks = st.integers(min_value=0, max_value=10_000)
@@ -361,7 +362,7 @@ def test_the_engine_equals_the_reference_in_any_order_of_events() -> None:
         run_state_machine_as_test(
             Lifecycle,
             settings=settings(
-                max_examples=60 if connection.vendor == "sqlite" else 20,
+                max_examples=repetitions(60 if connection.vendor == "sqlite" else 20),
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

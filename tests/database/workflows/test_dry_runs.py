@@ -38,6 +38,7 @@ from tests.database.dependencies.worker_and_leader import (
     succeed,
 )
 from tests.project.tasks import noop
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 TABLES = (Task, TaskDependency, WorkflowRun, EndingEvent, DeadLetter, TaskExecutionLog)
@@ -172,7 +173,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=repetitions(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     graph=graphs(),
     history=histories,

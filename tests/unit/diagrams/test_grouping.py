@@ -16,6 +16,7 @@ from django_durable_tasks.diagrams.grouping import MOST_BOXES, MOST_LINES, colla
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
 from django_durable_tasks.diagrams.outline import Outline
+from tests.repetitions import repetitions
 from tests.unit.diagrams.graphs import diagram, edge, large, node, parallel_chains
 
 
@@ -155,7 +156,7 @@ def test_the_status_of_a_box_is_the_most_urgent_one() -> None:
 
 
 @given(st.integers(201, 320), st.integers(1, 40), st.integers(0, 6), st.integers(0, 999))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=repetitions(30))
 def test_random_large_graphs_stay_under_the_limit(
     count: int, names: int, groups: int, seed: int
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, SkippedRange, agenda
 from django_durable_tasks.rules.recurring.effective.wall_clock import WallClock
+from tests.repetitions import repetitions
 from tests.unit.recurring.calendars.enumerated import (
     DAY,
     LENGTH,
@@ -97,7 +98,9 @@ def _backward(rolled: Agenda, moment: datetime, end: datetime) -> list[PlannedRu
     return found
 
 
-thorough = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(
+    deadline=None, max_examples=repetitions(60), suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @thorough

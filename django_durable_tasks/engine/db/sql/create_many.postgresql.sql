@@ -6,9 +6,9 @@ INSERT INTO durable_tasks_task
         target_type, encryption_key)
 SELECT created.id, created.args::jsonb, created.kwargs::jsonb, created.shard_key, %(tenant_id)s::bigint, %(name)s::text,
        %(queue)s::text, %(priority)s::smallint, %(options)s::jsonb, %(status)s::text,
-       COALESCE(%(run_at)s::timestamptz, clock_timestamp()),
-       COALESCE(%(run_at)s::timestamptz, clock_timestamp()) + %(wait)s::float8 * interval '1 second',
-       COALESCE(%(expires_at)s::timestamptz, COALESCE(%(run_at)s::timestamptz, clock_timestamp())
+       COALESCE(%(run_at)s::timestamptz, statement_timestamp()),
+       COALESCE(%(run_at)s::timestamptz, statement_timestamp()) + %(wait)s::float8 * interval '1 second',
+       COALESCE(%(expires_at)s::timestamptz, COALESCE(%(run_at)s::timestamptz, statement_timestamp())
                 + %(expires_in)s::float8 * interval '1 second'),
        %(epoch)s::bigint, %(publish_count)s::integer, %(max_attempts)s::integer, %(max_crashes)s::integer,
        %(on_orphan)s::text, %(expected_duration)s::float8 * interval '1 second', created.limit_key,

@@ -19,6 +19,7 @@ from django_durable_tasks.rules.recurring.calendars import (
     from_holidays,
 )
 from django_durable_tasks.rules.recurring.icalendar import from_ics
+from tests.repetitions import repetitions
 
 
 def _file(*lines: str, end: str = "\r\n") -> str:
@@ -188,7 +189,7 @@ rules = st.builds(
 
 
 @given(rules, st.dates(date(2020, 1, 1), date(2026, 6, 1)))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=repetitions(60))
 def test_recurrences_equal_those_of_dateutil(rule: str, start: date) -> None:
     begin = datetime.combine(start, datetime.min.time())
     expected = rrulestr(rule, dtstart=begin).between(

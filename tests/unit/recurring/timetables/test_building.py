@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires, timetable
+from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import START, TICK, built, fires, shown
 
 PARTS: list[dict[str, Any]] = [
@@ -39,7 +40,7 @@ def test_a_validated_part_survives_json_and_a_second_validation(part: dict[str, 
     assert checked(parts) == parts
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=repetitions(100))
 @given(
     st.lists(st.sampled_from(PARTS), min_size=1, max_size=4),
     st.sampled_from(ZONES),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires
+from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import built, fires, shown
 from tests.unit.recurring.timetables.wall_clock_table import Diary, Expression
 
@@ -184,7 +185,7 @@ _fields = st.tuples(_field(0, 59), _field(0, 23), _field(1, 28), _field(1, 12), 
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=repetitions(50), deadline=None)
 @example("* * 3 * 1/6")
 @given(_fields)
 def test_any_expression_of_numbers_fires_as_the_table(text: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 from django_durable_tasks.rules.recurring.timetables.types import Timetable
+from tests.repetitions import repetitions
 
 START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)
 HORIZON = timedelta(days=3000)
@@ -109,7 +110,7 @@ def _agree(text: str, number: int = 40) -> None:
 
 
 @settings(
-    max_examples=150,
+    max_examples=repetitions(150),
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked
+from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import TICK, built, fires
 
 # Atlanta: U.S. Naval Observatory, 6 September 2009, as quoted in PyEphem's documentation; in UTC.
@@ -67,7 +68,7 @@ def test_sunrise_and_sunset_around_the_world_are_those_of_the_almanac(
     assert abs(fire.nominal - expected) <= timedelta(seconds=90)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=repetitions(60))
 @given(
     st.floats(-60, 60),
     st.floats(-180, 180),
@@ -90,7 +91,7 @@ def test_each_day_goes_from_dawn_to_dusk_in_order(
     assert moments[-1] - moments[0] < timedelta(hours=24)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=repetitions(60))
 @given(
     st.sampled_from(EVENTS), st.floats(-70, 70), st.floats(-180, 180), st.integers(-86_400, 86_400)
 )
