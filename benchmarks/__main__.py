@@ -33,6 +33,7 @@ examples:
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
+  python -m benchmarks callbacks --brokers redis -n 500        HTTP callbacks to a server that takes 50 ms
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
   python -m benchmarks all --format json > figures.jsonl       everything, one object a line
 

@@ -82,6 +82,11 @@ class Accounts:
 
     def __init__(self) -> None:
         self.text = ""
+        self._by_role: dict[str, float] = {}
+
+    def ms(self, role: str) -> float:
+        """Return the milliseconds of processor time per task that a role used."""
+        return round(1e3 * self._by_role.get(role, 0.0), 2)
 
     @contextmanager
     def of(self, known: Mapping[int, str]) -> Iterator[Callable[[int], int]]:
@@ -99,4 +104,6 @@ class Accounts:
         first, began, before = seen[0]
         if counts[-1] > first:
             wall = time.monotonic() - began
-            self.text = table(spent(before, snapshot(), known), counts[-1] - first, wall)
+            by_role, number = spent(before, snapshot(), known), counts[-1] - first
+            self.text = table(by_role, number, wall)
+            self._by_role = {role: seconds / number for role, seconds in by_role.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 import django
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from benchmarks.peers.instants import instants
@@ -92,6 +92,19 @@ def later(n: int, rate: int, ahead: float) -> float:
         raise RuntimeError(
             f"The first of {n} tasks was due {late:.3f} s before all of them were committed."
         )
+    return time.perf_counter() - began
+
+
+def callbacks(n: int, url: str, rate: int = 0, ahead: float = 0.0) -> float:
+    """Schedule n HTTP callbacks, due now, or ``rate`` per second from ``ahead`` seconds on."""
+    from django_durable_tasks import http_callback
+
+    began = time.perf_counter()
+    moments = instants(n, rate, ahead) if rate else [time.time()] * n
+    with transaction.atomic():
+        for due in moments:
+            using = http_callback.using(run_at=datetime.fromtimestamp(due, UTC))
+            using.schedule(url=url, body={"type": "order.paid", "order": 42})
     return time.perf_counter() - began
 
 
@@ -203,6 +216,7 @@ def main(command: str, given: dict[str, Any]) -> None:
         "recurring": recurring,
         "tick": tick,
         "later": later,
+        "callbacks": callbacks,
     }
     seconds = commands[command](**given)
     print(json.dumps({"seconds": seconds}))

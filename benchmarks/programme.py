@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
+from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
 from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
 from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
@@ -26,6 +27,7 @@ DEFAULT_N = {
     "claim": 1_000_000,
     "queues": 1_000,
     "api": 1_000_000,
+    "callbacks": 1_000,
 }
 REQUESTS, BULKS = 1_000, 10
 _FEWEST = 10_000
@@ -307,6 +309,22 @@ def api(stage: Stage) -> list[Contender]:
     return found
 
 
+def callbacks(stage: Stage) -> list[Contender]:
+    """Measure callbacks to a server that answers after 50 ms: how many one worker process with ten
+    threads sends per second, and how late n/5 requests arrive at a low rate.
+    """
+    found, few = [], max(1, stage.n // 5)
+    for broker in stage.brokers:
+        ours = Callbacks(stage.servers, broker)
+        what = f"{THREADS} threads, {round(1e3 * PAUSE)} ms"
+        measure = partial(ours.throughput, stage.n)
+        found.append(_contender(stage, "callbacks", what, OURS, broker, measure))
+        measure = partial(ours.start_late, few)
+        what = f"due at {RATE}/s"
+        found.append(_contender(stage, "callbacks", what, OURS, broker, measure, n=few))
+    return found
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue,
     "run": run,
@@ -317,4 +335,5 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "claim": claim,
     "queues": queues,
     "api": api,
+    "callbacks": callbacks,
 }

@@ -27,7 +27,7 @@ from celery import current_app, signals
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import remote_control
-from django_durable_tasks.celery.execution import consumed_queue
+from django_durable_tasks.celery.execution import consumed_queue, wake_consumer
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import message_id
 from django_durable_tasks.engine.cluster import nodes
@@ -232,7 +232,9 @@ def in_pool_child() -> bool:
 def on_worker_init(sender: Any = None, **_: Any) -> None:
     """Generate the node id before the pool forks, and share the time of the last start."""
     process_runs.share_last_start()
-    consumed_queue.record_queues(getattr(sender, "app", None) or current_app._get_current_object())
+    app = getattr(sender, "app", None) or current_app._get_current_object()
+    consumed_queue.record_queues(app)
+    wake_consumer.add_to(app)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
         str(getattr(sender, "hostname", _ThisProcess.name)),

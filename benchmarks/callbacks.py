@@ -1,0 +1,118 @@
+"""The benchmark of HTTP callbacks: one worker process with ten threads, and a server that answers
+after 50 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import psycopg
+
+from benchmarks.contenders import Ours, patience
+from benchmarks.contest import Measured
+from benchmarks.lag import measured
+from benchmarks.processes import running, wait_until
+
+PAUSE, THREADS, RATE = 0.05, 10, 20
+_WARM = 20
+_AHEAD = 4.0
+_WORKER = ["-P", "threads", "-c", str(THREADS), "-l", "WARNING"]
+_WORKER += ["--without-gossip", "--without-mingle", "--without-heartbeat", "-n"]
+_DONE = "SELECT count(*) FROM durable_tasks_execution_log WHERE status = 'SUCCESS'"
+_COSTS = ("worker", "scheduler", "postgresql")
+_SPAN = """
+    SELECT extract(epoch FROM max(completed_at) - min(started_at))::float8
+      FROM (SELECT started_at, completed_at FROM durable_tasks_execution_log
+             WHERE status = 'SUCCESS' ORDER BY id DESC LIMIT %s) AS measured
+"""
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The running processes of a measurement."""
+
+    url: str
+    lags: Path
+    durable: dict[str, Any]
+    scheduler: Popen[bytes]
+    worker: Popen[bytes]
+    database: psycopg.Connection
+
+    def done(self) -> int:
+        """Return how many callbacks succeeded, without those before the measurement."""
+        found = self.database.execute(_DONE).fetchone() or (0,)
+        return int(found[0]) - _WARM
+
+
+class Callbacks(Ours):
+    """This package with a scheduler, a worker and a slow server."""
+
+    def throughput(self, n: int) -> Measured:
+        """Time n callbacks that are due at once, from the first start to the last success."""
+        with self._running() as now:
+            known = {now.scheduler.pid: "scheduler", now.worker.pid: "worker"}
+            with self.accounts.of(known) as look:
+                self._schedule(n, now.url, now.durable)
+                self._await(n, now, look)
+            row = now.database.execute(_SPAN, [n]).fetchone() or (0.0,)
+            figures = {f"{name}_cpu_ms": self.accounts.ms(name) for name in _COSTS}
+        return Measured(float(row[0]), figures)
+
+    def start_late(self, n: int) -> Measured:
+        """Measure how late n requests arrive that are due at a low rate."""
+        with self._running() as now:
+            now.lags.write_text("")
+            self._schedule(n, now.url, now.durable, rate=RATE, ahead=_AHEAD)
+            self._await(n, now, int)
+            found = sorted(float(line) for line in now.lags.read_text().split())
+        return measured(found, n, RATE)
+
+    def _schedule(self, n: int, url: str, durable: dict[str, Any], **more: float) -> None:
+        self.run_command("callbacks", {"n": n, "url": url, **more}, patience(n), **durable)
+
+    def _await(self, n: int, now: _Running, look: Callable[[int], int]) -> None:
+        wait_until(
+            lambda: look(now.done()) >= n, now.scheduler, now.worker, within=patience(n), every=0.1
+        )
+
+    @contextmanager
+    def _running(self) -> Iterator[_Running]:
+        """Start all processes and send some callbacks first, so that their code is loaded."""
+        self.servers.clear_broker(self.broker)
+        self.prepare()
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            path = Path(folder, "port")
+            given = json.dumps({"path": str(path), "pause": PAUSE})
+            with running([sys.executable, "-m", "benchmarks.peers.slow_server", given]) as server:
+                wait_until(path.exists, server, within=30)
+                host = f"127.0.0.1:{path.read_text()}"
+                durable = {"HTTP_ALLOW": [host], "HTTP_SIGNING_KEYS": ["k" * 40]}
+                url, lags = f"http://{host}/", Path(f"{path}.lags")
+                self.run_command("bulk", {"n": 0}, patience(0))  # empty tables
+                try:
+                    yield from self._workers(url, lags, durable)
+                finally:
+                    self.servers.clear_broker(self.broker)
+
+    def _workers(self, url: str, lags: Path, durable: dict[str, Any]) -> Iterator[_Running]:
+        loop = [sys.executable, "-m", "django", "run_scheduler"]
+        program = [sys.executable, "-m", "celery", "-A", "benchmarks.project", "worker", *_WORKER]
+        program.append(f"bench-{self.servers.run}@%h")
+        variable = self.variable(**durable)
+        with (
+            running(loop, **variable) as scheduler,
+            running(program, **variable) as worker,
+            psycopg.connect(self.servers.database(self.name), autocommit=True) as database,
+        ):
+            now = _Running(url, lags, durable, scheduler, worker, database)
+            self._schedule(_WARM, url, durable)
+            self._await(0, now, int)
+            yield now
