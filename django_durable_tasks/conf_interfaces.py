@@ -17,6 +17,11 @@ class InterfaceOptions:
     API: bool = value(
         False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
     )
+    API_SESSIONS: bool = value(
+        False,
+        "Let staff users of Django use the HTTP API with the session of the admin, with the"
+        " permissions of their user and a CSRF token for each write.",
+    )
     API_TASKS: Sequence[str] = value(
         ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
         "The durable tasks that clients of the HTTP API may create; names or patterns such as"

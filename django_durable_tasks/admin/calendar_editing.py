@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.admin import actions, display
+from django_durable_tasks.admin import actions, display, staff_tenants
 from django_durable_tasks.admin.calendar_dates import MergedDates, months_of, written
 from django_durable_tasks.admin.calendar_form import CalendarForm
 from django_durable_tasks.admin.fields import refuse
@@ -70,9 +70,10 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
     def view(request: HttpRequest, object_id: int | None = None) -> HttpResponse:
         known = _known(screen, request, object_id)
         special = business_days(known).special if known else ()
+        given: dict[str, Any] = {"known": known, "tenants": staff_tenants.offered(request)}
         if request.method != "POST":
-            return _page(screen, request, CalendarForm(known=known, days=special))
-        form = CalendarForm(request.POST, request.FILES, known=known, days=special)
+            return _page(screen, request, CalendarForm(**given, days=special))
+        form = CalendarForm(request.POST, request.FILES, **given, days=special)
         if not form.is_valid() or _name_in_use(form, screen, request):
             return _page(screen, request, form)
         if "_take" in request.POST:
@@ -98,7 +99,7 @@ def _with_taken(
         return form, None
     data = request.POST.copy()
     data["days"], data["origin"] = written(taken.days), form.source()
-    filled = CalendarForm(data, known=form.known)
+    filled = CalendarForm(data, known=form.known, tenants=staff_tenants.offered(request))
     filled.is_valid()
     return filled, taken
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.dates import WEEKDAYS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_durable_tasks import conf
 from django_durable_tasks.admin.calendar_dates import (
     FIRST_YEAR,
     LAST_YEAR,
@@ -25,6 +25,7 @@ from django_durable_tasks.admin.calendar_dates import (
 )
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditForm
 from django_durable_tasks.admin.operation_form import reason_field
+from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, Tenant
 from django_durable_tasks.operations.calendars import SAVE
@@ -94,6 +95,7 @@ class CalendarForm(EditForm):
         data: Any = None,
         files: Any = None,
         *,
+        tenants: QuerySet[Tenant],
         known: Calendar | None = None,
         days: Sequence[SpecialDay] = (),
     ) -> None:
@@ -106,11 +108,10 @@ class CalendarForm(EditForm):
             }
             initial["days"] = written(days)
         super().__init__(data, files, initial=initial)
-        tenants = Tenant.objects.using(conf.settings().DATABASE)
-        if known is not None or len(tenants.order_by()[:2]) < 2:
+        if known is not None or is_default_only(tenants):
             del self.fields["tenant"]
         else:
-            self.fields["tenant"].queryset = tenants.order_by("slug")  # type: ignore[attr-defined]
+            self.fields["tenant"].queryset = tenants  # type: ignore[attr-defined]
         if known is not None:
             del self.fields["name"]
         self.compare_with(known, known.revision if known else "")

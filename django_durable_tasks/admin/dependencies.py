@@ -95,6 +95,7 @@ class TenantOfTaskFilter(_AmongNewest, filters.TenantFilter):
 class TaskDependencyAdmin(ReadOnlyAdmin):
     """Dependencies; they are added and removed by operations only."""
 
+    tenant_path = "task__tenant"
     list_display = (
         "waiter",
         "upstream",

@@ -19,6 +19,7 @@ from django_durable_tasks.admin import (
     confirm_page,
     dependencies_cell,
     display,
+    staff_tenants,
 )
 from django_durable_tasks.admin.operation_form import (
     TASK_ID_ATTRIBUTES,
@@ -52,7 +53,9 @@ class DependencyForm(OperationForm):
 def _tasks(screen: Any, request: HttpRequest, form: DependencyForm) -> tuple[Task, Task] | None:
     """Return the two tasks; None if one does not exist, which the form shows."""
     keys = {name: form.cleaned_data[name] for name in ("task", "upstream")}
-    known = dependencies_cell.named(keys.values())
+    known, tenants = dependencies_cell.named(keys.values()), staff_tenants.tenants_of(request)
+    if tenants is not None:
+        known = {key: task for key, task in known.items() if task.tenant_id in tenants}
     for name, key in keys.items():
         if key not in known:
             form.add_error(name, _("There is no task %s.") % key)

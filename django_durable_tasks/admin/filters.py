@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -123,7 +124,8 @@ class _RecentValues(ScreenFilter):
     path = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        newest = Task.objects.using(conf.settings().DATABASE).order_by("-pk")
+        rows = Task.objects.using(conf.settings().DATABASE)
+        newest = staff_tenants.visible(request, rows).order_by("-pk")
         values = set(newest.values_list(self.field, flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get(self.parameter_name or "")
         if isinstance(chosen, str):
@@ -172,7 +174,7 @@ class TenantFilter(ScreenFilter):
     parameter_name = "tenant"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        found = Tenant.objects.using(conf.settings().DATABASE).order_by("slug")[: SHOWN + 1]
+        found = staff_tenants.offered(request)[: SHOWN + 1]
         return [(str(tenant.pk), str(tenant)) for tenant in found]
 
     def has_output(self) -> bool:

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, filters, fire_table
+from django_durable_tasks.admin import display, filters, fire_table, staff_tenants
 from django_durable_tasks.admin.outcome_marks import MISSED, SKIPPED
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
@@ -72,7 +72,7 @@ class ScheduleFilter(filters.ScreenFilter):
     parameter_name = "schedule"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        self.chosen = _chosen(str(self.used_parameters.get("schedule", "")))
+        self.chosen = _chosen(request, str(self.used_parameters.get("schedule", "")))
         self.keys, oldest = _newest_of(*self.chosen) if self.chosen else ([], None)
         if self.chosen is None:
             return []
@@ -93,7 +93,7 @@ class ScheduleFilter(filters.ScreenFilter):
         return rows.filter(pk__in=self.keys)
 
 
-def _chosen(value: str) -> tuple[RecurringTask, datetime | None] | None:
+def _chosen(request: HttpRequest, value: str) -> tuple[RecurringTask, datetime | None] | None:
     name, comma, until = value.partition(",")
     try:
         key, moment = uuid.UUID(name), datetime.fromisoformat(until) if comma else None
@@ -101,7 +101,10 @@ def _chosen(value: str) -> tuple[RecurringTask, datetime | None] | None:
         return None
     if moment is not None and moment.tzinfo is None:
         return None
-    row = RecurringTask.objects.using(conf.settings().DATABASE).only("name").filter(pk=key).first()
+    schedules = staff_tenants.visible(
+        request, RecurringTask.objects.using(conf.settings().DATABASE)
+    )
+    row = schedules.only("name").filter(pk=key).first()
     return None if row is None else (row, moment)
 
 

@@ -37,6 +37,7 @@ class LimitForm(EditModelForm):
 class LimitAdmin(ScreenAdmin):
     """Limits; they are set, changed and removed here, and effective within a second."""
 
+    tenant_path = None
     list_display = (
         "scope",
         "max_concurrency",

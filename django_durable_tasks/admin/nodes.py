@@ -53,6 +53,7 @@ class AliveFilter(ScreenFilter):
 class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
+    tenant_path = None
     list_display = (
         "name",
         "kind",
@@ -207,6 +208,7 @@ class NodeAdmin(ReadOnlyAdmin):
 class SchedulerLeaseAdmin(ReadOnlyAdmin):
     """The scheduler lease."""
 
+    tenant_path = None
     list_display = ("name", "held", "term", _ACQUIRED, _EXPIRES)
     sortable_by = ()
     fields = ("name", "held", "holder_link", "term", _ACQUIRED, _EXPIRES)

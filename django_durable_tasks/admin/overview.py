@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin.display import list_of, since
+from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
 from django_durable_tasks.engine.cluster.status import Overview, overview
@@ -169,6 +170,10 @@ def view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
     def view(request: HttpRequest) -> HttpResponse:
         if not screen.has_view_permission(request):
             raise PermissionDenied
+        if is_limited(request):
+            text = _("The overview shows all tenants. You see only those assigned to you.")
+            screen.message_user(request, text)
+            return HttpResponseRedirect(list_of("task"))
         context = {
             **screen.admin_site.each_context(request),
             **_facts(),

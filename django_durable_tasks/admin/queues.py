@@ -43,6 +43,7 @@ def declared() -> set[str]:
 class QueueControlAdmin(ReadOnlyAdmin):
     """Queues."""
 
+    tenant_path = None
     actions = None
     operations = (PAUSE, RESUME)
 
@@ -71,13 +72,13 @@ class QueueControlAdmin(ReadOnlyAdmin):
             queues=rows,
             title=_("Queues"),
             asked_at=now,
-            may_pause=PAUSE.is_permitted(request.user),
+            may_pause=self.permits(request, PAUSE),
             **(extra_context or {}),
         )
 
     def pause_view(self, request: HttpRequest) -> HttpResponse:
         """Show a form for the reason, then pause the queue."""
-        if not PAUSE.is_permitted(request.user):
+        if not self.permits(request, PAUSE):
             raise PermissionDenied
         name = str((request.POST if request.method == "POST" else request.GET).get("queue", ""))
         now = database_now()
@@ -104,7 +105,7 @@ class QueueControlAdmin(ReadOnlyAdmin):
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Resume the queue."""
-        if not RESUME.is_permitted(request.user):
+        if not self.permits(request, RESUME):
             raise PermissionDenied
         return self._perform(request, RESUME, str(request.POST.get("queue", "")), "")
 

@@ -16,7 +16,9 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.engine.audit.actor import acting
+from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.audit import AuditSource
 
@@ -88,9 +90,12 @@ def _acting_as_user(view: Any) -> Any:
 
 
 class ScreenAdmin(_ModelAdmin):
-    """A ModelAdmin for tables of this package: their database, the style sheet, bounded counts, and
-    only declared lookups.
+    """A ModelAdmin for tables of this package: their database, the tenants of the user, the style
+    sheet, bounded counts, and only declared lookups.
     """
+
+    tenant_path: ClassVar[str | None] = "tenant"
+    """The lookup of the tenant of a row; None if all tenants share the table."""
 
     list_per_page = 50
     list_max_show_all = 50
@@ -116,7 +121,31 @@ class ScreenAdmin(_ModelAdmin):
         return pages
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(conf.settings().DATABASE)
+        rows = super().get_queryset(request).using(conf.settings().DATABASE)
+        path = self.tenant_path
+        return rows if path is None else staff_tenants.visible(request, rows, path)
+
+    def _is_hidden(self, request: HttpRequest) -> bool:
+        """Return whether all tenants share the table and the user sees only some of them."""
+        return self.tenant_path is None and staff_tenants.is_limited(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_view_permission(request, obj) and not self._is_hidden(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not self._is_hidden(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and not self._is_hidden(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and not self._is_hidden(request)
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
+        """Offer the tenants of the user."""
+        if db_field.related_model is Tenant:
+            options["queryset"] = staff_tenants.offered(request)
+        return super().formfield_for_foreignkey(db_field, request, **options)
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
         """Return the ChangeList class that accepts any value in the query string."""
@@ -144,7 +173,7 @@ class ScreenAdmin(_ModelAdmin):
 
     def permits(self, request: HttpRequest, operation: Operation) -> bool:
         """Return whether the user may perform the operation on rows of this table."""
-        return operation.is_permitted(request.user)
+        return operation.is_permitted(request.user) and not self._is_hidden(request)
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any

@@ -11,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from django_durable_tasks.admin import actions, display, fire_table
+from django_durable_tasks.admin import actions, display, fire_table, staff_tenants
 from django_durable_tasks.admin.fields import refuse
 from django_durable_tasks.admin.recurring_form import RecurringForm
 from django_durable_tasks.engine.recurring.preview import Preview, preview
@@ -80,7 +80,10 @@ def editing_for(screen: Any) -> Callable[..., HttpResponse]:
         row = _row(screen, request, object_id)
         posted = request.method == "POST"
         form = RecurringForm(
-            request.POST if posted else None, row=row, secrets=display.reads_secrets(request)
+            request.POST if posted else None,
+            tenants=staff_tenants.offered(request),
+            row=row,
+            secrets=display.reads_secrets(request),
         )
         looked = None
         if posted and form.is_valid() and not _name_in_use(form, screen, request):

@@ -10,12 +10,14 @@ from enum import StrEnum
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.admin.display import pretty
 from django_durable_tasks.admin.edit_conflicts import EditForm
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone
+from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Tenant
@@ -179,19 +181,22 @@ class RecurringForm(EditForm):
     )
 
     def __init__(
-        self, data: Any = None, *, row: RecurringTask | None = None, secrets: bool = False
+        self,
+        data: Any = None,
+        *,
+        tenants: QuerySet[Tenant],
+        row: RecurringTask | None = None,
+        secrets: bool = False,
     ) -> None:
         self.row = row
         super().__init__(data, initial=_initial_of(row))
-        database = conf.settings().DATABASE
-        tenants = Tenant.objects.using(database)
         self._choose("task", _task_names(row))
         self._choose("timezone", sorted(zone_names() | ({row.time_zone} if row else set())))
-        self._choose("calendar", _calendar_names(row))
-        if row is not None or len(tenants.order_by()[:2]) < 2:
+        self._choose("calendar", _calendar_names(row, tenants))
+        if row is not None or is_default_only(tenants):
             del self.fields["tenant"]
         else:
-            self.fields["tenant"].queryset = tenants.order_by("slug")  # type: ignore[attr-defined]
+            self.fields["tenant"].queryset = tenants  # type: ignore[attr-defined]
         gone = [*(("name", "paused") if row else ()), *(() if secrets else SECRETS)]
         for name in gone:
             del self.fields[name]
@@ -279,10 +284,12 @@ def _task_names(row: RecurringTask | None) -> list[str]:
     return sorted(registry.names() | ({row.task} if row else set()))
 
 
-def _calendar_names(row: RecurringTask | None) -> list[str]:
+def _calendar_names(row: RecurringTask | None, tenants: QuerySet[Tenant]) -> list[str]:
     calendars = Calendar.objects.using(conf.settings().DATABASE).order_by("name")
     if row is not None:
         calendars = calendars.filter(tenant=row.tenant_id)
+    else:
+        calendars = calendars.filter(tenant__in=tenants.order_by().values("pk"))
     offered = calendars.values_list("name", flat=True).distinct()[:_OFFERED]
     return sorted({*offered, *(row.calendars if row else ())})
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display
+from django_durable_tasks.admin import display, staff_tenants
 from django_durable_tasks.admin.actions import who
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
@@ -22,7 +22,7 @@ from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tenants import SET_QUOTAS
+from django_durable_tasks.operations.tenants import ASSIGN_STAFF, SET_QUOTAS, UNASSIGN_STAFF
 from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS, quotas_of
 
 QUOTAS = (*NUMBERS, REQUESTS)
@@ -45,6 +45,12 @@ class TenantForm(EditModelForm):
     requests = forms.CharField(
         required=False, max_length=20, label=_("Requests"), help_text=_("600/m, 10/s.")
     )
+    staff = forms.CharField(
+        required=False,
+        label=_("Staff users"),
+        widget=forms.Textarea(attrs={"rows": 3, "cols": 40, "spellcheck": "false"}),
+        help_text=_("One user name per line. %s") % ASSIGN_STAFF.help,
+    )
     reason = forms.CharField(required=False, max_length=500, label=_("Reason"))
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -53,12 +59,14 @@ class TenantForm(EditModelForm):
         for name in QUOTAS if row is not None else ():
             if name in self.fields:
                 self.fields[name].initial = getattr(row, name)
+        if "staff" in self.fields and self.instance.pk:
+            self.fields["staff"].initial = "\n".join(_staff_of(self.instance))
 
     def version_of(self, row: Any) -> str:
         """Return the values that can be changed."""
         quota = getattr(row, "quota", None)
         values = [getattr(quota, name) for name in QUOTAS] if quota is not None else []
-        return f"{row.slug} {row.name} {values}"
+        return f"{row.slug} {row.name} {values} {_staff_of(row)}"
 
     def clean(self) -> dict[str, Any]:
         """Check the quotas."""
@@ -70,6 +78,10 @@ class TenantForm(EditModelForm):
         return found
 
 
+def _staff_of(tenant: Tenant) -> list[str]:
+    return list(tenant.staff.order_by("username").values_list("username", flat=True))
+
+
 @admin.register(Tenant)
 class TenantAdmin(ScreenAdmin):
     """Tenants."""
@@ -79,21 +91,35 @@ class TenantAdmin(ScreenAdmin):
     search_fields = ("slug", "name")
     list_select_related = ("quota",)
     form = TenantForm
-    operations = (SET_QUOTAS,)
+    tenant_path = "pk"
+    operations = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         own = ("slug", "name", *((OPENED,) if obj is not None else ()))
         shown: list[Any] = [(None, {"fields": own})]
+        if self._may_assign(request):
+            shown.append((_("Access"), {"fields": ("staff",)}))
         if SET_QUOTAS.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
             text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % SET_QUOTAS.help
-            fields = {"fields": (*names, "reason"), "description": text}
-            shown.append((_("Quotas of the HTTP API"), fields))
-        return shown
+            shown.append((_("Quotas of the HTTP API"), {"fields": names, "description": text}))
+        return [*shown, (None, {"fields": ("reason",)})] if len(shown) > 1 else shown
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not staff_tenants.is_limited(request)
+
+    def _may_assign(self, request: HttpRequest) -> bool:
+        """Return whether the user may limit others; one who is limited may not."""
+        permitted = ASSIGN_STAFF.is_permitted(request.user) and UNASSIGN_STAFF.is_permitted(
+            request.user
+        )
+        return permitted and not staff_tenants.is_limited(request)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """Set the quotas after the tenant is saved, if they were changed."""
         super().save_related(request, form, formsets, change)
+        if "staff" in form.changed_data and self._may_assign(request):
+            self._assign(request, form)
         changed = set(form.changed_data) & set(QUOTAS)
         if changed and SET_QUOTAS.is_permitted(request.user):
             data = form.cleaned_data
@@ -103,6 +129,17 @@ class TenantAdmin(ScreenAdmin):
             SET_QUOTAS.perform(
                 form.instance, by=who(request), reason=data["reason"], reset=True, **values
             )
+
+    def _assign(self, request: HttpRequest, form: Any) -> None:
+        before, after = set(_staff_of(form.instance)), set(form.cleaned_data["staff"].split())
+        given = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
+        try:
+            for name in sorted(after - before):
+                ASSIGN_STAFF.perform(form.instance, username=name, **given)
+            for name in sorted(before - after):
+                UNASSIGN_STAFF.perform(form.instance, username=name, **given)
+        except InvalidOption as refused:
+            self.message_user(request, str(refused), messages.ERROR)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.admin.filters import LOOKED_AT, SHOWN, ScreenFilter
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import WorkflowRun
@@ -21,7 +22,8 @@ class WorkflowNameFilter(ScreenFilter):
     parameter_name = "name"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        newest = WorkflowRun.objects.using(conf.settings().DATABASE).order_by("-pk")
+        rows = WorkflowRun.objects.using(conf.settings().DATABASE)
+        newest = staff_tenants.visible(request, rows).order_by("-pk")
         names = set(newest.values_list("name", flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get("name")
         return [

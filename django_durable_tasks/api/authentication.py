@@ -1,30 +1,60 @@
-"""Who sends a request: a program with an API key."""
+"""Who sends a request: a program with an API key, or a staff user with a session."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rest_framework.authentication import BaseAuthentication
-from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
+from django_durable_tasks import conf
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.problems import Problem, invalid_header
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
-from django_durable_tasks.engine.tenants import api_keys
-from django_durable_tasks.models import Tenant
+from django_durable_tasks.engine.tenants import api_keys, staff
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.operations.operation import APP
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
+TENANT_HEADER = "Durable-Tenant"
 _LONGEST = 200
+_READS_SECRETS = "view_task_arguments"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant for which a request acts, the name that is recorded, and what it may do."""
+    """The tenant for which a request acts, the name that is recorded, and what it may do.
+
+    A key has scopes. A staff user (``user``) has all of them and is restricted by permissions.
+    ``tenants``: the ids of the tenants that the caller may choose; None if these are all.
+    """
 
     tenant: Tenant
     name: str
     scopes: frozenset[ApiScope]
+    user: Any = None
+    tenants: frozenset[int] | None = None
     is_authenticated: bool = True
+
+    def require_permission(self, *names: str) -> None:
+        """Raise Problem unless the user has one of these permissions; a key needs none."""
+        if self.user is None or any(self.user.has_perm(f"{APP}.{name}") for name in names):
+            return
+        raise Problem(
+            problems.PERMISSION_MISSING,
+            f"This needs the permission {' or '.join(f'{APP}.{name}' for name in names)}.",
+            more={"permissions": [f"{APP}.{name}" for name in names]},
+        )
+
+    def require_all_tenants(self) -> None:
+        """Raise Problem if the caller is a user who is limited to tenants."""
+        if self.user is not None and self.tenants is not None:
+            raise Problem(
+                problems.PERMISSION_MISSING,
+                "All tenants share this; the user is limited to assigned tenants.",
+            )
 
     def without_secrets(self) -> Caller:
         """Return the caller for the answer to a write, which may be stored and sent to another key
@@ -60,3 +90,44 @@ class ApiKeyAuthentication(BaseAuthentication):
     def authenticate_header(self, request: Request) -> str:
         """Return the challenge of an answer with status 401."""
         return 'Bearer realm="django_durable_tasks"'
+
+
+class StaffSessionAuthentication(SessionAuthentication):
+    """Reads the session of a staff user; a write needs a CSRF token."""
+
+    def authenticate(self, request: Request) -> tuple[Any, Any] | None:
+        """Return the caller; None unless API_SESSIONS is set and a staff user is logged in.
+
+        Raises Problem.
+        """
+        user = getattr(request._request, "user", None)
+        if not conf.settings().API_SESSIONS or user is None or not user.is_active:
+            return None
+        if not user.is_staff:
+            return None
+        try:
+            self.enforce_csrf(request)
+        except PermissionDenied as refused:
+            raise Problem(problems.CSRF_FAILED, str(refused.detail)) from None
+        allowed = staff.tenants_of(user)
+        scopes = frozenset(ApiScope)
+        if not user.has_perm(f"{APP}.{_READS_SECRETS}"):
+            scopes -= {ApiScope.SECRETS}
+        tenant = _chosen(request.headers.get(TENANT_HEADER), allowed)
+        return Caller(tenant, user.get_username(), scopes, user, allowed), None
+
+
+def _chosen(slug: str | None, allowed: frozenset[int] | None) -> Tenant:
+    """Return the tenant that the header names; without it the only one, or the default one."""
+    rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
+    if allowed is not None:
+        rows = rows.filter(pk__in=allowed)
+    if slug is None and allowed is not None and len(allowed) > 1:
+        raise invalid_header(TENANT_HEADER, "name one of the tenants of GET /tenants.")
+    if slug is None:
+        found = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
+    else:
+        found = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
+    if found is None:
+        raise Problem(problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug.")
+    return found

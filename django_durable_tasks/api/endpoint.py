@@ -20,7 +20,11 @@ from rest_framework.views import APIView
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems, throttle
 from django_durable_tasks.api.addresses import address_of, use_namespace_of
-from django_durable_tasks.api.authentication import ApiKeyAuthentication, Caller
+from django_durable_tasks.api.authentication import (
+    ApiKeyAuthentication,
+    Caller,
+    StaffSessionAuthentication,
+)
 from django_durable_tasks.api.exception_mapping import problem_of
 from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
 from django_durable_tasks.api.openapi import EndpointSchema
@@ -61,6 +65,10 @@ class ApiEndpoint(APIView):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
     ``scopes``: the scope that each method requires; an endpoint without authentication needs none.
+    ``reads``: the models that a staff user must be permitted to view for any method.
+    ``permissions``: the permissions of which a staff user needs one for a write.
+    ``is_shared``: it shows or changes what all tenants share, so that a staff user who is limited
+    to tenants is refused.
     ``bodies`` and ``answers``: the serializers of each method, for the OpenAPI document.
     ``has_refusals``: a GET may answer 422.
     ``operations``: those of the registry that its methods perform.
@@ -69,7 +77,10 @@ class ApiEndpoint(APIView):
     ``parameters``: the query parameters of each method beside ``dry_run`` of a write.
     """
 
-    authentication_classes: Sequence[type[BaseAuthentication]] = (ApiKeyAuthentication,)
+    authentication_classes: Sequence[type[BaseAuthentication]] = (
+        ApiKeyAuthentication,
+        StaffSessionAuthentication,
+    )
     permission_classes = ()
     throttle_classes = ()
     parser_classes = (JsonParser,)
@@ -78,6 +89,9 @@ class ApiEndpoint(APIView):
     metadata_class = None
     versioning_class = None
     scopes: ClassVar[Mapping[str, ApiScope]] = {}
+    reads: ClassVar[tuple[str, ...]]
+    permissions: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    is_shared: ClassVar[bool] = False
     bodies: ClassVar[Mapping[str, Any]] = {}
     answers: ClassVar[Mapping[str, Any]] = {}
     has_refusals: ClassVar[bool] = False
@@ -123,18 +137,28 @@ class ApiEndpoint(APIView):
         if not conf.settings().API:
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         super().initial(request, *args, **kwargs)
-        if isinstance(request.user, Caller):
+        if isinstance(request.user, Caller) and request.user.user is None:
             self.rate = throttle.admit(request.user.tenant)
-        self._check_scope(str(request.method))
+        self._check_access(str(request.method))
         self._check_parameters(request)
         self._check_size(request)
 
-    def _check_scope(self, method: str) -> None:
+    def _check_access(self, method: str) -> None:
         method = "GET" if method == "HEAD" else method
         if not self.authentication_classes or method not in self.allowed_methods:
             return
         # A method without a scope fails here, so that it cannot become public by mistake.
         self.require_scope(self.scopes[method])
+        if self.caller.user is not None:
+            self._check_permissions(method)
+
+    def _check_permissions(self, method: str) -> None:
+        for model in self.reads:
+            self.caller.require_permission(f"view_{model}")
+        if self.is_shared:
+            self.caller.require_all_tenants()
+        if method != "GET":
+            self.caller.require_permission(*self.permissions[method])
 
     def require_scope(self, scope: ApiScope) -> None:
         """Raise Problem unless the key has this scope."""

@@ -16,6 +16,7 @@ from django_durable_tasks.api.target_mapping import call_of
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.exceptions import IdempotencyConflict
+from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
@@ -53,6 +54,7 @@ def check_existing(given: Mapping[str, Any], task_id: uuid.UUID, endpoint: ApiEn
         raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
     if "key" in given:
         endpoint.require_scope(ApiScope.OPERATE)
+        endpoint.caller.require_permission(EDIT.permission)
 
 
 def check_queue(given: Mapping[str, Any], pointer: str = "#") -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
 from drf_spectacular.extensions import (
     OpenApiAuthenticationExtension,
     OpenApiSerializerExtension,
@@ -125,6 +126,22 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
         """Return the scheme."""
         return {"type": "http", "scheme": "bearer", "bearerFormat": "ddt_live_..."}
+
+
+class SessionScheme(OpenApiAuthenticationExtension):
+    """The session of a staff user as a security scheme."""
+
+    target_class = "django_durable_tasks.api.authentication.StaffSessionAuthentication"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        """Return the scheme."""
+        text = (
+            "The session of a staff user, if the installation sets API_SESSIONS. A write needs the"
+            " header X-CSRFToken. The header Durable-Tenant chooses the tenant by its slug."
+        )
+        name = settings.SESSION_COOKIE_NAME
+        return {"type": "apiKey", "in": "cookie", "name": name, "description": text}
 
 
 class BodyScheme(OpenApiSerializerExtension):

@@ -86,10 +86,12 @@ def _default(argument: Argument) -> Any:
 def perform(
     operation: Operation, subject: Any, caller: Caller, given: Mapping[str, Any]
 ) -> OperationResult:
-    """Perform the operation with the validated fields of a body; raises DurableTasksError.
+    """Perform the operation with the validated fields of a body; raises DurableTasksError, or
+    Problem if a staff user lacks its permission.
 
     A field that the request leaves out gets the default of the registry.
     """
+    caller.require_permission(operation.permission)
     fields = {
         argument.name: given.get(argument.name, _default(argument)) for argument in operation.fields
     }

@@ -76,10 +76,23 @@ UNAUTHENTICATED = ProblemType(
     "unauthenticated",
     401,
     "The request has no valid API key",
-    "Send `Authorization: Bearer <key>` with a key that is neither expired nor revoked.",
+    "Send `Authorization: Bearer <key>` with a key that is neither expired nor revoked; staff"
+    " users log in to the admin if API_SESSIONS is set.",
 )
 SCOPE_MISSING = ProblemType(
     "scope_missing", 403, "The API key may not do this", "Use a key with the scope that is named."
+)
+PERMISSION_MISSING = ProblemType(
+    "permission_missing",
+    403,
+    "The user may not do this",
+    "Ask an operator for the permission that is named.",
+)
+CSRF_FAILED = ProblemType(
+    "csrf_failed",
+    403,
+    "The request has no valid CSRF token",
+    "Send the value of the CSRF cookie in the header X-CSRFToken.",
 )
 NOT_FOUND = ProblemType(
     "not_found", 404, "There is no such object", "Check the address; the object may be deleted."

@@ -23,6 +23,7 @@ from django_durable_tasks.api.views import (
     schema_pages,
     task_operations,
     tasks,
+    tenants,
     workflows,
 )
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, endpoint_of
@@ -87,6 +88,7 @@ urlpatterns = [
     *_operations("queues/<str:queue>", queues.RESOURCE, queues.ACTIONS),
     _at("operations", operations.OperationsEndpoint, "operations"),
     _at("operations/<uuid:operation_id>", operations.OperationProgressEndpoint, "operation"),
+    _at("tenants", tenants.TenantsEndpoint, "tenants"),
     _at("quota", quota.QuotaEndpoint, "quota"),
     _at("health", scheduler.HealthEndpoint, "health"),
     _at("metrics", metrics.MetricsEndpoint, "metrics"),

@@ -2416,6 +2416,44 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="StaffTenant",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("user_key", models.CharField(max_length=100)),
+                ("username", models.CharField(max_length=200, verbose_name="user name")),
+                (
+                    "assigned_by",
+                    models.CharField(
+                        blank=True, db_default="", max_length=200, verbose_name="assigned by"
+                    ),
+                ),
+                (
+                    "reason",
+                    models.CharField(
+                        blank=True, db_default="", max_length=500, verbose_name="reason"
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="staff",
+                        to="django_durable_tasks.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "staff user of a tenant",
+                "verbose_name_plural": "staff users of tenants",
+                "db_table": "durable_tasks_staff_tenant",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("user_key", "tenant"), name="durable_staff_tenant"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="BulkOperation",
             fields=[
                 (

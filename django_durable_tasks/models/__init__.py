@@ -28,6 +28,7 @@ from django_durable_tasks.models.occurrence_override import OccurrenceOverride
 from django_durable_tasks.models.queue_control import QueueControl
 from django_durable_tasks.models.recurring_task import RecurringTask
 from django_durable_tasks.models.shadow_fire import ShadowFire
+from django_durable_tasks.models.staff_tenant import StaffTenant
 from django_durable_tasks.models.task import Task
 from django_durable_tasks.models.task_dependency import TaskDependency
 from django_durable_tasks.models.task_request import RequestKind, TaskRequest
@@ -70,6 +71,7 @@ __all__ = [
     "SchedulerLease",
     "ShadowFire",
     "SpecialDay",
+    "StaffTenant",
     "Task",
     "TaskDependency",
     "TaskExecutionLog",

@@ -179,7 +179,7 @@ RESCHEDULE = Operation(
     name="reschedule",
     title=_("Reschedule tasks"),
     help=_("Tasks that have not started run at another time."),
-    permission="",
+    permission="change_task",
     perform=_reschedule,
     applies_to=_NOT_STARTED,
     fields=(replace(_RUN_AT, required=True),),
@@ -190,7 +190,7 @@ EDIT = Operation(
     name="edit",
     title=_("Edit tasks"),
     help=_("Tasks that have not started get other times, arguments, queues or priorities."),
-    permission="",
+    permission="change_task",
     perform=_edit,
     applies_to=_NOT_STARTED,
     fields=(

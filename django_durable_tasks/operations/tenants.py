@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
-from django_durable_tasks.engine.tenants import quotas
+from django_durable_tasks.engine.tenants import quotas, staff
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -79,4 +79,52 @@ SET_QUOTAS = Operation(
     ),
 )
 
-OPERATIONS = (SET_QUOTAS,)
+
+def _assign(tenant: Tenant, *, by: str, reason: str, username: str) -> OperationResult:
+    done = staff.assign(tenant, username, by=by, reason=reason)
+    text = _now("%(user)s is limited to %(tenant)s and the other tenants assigned to this user.")
+    return OperationResult({"assigned": done}, text % {"user": username, "tenant": tenant.slug})
+
+
+def _unassign(tenant: Tenant, *, by: str, reason: str, username: str) -> OperationResult:
+    done = staff.unassign(tenant, username, by=by, reason=reason)
+    text = _now("%(user)s is not assigned to %(tenant)s.")
+    return OperationResult({"removed": done}, text % {"user": username, "tenant": tenant.slug})
+
+
+_BY_OPERATORS = "an operator decides which tenants a user sees"
+_USERNAME = Argument(
+    name="username",
+    kind=ArgumentType.TEXT,
+    label=_("User name"),
+    help=_("A staff user who is no superuser."),
+    required=True,
+    metavar="USER",
+)
+ASSIGN_STAFF = Operation(
+    target=Target.TENANT,
+    name="assign_staff",
+    title=_("Assign a staff user"),
+    help=_(
+        "The user sees and changes only the tenants assigned to them, in the admin and in the"
+        " HTTP API. A user without an assigned tenant sees all tenants."
+    ),
+    permission="add_stafftenant",
+    perform=_assign,
+    not_in_api=_BY_OPERATORS,
+    confirm=False,
+    fields=(_USERNAME,),
+)
+UNASSIGN_STAFF = Operation(
+    target=Target.TENANT,
+    name="unassign_staff",
+    title=_("Remove a staff user"),
+    help=_("Without any assigned tenant the user sees all tenants again."),
+    permission="delete_stafftenant",
+    perform=_unassign,
+    not_in_api=_BY_OPERATORS,
+    confirm=False,
+    fields=(_USERNAME,),
+)
+
+OPERATIONS = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)

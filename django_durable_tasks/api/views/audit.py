@@ -57,6 +57,7 @@ def entry_json(row: AuditEntry) -> dict[str, Any]:
 class AuditEndpoint(ApiEndpoint):
     """The audit entries of the tenant."""
 
+    reads = ("auditentry",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(AuditAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS | {*_FILTERS, "object_type"}}

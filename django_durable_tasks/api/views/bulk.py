@@ -43,6 +43,7 @@ from django_durable_tasks.engine.tenants import bulk_operations
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import BulkKind
+from django_durable_tasks.operations.tasks import CANCEL, REPLAY
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -75,6 +76,8 @@ class BulkCreateAnswer(Body):
 class BulkCreateEndpoint(WritingEndpoint):
     """Many tasks at once."""
 
+    reads = ("task",)
+    permissions: ClassVar = {"POST": ("add_task",)}
     scopes: ClassVar = {"POST": ApiScope.CREATE}
     bodies: ClassVar = {"POST": BulkCreateBody}
     answers: ClassVar = {"POST": BulkCreateAnswer}
@@ -177,6 +180,7 @@ class BulkReplayBody(BulkFilterBody):
 class _BulkOperationEndpoint(WritingEndpoint):
     """Starts an operation on all tasks that match a filter."""
 
+    reads = ("task", "bulkoperation")
     kind: ClassVar[BulkKind]
     starts_operation = True
     scopes: ClassVar = {"POST": ApiScope.OPERATE}
@@ -226,6 +230,7 @@ class _BulkOperationEndpoint(WritingEndpoint):
 class BulkCancelEndpoint(_BulkOperationEndpoint):
     """Cancels all open tasks that match a filter."""
 
+    permissions: ClassVar = {"POST": (CANCEL.permission,)}
     kind = BulkKind.CANCEL
     bodies: ClassVar = {"POST": BulkCancelBody}
 
@@ -233,5 +238,6 @@ class BulkCancelEndpoint(_BulkOperationEndpoint):
 class BulkReplayEndpoint(_BulkOperationEndpoint):
     """Replays all ended tasks that match a filter."""
 
+    permissions: ClassVar = {"POST": (REPLAY.permission,)}
     kind = BulkKind.REPLAY
     bodies: ClassVar = {"POST": BulkReplayBody}

@@ -122,6 +122,8 @@ def calendar_of(caller: Caller, key: int) -> Calendar:
 class CalendarsEndpoint(WritingEndpoint):
     """The calendars of the tenant, by name."""
 
+    reads = ("calendar",)
+    permissions: ClassVar = {"POST": ("add_calendar",)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.SCHEDULES}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
     bodies: ClassVar = {"POST": NewCalendarBody}
@@ -159,6 +161,8 @@ class CalendarsEndpoint(WritingEndpoint):
 class CalendarEndpoint(WritingEndpoint):
     """One calendar."""
 
+    reads = ("calendar",)
+    permissions: ClassVar = {"PATCH": (SAVE.permission,), "DELETE": (DELETE.permission,)}
     scopes: ClassVar = {
         "GET": ApiScope.READ,
         "PATCH": ApiScope.SCHEDULES,

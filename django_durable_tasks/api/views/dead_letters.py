@@ -66,6 +66,7 @@ def _find(caller: Caller, key: int) -> DeadLetter:
 class DeadLettersEndpoint(ApiEndpoint):
     """The dead letters of the tenant."""
 
+    reads = ("deadletter",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(DeadLetterAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS | {"state"}}
@@ -85,6 +86,7 @@ class DeadLettersEndpoint(ApiEndpoint):
 class DeadLetterEndpoint(ApiEndpoint):
     """One dead letter."""
 
+    reads = ("deadletter",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": DeadLetterAnswer}
 
@@ -96,6 +98,7 @@ class DeadLetterEndpoint(ApiEndpoint):
 
 RESOURCE = Resource(
     name="dead-letter",
+    reads="deadletter",
     find=_find,
     show=letter_json,
     answer=DeadLetterAnswer,

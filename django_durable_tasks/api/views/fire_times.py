@@ -29,6 +29,7 @@ from django_durable_tasks.rules.tenants.api_keys import ApiScope
 class PreviewEndpoint(ApiEndpoint):
     """The next fire times."""
 
+    reads = ("recurringtask",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(FireTimeAnswer)}
     has_refusals = True
@@ -44,6 +45,7 @@ class PreviewEndpoint(ApiEndpoint):
 class OccurrencesEndpoint(ApiEndpoint):
     """The ledger: what happened at each fire time, the latest first."""
 
+    reads = ("recurringtask", "occurrencerecord")
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(OccurrenceAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
@@ -63,6 +65,7 @@ class OccurrencesEndpoint(ApiEndpoint):
 class ExplainEndpoint(ApiEndpoint):
     """Why a fire time has run or not, or what will happen at it."""
 
+    reads = ("recurringtask",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     has_refusals = True
     parameters: ClassVar = {"GET": frozenset({"at"})}

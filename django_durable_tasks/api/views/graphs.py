@@ -59,6 +59,7 @@ def _image(diagram: Diagram) -> HttpResponse:
 class WorkflowGraphEndpoint(ApiEndpoint):
     """The tasks and dependencies of a workflow run."""
 
+    reads = ("workflowrun", "task")
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": GraphAnswer}
 
@@ -70,6 +71,7 @@ class WorkflowGraphEndpoint(ApiEndpoint):
 class WorkflowImageEndpoint(ApiEndpoint):
     """The graph of a workflow run as SVG."""
 
+    reads = ("workflowrun", "task")
     scopes: ClassVar = {"GET": ApiScope.READ}
     media_types = (_SVG, "image/*")
 
@@ -81,6 +83,11 @@ class WorkflowImageEndpoint(ApiEndpoint):
 class DependenciesEndpoint(WritingEndpoint):
     """The dependencies of a task."""
 
+    reads = ("task",)
+    permissions: ClassVar = {
+        "POST": (dependencies.ADD.permission,),
+        "DELETE": (dependencies.REMOVE.permission,),
+    }
     scopes: ClassVar = {
         "GET": ApiScope.READ,
         "POST": ApiScope.OPERATE,
@@ -135,6 +142,7 @@ class DependenciesEndpoint(WritingEndpoint):
 class DependenciesImageEndpoint(ApiEndpoint):
     """The tasks connected with a task as SVG."""
 
+    reads = ("task",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     media_types = (_SVG, "image/*")
 

@@ -22,6 +22,8 @@ _WRITTEN = "django_durable_tasks.metrics.exposition.written"
 class MetricsEndpoint(ApiEndpoint):
     """The metrics of all tenants."""
 
+    reads = ("node",)
+    is_shared = True
     scopes: ClassVar = {"GET": ApiScope.METRICS}
     media_types = ("text/plain", "text/*", "application/openmetrics-text")
 

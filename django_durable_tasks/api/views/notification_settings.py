@@ -138,6 +138,8 @@ def _require_notifications() -> None:
 class NotificationSettingsEndpoint(WritingEndpoint):
     """The notification settings of the tenant, by name."""
 
+    reads = ("notificationsetting",)
+    permissions: ClassVar = {"POST": (CREATE.permission,)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.NOTIFICATIONS}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
     bodies: ClassVar = {"POST": NewNotificationSettingBody}
@@ -177,6 +179,8 @@ class NotificationSettingsEndpoint(WritingEndpoint):
 class NotificationSettingEndpoint(WritingEndpoint):
     """One notification setting."""
 
+    reads = ("notificationsetting",)
+    permissions: ClassVar = {"PATCH": (CHANGE.permission,), "DELETE": (DELETE.permission,)}
     scopes: ClassVar = {
         "GET": ApiScope.READ,
         "PATCH": ApiScope.NOTIFICATIONS,
@@ -236,6 +240,7 @@ class NotificationTestAnswer(NotificationSettingAnswer):
 
 RESOURCE = Resource(
     name="notification-setting",
+    reads="notificationsetting",
     find=_find,
     show=setting_json,
     answer=NotificationTestAnswer,

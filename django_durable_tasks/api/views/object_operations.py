@@ -40,15 +40,18 @@ class Resource:
     """A kind of object: how it is found, shown and passed to an operation.
 
     ``answer`` is the serializer of its answers, for the OpenAPI document.
-    ``version`` returns the number for its ETag.
+    ``version`` returns the number for its ETag. ``reads`` is the model that a staff user must be
+    permitted to view; ``is_shared`` as that of ApiEndpoint.
     """
 
     name: str
+    reads: str
     answer: Any
     find: Find
     show: Callable[[Any, Caller], dict[str, Any]]
     version: Callable[[Any], int]
     subject: Callable[[Any], Any] = lambda row: row
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,9 @@ def endpoint_of(resource: Resource, action: ObjectAction) -> type[OperationEndpo
             "object_action": action,
             "operations": action.operations,
             "scopes": {"POST": action.scope},
+            "reads": (resource.reads,),
+            "permissions": {"POST": tuple(one.permission for one in action.operations)},
+            "is_shared": resource.is_shared,
             "body_class": body,
             "bodies": {"POST": body},
             "answers": {"POST": resource.answer},

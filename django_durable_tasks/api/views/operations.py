@@ -80,6 +80,7 @@ def _state(row: BulkOperation) -> str:
 class OperationsEndpoint(ApiEndpoint):
     """The operations of the tenant of the last 30 days."""
 
+    reads = ("bulkoperation",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(OperationAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
@@ -95,6 +96,7 @@ class OperationsEndpoint(ApiEndpoint):
 class OperationProgressEndpoint(ApiEndpoint):
     """One operation."""
 
+    reads = ("bulkoperation",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": OperationAnswer}
 

@@ -57,6 +57,8 @@ def _find(_caller: Caller, name: str) -> Depth:
 class QueuesEndpoint(ApiEndpoint):
     """All queues."""
 
+    reads = ("queuecontrol",)
+    is_shared = True
     scopes: ClassVar = {"GET": ApiScope.QUEUES}
     answers: ClassVar = {"GET": list_of(QueueAnswer)}
 
@@ -68,6 +70,8 @@ class QueuesEndpoint(ApiEndpoint):
 
 RESOURCE = Resource(
     name="queue",
+    reads="queuecontrol",
+    is_shared=True,
     find=_find,
     show=queue_json,
     answer=QueueAnswer,

@@ -26,6 +26,7 @@ class QuotaAnswer(Body):
 class QuotaEndpoint(ApiEndpoint):
     """The quotas of the tenant. Ended tasks do not count."""
 
+    reads = ("tenantquota",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(QuotaAnswer)}
 

@@ -64,6 +64,8 @@ def _address(key: uuid.UUID) -> str:
 class RecurringTasksEndpoint(WritingEndpoint):
     """All recurring tasks of the tenant, by name."""
 
+    reads = ("recurringtask",)
+    permissions: ClassVar = {"POST": ("add_recurringtask",)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.SCHEDULES}
     bodies: ClassVar = {"POST": NewScheduleBody}
     answers: ClassVar = {"GET": list_of(ScheduleAnswer), "POST": ScheduleAnswer}
@@ -120,6 +122,8 @@ class RecurringTasksEndpoint(WritingEndpoint):
 class RecurringTaskEndpoint(WritingEndpoint):
     """One recurring task."""
 
+    reads = ("recurringtask",)
+    permissions: ClassVar = {"PATCH": ("change_recurringtask",)}
     scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.SCHEDULES}
     bodies: ClassVar = {"PATCH": ScheduleEditBody}
     answers: ClassVar = {"GET": ScheduleAnswer, "PATCH": ScheduleAnswer}
@@ -177,6 +181,7 @@ def _steps(done: OperationResult) -> dict[str, Any]:
 
 RESOURCE = Resource(
     name="recurring-task",
+    reads="recurringtask",
     find=schedule_of,
     show=schedule_json,
     answer=ScheduleAnswer,

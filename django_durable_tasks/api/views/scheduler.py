@@ -86,6 +86,8 @@ def _firing() -> dict[str, Any]:
 class SchedulerStatusEndpoint(ApiEndpoint):
     """The state of the installation, which all tenants share."""
 
+    reads = ("node",)
+    is_shared = True
     scopes: ClassVar = {"GET": ApiScope.QUEUES}
 
     def get(self, request: Request) -> Response:
@@ -132,6 +134,7 @@ def _ended(status: Status, now: datetime) -> int:
 class HistoryEndpoint(ApiEndpoint):
     """The attempts of a task with their nodes, times and statuses."""
 
+    reads = ("task", "taskexecutionlog")
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(ExecutionAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}

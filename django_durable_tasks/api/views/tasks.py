@@ -68,6 +68,8 @@ def task_address(task_id: uuid.UUID) -> str:
 class TasksEndpoint(WritingEndpoint):
     """All tasks of the tenant."""
 
+    reads = ("task",)
+    permissions: ClassVar = {"POST": ("add_task",)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.CREATE}
     bodies: ClassVar = {"POST": NewTaskBody}
     answers: ClassVar = {"GET": list_of(TaskAnswer), "POST": TaskAnswer}
@@ -117,6 +119,8 @@ class TasksEndpoint(WritingEndpoint):
 class TaskEndpoint(WritingEndpoint):
     """One task."""
 
+    reads = ("task",)
+    permissions: ClassVar = {"PATCH": (EDIT.permission,)}
     scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.OPERATE}
     bodies: ClassVar = {"PATCH": TaskEditBody}
     operations: ClassVar = (EDIT,)
@@ -166,6 +170,7 @@ class TaskEndpoint(WritingEndpoint):
 class ExecutionsEndpoint(ApiEndpoint):
     """The attempts of a task, the newest first."""
 
+    reads = ("task", "taskexecutionlog")
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": list_of(ExecutionAnswer)}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
@@ -191,6 +196,7 @@ def _find(caller: Caller, task_id: uuid.UUID) -> Task:
 
 RESOURCE = Resource(
     name="task",
+    reads="task",
     find=_find,
     show=task_json,
     answer=TaskAnswer,

@@ -82,6 +82,8 @@ def _version(row: WorkflowRun) -> int:
 class WorkflowsEndpoint(WritingEndpoint):
     """The workflow runs of the tenant."""
 
+    reads = ("workflowrun",)
+    permissions: ClassVar = {"POST": ("add_workflowrun",)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.CREATE}
     bodies: ClassVar = {"POST": NewWorkflowBody}
     answers: ClassVar = {"GET": list_of(WorkflowAnswer), "POST": WorkflowAnswer}
@@ -124,6 +126,7 @@ class WorkflowsEndpoint(WritingEndpoint):
 class WorkflowEndpoint(ApiEndpoint):
     """One workflow run."""
 
+    reads = ("workflowrun",)
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": WorkflowAnswer}
 
@@ -145,6 +148,7 @@ def _changes(done: OperationResult) -> dict[str, Any]:
 
 RESOURCE = Resource(
     name="workflow",
+    reads="workflowrun",
     find=workflow_of,
     show=workflow_json,
     answer=WorkflowAnswer,

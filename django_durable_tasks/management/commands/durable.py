@@ -38,6 +38,7 @@ from django_durable_tasks.management.durable.schedule_actions import SCHEDULE_AC
 from django_durable_tasks.management.durable.shadow import SHADOW
 from django_durable_tasks.management.durable.show import SHOW
 from django_durable_tasks.management.durable.simulate import SIMULATE
+from django_durable_tasks.management.durable.staff_actions import STAFF
 from django_durable_tasks.management.durable.status import STATUS
 from django_durable_tasks.management.durable.subcommand import (
     EXIT_CODES,
@@ -65,6 +66,7 @@ SUBCOMMANDS = {
         LIMIT,
         API_KEY,
         QUOTA,
+        STAFF,
         NOTIFY,
         *SCHEDULE_ACTIONS,
         *EXPLAIN,

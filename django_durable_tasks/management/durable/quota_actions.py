@@ -23,12 +23,12 @@ _COLUMNS = ("quota", "limit", "used")
 
 def quota(options: Options, out: Output) -> int:
     """Set the quotas that are given, then show all."""
-    tenant = _tenant(options["tenant"])
+    tenant = tenant_named(options["tenant"])
     given = values(options, SET_QUOTAS)
     if any(value not in (None, False) for value in given.values()):
         outcome = SET_QUOTAS.perform(tenant, **by_and_reason(options), **given)
         out.note(outcome.message)
-        tenant = _tenant(options["tenant"])
+        tenant = tenant_named(options["tenant"])
     rate = quotas(tenant).requests
     rows = [{"quota": row.name, "limit": row.limit, "used": row.used} for row in usage(tenant)] + [
         {"quota": "requests", "limit": None if rate is None else str(rate), "used": None}
@@ -37,7 +37,8 @@ def quota(options: Options, out: Output) -> int:
     return OK
 
 
-def _tenant(slug: str) -> Tenant:
+def tenant_named(slug: str) -> Tenant:
+    """Return the tenant with this slug, with its quota; refuses if there is none."""
     rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
     row = rows.filter(slug=slug).first()
     if row is None:

@@ -15,7 +15,7 @@ from django_durable_tasks.admin.calendar_form import CalendarForm
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
+from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask, Tenant
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
 from tests.factories import a_tenant
@@ -50,7 +50,9 @@ def _post(client: Client, row: Calendar | None = None, **given: Any) -> Any:
         address, shown = reverse(ADD), {"name": "office", "working_days": WEEK}
     else:
         address = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
-        form = CalendarForm(known=row, days=business_days(row).special)
+        form = CalendarForm(
+            known=row, tenants=Tenant.objects.all(), days=business_days(row).special
+        )
         shown = {name: form[name].value() for name in form.fields if form[name].value() is not None}
     return client.post(address, {**shown, **given})
 

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.admin.recurring_form import RecurringForm
-from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from tests.database.admin.site import list_of, messages_of, operator, page_of, staff, text
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_tenant
@@ -59,7 +59,7 @@ def _edit(row: RecurringTask) -> str:
 
 def _as_shown(row: RecurringTask, **given: Any) -> dict[str, Any]:
     """Return what a browser would submit for the form of this object, with some fields changed."""
-    form = RecurringForm(row=row, secrets=True)
+    form = RecurringForm(row=row, tenants=Tenant.objects.all(), secrets=True)
     shown = {name: form[name].value() for name in form.fields}
     return {name: "" if value is None else value for name, value in {**shown, **given}.items()}
 

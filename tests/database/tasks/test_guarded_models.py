@@ -55,6 +55,7 @@ def test_engine_owned_models_are_guarded() -> None:
         "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
+        "StaffTenant",
         "Task",
         "TaskDependency",
         "TaskExecutionLog",

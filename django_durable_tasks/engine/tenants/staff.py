@@ -1,0 +1,78 @@
+"""Limits staff users to tenants.
+
+A user without an assigned tenant and a superuser see all tenants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db.models import Q
+
+from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import StaffTenant, Tenant
+from django_durable_tasks.models.staff_tenant import StaffTenantQuerySet
+
+
+def assignments() -> StaffTenantQuerySet:
+    """Return a queryset of all assignments, without the guard against writes."""
+    found: StaffTenantQuerySet = StaffTenant.objects.using(tables.database())
+    return found.unguarded()
+
+
+def tenants_of(user: Any) -> frozenset[int] | None:
+    """Return the ids of the tenants that this user may see; None if these are all."""
+    if user.is_superuser:
+        return None
+    rows = assignments().filter(user_key=str(user.pk))
+    return frozenset(rows.values_list("tenant_id", flat=True)) or None
+
+
+def assign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Limit a staff user to this tenant and to those assigned before; return 0 if nothing changed.
+
+    Raises InvalidOption if there is no such staff user, or if the user is a superuser, who cannot
+    be limited.
+    """
+    user = _user(username)
+    if user is None or not user.is_staff:
+        raise InvalidOption(f"username={username!r}: there is no staff user with this name.")
+    if user.is_superuser:
+        raise InvalidOption(f"username={username!r} is a superuser, who sees all tenants.")
+    with recorded("tenant.assign_staff", by=by, reason=reason) as entry:
+        rows = Tenant.objects.using(tables.database())
+        tables.locked_for_change(rows).get(pk=tenant.pk)
+        if assignments().filter(user_key=str(user.pk), tenant_id=tenant.pk).exists():
+            return 0
+        assignments().create(
+            user_key=str(user.pk),
+            username=username[:200],
+            tenant_id=tenant.pk,
+            assigned_by=by[:200],
+            reason=reason[:500],
+        )
+        entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
+    return 1
+
+
+def _user(username: str) -> Any:
+    users = get_user_model()
+    return users._default_manager.filter(**{users.USERNAME_FIELD: username}).first()
+
+
+def unassign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Remove the assignment of a user to this tenant; return 0 if there was none.
+
+    A user without any assignment sees all tenants again. The name may be the present one of the
+    user or the one at the time of the assignment.
+    """
+    user = _user(username)
+    named = Q(username=username) if user is None else Q(user_key=str(user.pk))
+    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+        done, _each = assignments().filter(named, tenant_id=tenant.pk).delete()
+        if done:
+            entry.changed("tenant", tenant.pk, {"staff": username}, {}, tenant.pk)
+    return done

@@ -1,0 +1,72 @@
+"""``staff``: lists which staff users are limited to tenants, and changes it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from django_durable_tasks.engine.tenants.staff import assignments
+from django_durable_tasks.management.durable.operation_arguments import add_operations, values
+from django_durable_tasks.management.durable.output import Output, table
+from django_durable_tasks.management.durable.quota_actions import tenant_named
+from django_durable_tasks.management.durable.subcommand import (
+    OK,
+    REFUSED,
+    Options,
+    Subcommand,
+    by_and_reason,
+    refuse,
+)
+from django_durable_tasks.operations.tenants import ASSIGN_STAFF, UNASSIGN_STAFF
+
+_COLUMNS = ("user", "tenant", "assigned_by", "reason")
+_SHOWN = 1_000
+
+
+def staff(options: Options, out: Output) -> int:
+    """List the assignments, or change one."""
+    if options["action"] == "list":
+        return _list(out)
+    if not options["tenant"] or not options["username"]:
+        refuse("Give --tenant and --username.")
+    operation = ASSIGN_STAFF if options["action"] == "assign" else UNASSIGN_STAFF
+    outcome = operation.perform(
+        tenant_named(options["tenant"]), **by_and_reason(options), **values(options, operation)
+    )
+    out.note(outcome.message)
+    return OK if outcome.changed else REFUSED
+
+
+def _list(out: Output) -> int:
+    found = assignments().select_related("tenant").order_by("username", "tenant_id")[:_SHOWN]
+    rows = [
+        {
+            "user": row.username,
+            "tenant": row.tenant.slug,
+            "assigned_by": row.assigned_by,
+            "reason": row.reason,
+        }
+        for row in found
+    ]
+    out.emit(rows, table(_COLUMNS, rows, "every staff user sees all tenants"))
+    return OK
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "assign", "unassign"), help="What to do.")
+    parser.add_argument("--tenant", metavar="TENANT", help="The slug of the tenant.")
+    parser.add_argument("--username", metavar="USER", help="The name of the staff user.")
+    add_operations(parser, ASSIGN_STAFF, UNASSIGN_STAFF, without={"username"})
+
+
+STAFF = Subcommand(
+    name="staff",
+    summary="or list the staff users that are limited to tenants",
+    operations=(ASSIGN_STAFF, UNASSIGN_STAFF),
+    examples=(
+        "staff list",
+        "staff assign --tenant acme --username ann --reason 'support of acme'",
+        "staff unassign --tenant acme --username ann",
+    ),
+    arguments=_arguments,
+    run=staff,
+)

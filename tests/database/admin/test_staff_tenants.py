@@ -1,0 +1,288 @@
+"""A staff user who is limited to tenants sees and changes only their rows, on every page.
+
+The tests read the URL patterns of the admin, so that a new page is tried too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.engine.tenants import api_keys, staff
+from django_durable_tasks.models import (
+    ApiKey,
+    AuditEntry,
+    Calendar,
+    DeadLetter,
+    Endpoint,
+    NotificationSetting,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    Tenant,
+    WorkflowRun,
+)
+from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from tests.database.admin.site import act, list_of, page_of
+from tests.database.notifications.sending import a_setting
+from tests.factories import a_log_row, a_node, a_paused_queue, many_tasks
+from tests.project.tasks import noop
+
+pytestmark = pytest.mark.django_db
+SHARED = {"limit", "queuecontrol", "node", "schedulerlease"}
+SCREENS = [one for one in admin.site._registry.values() if isinstance(one, ScreenAdmin)]
+
+MODELS = [str(screen.opts.model_name) for screen in SCREENS]
+
+
+def a_full_tenant(slug: str) -> dict[str, Any]:
+    """Create a tenant with a row of each kind, whose texts contain its slug; return the rows."""
+    tenant = Tenant.objects.create(slug=slug, name=slug)
+    failed = many_tasks(1, "FAILED", tenant=tenant, queue=f"{slug}-queue", name=f"{slug}.task")[0]
+    waiting = many_tasks(1, due=60, tenant=tenant, queue=f"{slug}-queue", name=f"{slug}.task")[0]
+    a_log_row(failed, error_message=f"{slug} failed")
+    schedule = RecurringTask.objects.upsert(
+        name=f"{slug}-nightly", task=noop, cron="0 2 * * *", tenant=tenant
+    )
+    schedule.trigger_now()
+    workflow = Workflow(f"{slug}-flow")
+    workflow.add(noop, after=[workflow.add(noop)])
+    run = workflow.start(tenant=tenant)
+    calendar = Calendar.objects.upsert(f"{slug}-office", tenant=tenant)
+    key = api_keys.create(tenant, f"{slug}-key", tuple(ApiScope), now=timezone.now()).row
+    setting = a_setting(tenant=tenant, name=f"{slug}-setting")
+    Endpoint.objects.unguarded().create(tenant_id=tenant.pk, key=f"{slug}.example.com")
+    return {
+        "tenant": tenant,
+        "task": failed,
+        "waiting": waiting,
+        "recurringtask": schedule,
+        "workflowrun": run,
+        "calendar": calendar,
+        "apikey": key,
+        "notificationsetting": setting,
+        "deadletter": DeadLetter.objects.get(tenant=tenant),
+        "taskexecutionlog": TaskExecutionLog.objects.get(tenant=tenant),
+        "taskdependency": TaskDependency.objects.get(task__tenant=tenant),
+        "occurrencerecord": OccurrenceRecord.objects.filter(tenant=tenant).latest("pk"),
+        "auditentry": AuditEntry.objects.filter(tenant=tenant).latest("pk"),
+        "endpoint": Endpoint.objects.get(tenant=tenant),
+    }
+
+
+@pytest.fixture(autouse=True)
+def notifications_are_open(settings: Any) -> None:
+    """Permit the addresses of the notification settings."""
+    settings.DURABLE_TASKS = {
+        **settings.DURABLE_TASKS,
+        "NOTIFICATIONS": True,
+        "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
+    }
+
+
+@pytest.fixture
+def acme() -> dict[str, Any]:
+    """Return the rows of the tenant to which the user is limited."""
+    return a_full_tenant("acme")
+
+
+@pytest.fixture
+def globex() -> dict[str, Any]:
+    """Return the rows of another tenant."""
+    return a_full_tenant("globex")
+
+
+@pytest.fixture
+def limited(acme: dict[str, Any]) -> Client:
+    """Return a client of a user with all permissions who is limited to one tenant."""
+    user = User.objects.create_user("ann", is_staff=True)
+    user.user_permissions.set(Permission.objects.all())
+    staff.assign(acme["tenant"], "ann")
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def _pages(rows: dict[str, Any]) -> Iterator[str]:
+    """Yield the address of every page about these rows."""
+    for screen in SCREENS:
+        model = str(screen.opts.model_name)
+        if model in SHARED:
+            continue
+        row = rows[model]
+        for pattern in screen.urls:
+            text = str(pattern.pattern)
+            ids = {"object_id": row.pk, "edge_id": row.pk}
+            for name, value in {**ids, "name": "cancel", "ending": "svg"}.items():
+                for kind in ("path", "uuid", "int", "str", "slug"):
+                    text = text.replace(f"<{kind}:{name}>", str(value))
+            assert "<" not in text, text
+            if str(row.pk) in text:
+                yield f"{list_of(model)}{text}"
+
+
+def _state() -> list[Any]:
+    return [
+        sorted(Task.objects.values_list("pk", "status", "epoch")),
+        sorted(DeadLetter.objects.values_list("pk", "resolution")),
+        sorted(RecurringTask.objects.values_list("pk", "status", "revision")),
+        sorted(WorkflowRun.objects.values_list("pk", "status", "cancel_requested_at")),
+        sorted(Calendar.objects.values_list("pk", "revision")),
+        sorted(NotificationSetting.objects.values_list("pk", "revision")),
+        sorted(TaskDependency.objects.values_list("pk", flat=True)),
+        sorted(ApiKey.objects.values_list("pk", "revoked_at"), key=str),
+        sorted(Tenant.objects.values_list("pk", "name")),
+    ]
+
+
+def test_every_screen_names_its_tenant_or_is_refused(limited: Client) -> None:
+    a_node()
+    a_paused_queue("held")
+    for screen in SCREENS:
+        model = str(screen.opts.model_name)
+        assert (screen.tenant_path is None) == (model in SHARED), model
+        answer = limited.get(list_of(model))
+        assert answer.status_code == (403 if model in SHARED else 200), model
+    index = limited.get(reverse("admin:app_list", args=["django_durable_tasks"]))
+    shown = {one["object_name"].lower() for one in index.context["app_list"][0]["models"]}
+    assert not shown & SHARED
+
+
+def test_a_page_of_another_tenant_does_not_exist(limited: Client, globex: dict[str, Any]) -> None:
+    before, tried = _state(), 0
+    for address in _pages(globex):
+        for method in (limited.get, limited.post):
+            answer = method(address, {"reason": "because"} if method == limited.post else {})
+            missing = answer.status_code in (403, 404, 405) or (
+                answer.status_code == 302 and answer.headers["Location"] == reverse("admin:index")
+            )
+            redirected = answer.status_code == 302 and answer.headers["Location"] == "../change/"
+            forward = answer.status_code == 302 and answer.headers["Location"].endswith("/change/")
+            assert missing or redirected or forward, (address, answer.status_code)
+            assert "globex" not in answer.content.decode(), address
+            tried += 1
+    assert tried > 80
+    assert _state() == before
+
+
+def test_no_list_and_no_page_shows_a_name_of_another_tenant(
+    limited: Client, acme: dict[str, Any], globex: dict[str, Any]
+) -> None:
+    lists = [list_of(name) for name in MODELS if name not in SHARED]
+    foreign = globex["tenant"].pk
+    questions = [
+        "",
+        "?q=globex",
+        f"?tenant={foreign}",
+        "?e=1",
+        "?name=globex.task",
+        "?queue=globex-queue",
+        f"?schedule={globex['recurringtask'].pk}",
+        f"?q={globex['task'].pk}",
+    ]
+    pages = [f"{address}{question}" for address in lists for question in questions]
+    pages += [page_of(row) for name, row in acme.items() if name != "waiting"]
+    forms = ("apikey", "notificationsetting", "recurringtask", "calendar", "taskdependency")
+    pages += [f"{list_of(name)}add/" for name in forms]
+    asked = {"globex", "globex.task", "globex-queue"}
+    for address in pages:
+        answer = limited.get(address, follow=True)
+        if answer.status_code == 400 and "=" in address:
+            continue  # not a filter of this list
+        assert answer.status_code == 200, address
+        text = answer.content.decode()
+        for word in asked:  # the search and the chosen filter repeat what was asked
+            if word in address:
+                break
+        else:
+            assert "globex" not in text, address
+        key = str(globex["task"].pk)
+        assert key in address or key not in text, address
+    own = limited.get(list_of("task")).content.decode()
+    assert "acme.task" in own
+
+
+def test_no_action_changes_a_row_of_another_tenant(limited: Client, globex: dict[str, Any]) -> None:
+    before = _state()
+    for screen in SCREENS:
+        model = str(screen.opts.model_name)
+        if model in SHARED:
+            continue
+        names = [one.__name__ for one in screen.actions or () if callable(one)]
+        for name in [*names, "delete_selected"]:
+            act(limited, name, globex[model], reason="because")
+    act(limited, "cancel", globex["waiting"])
+    assert _state() == before
+
+
+def test_an_action_changes_the_rows_of_the_assigned_tenant(
+    limited: Client, acme: dict[str, Any]
+) -> None:
+    act(limited, "cancel", acme["waiting"])
+    assert Task.objects.get(pk=acme["waiting"].pk).status == "CANCELLED"
+
+
+def test_a_dependency_on_a_task_of_another_tenant_is_refused(
+    limited: Client, acme: dict[str, Any], globex: dict[str, Any]
+) -> None:
+    address = reverse("admin:django_durable_tasks_taskdependency_add")
+    for task, upstream in ((acme, globex), (globex, globex), (globex, acme)):
+        form = {
+            "task": str(task["waiting"].pk),
+            "upstream": str(upstream["task"].pk),
+            "type": "MUST_SUCCEED",
+        }
+        answer = limited.post(address, form)
+        assert "There is no task" in answer.content.decode()
+        assert "globex" not in answer.content.decode()
+
+
+def test_what_all_tenants_share_cannot_be_changed(limited: Client) -> None:
+    a_paused_queue("held")
+    for name, data in (("pause", {"queue": "test"}), ("resume", {"queue": "held"})):
+        address = reverse(f"admin:django_durable_tasks_queuecontrol_{name}")
+        assert limited.post(address, data).status_code == 403
+    overview = limited.get(reverse("admin:django_durable_tasks_overview"))
+    assert overview.headers["Location"] == list_of("task")
+
+
+def test_the_page_of_a_tenant_limits_users(ann: Client, acme: dict[str, Any]) -> None:
+    user = User.objects.create_user("bob", is_staff=True)
+    address, tenant = page_of(acme["tenant"]), acme["tenant"]
+
+    def save(names: str) -> Any:
+        opened = ann.get(address).context["adminform"].form["opened"].value()
+        form = {"slug": "acme", "name": "acme", "staff": names, "opened": opened, "reason": "new"}
+        return ann.post(address, form, follow=True)
+
+    save("bob")
+    assert staff.tenants_of(user) == frozenset({tenant.pk})
+    assert "bob" in ann.get(address).content.decode()
+    assert "there is no staff user" in save("bob\nnobody").content.decode()
+    save("")
+    assert staff.tenants_of(user) is None
+    assert AuditEntry.objects.filter(operation="tenant.unassign_staff").exists()
+
+
+def test_a_limited_user_cannot_limit_users_or_add_tenants(
+    limited: Client, acme: dict[str, Any]
+) -> None:
+    address = page_of(acme["tenant"])
+    page = limited.get(address)
+    assert 'name="staff"' not in page.content.decode()
+    opened = page.context["adminform"].form["opened"].value()
+    form = {"slug": "acme", "name": "acme", "staff": "", "opened": opened}
+    assert limited.post(address, form).status_code == 302
+    assert staff.tenants_of(User.objects.get(username="ann")) == frozenset({acme["tenant"].pk})
+    assert limited.get(f"{list_of('tenant')}add/").status_code == 403

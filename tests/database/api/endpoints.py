@@ -1,0 +1,104 @@
+"""The endpoints of the API by their URL patterns, and a row for each kind of id in them.
+
+A new endpoint without a row for its id fails the tests that read them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from django.urls import URLPattern
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.api import urls
+from django_durable_tasks.api.endpoint import ApiEndpoint
+from django_durable_tasks.engine.tenants import bulk_operations
+from django_durable_tasks.models import BulkKind, Calendar, RecurringTask
+from django_durable_tasks.rules.tenants.task_filters import TaskFilter
+from tests.database.api.client import ApiClient
+from tests.database.notifications.sending import a_setting
+from tests.factories import many_tasks
+from tests.project.tasks import noop
+
+PUBLIC = {"problem", "unknown", "health", "schema", "docs"}
+"""Endpoints that answer without a key."""
+
+
+def patterns() -> Iterator[tuple[str, URLPattern, type[ApiEndpoint]]]:
+    """Yield the address, the pattern and the class of each endpoint that needs a key."""
+    for pattern in urls.urlpatterns:
+        if pattern.name not in PUBLIC:
+            yield str(pattern.pattern), pattern, pattern.callback.cls
+
+
+def methods(endpoint: type[ApiEndpoint]) -> list[str]:
+    """Return the methods of an endpoint."""
+    return [name.upper() for name in ("get", "post", "patch", "delete") if hasattr(endpoint, name)]
+
+
+def rows_of(client: ApiClient) -> dict[str, Any]:
+    """Create one row for each kind of id in the addresses, and return the ids."""
+    task = many_tasks(1, "FAILED", tenant=client.tenant)[0]
+    schedule = RecurringTask.objects.upsert(
+        name="nightly", task=noop, cron="0 2 * * *", tenant=client.tenant
+    )
+    workflow = Workflow("flow")
+    workflow.add(noop)
+    return {
+        "task_id": task.pk,
+        "recurring_task_id": schedule.pk,
+        "workflow_id": workflow.start(tenant=client.tenant).pk,
+        "letter_id": task.dead_letters.get().pk,
+        "calendar_id": Calendar.objects.upsert("office", tenant=client.tenant).pk,
+        "operation_id": bulk_operations.start(client.tenant, BulkKind.CANCEL, TaskFilter()).pk,
+        "notification_setting_id": a_setting(tenant=client.tenant).pk,
+    }
+
+
+SHARED = "queues/"
+"""Objects that all tenants share, behind a scope of their own."""
+WITH_ID = [
+    (address, method)
+    for address, _pattern, endpoint in patterns()
+    if "<" in address and not address.startswith(SHARED)
+    for method in methods(endpoint)
+]
+WITHOUT_ID = [
+    (address, method)
+    for address, _pattern, endpoint in patterns()
+    if "<" not in address or address.startswith(SHARED)
+    for method in methods(endpoint)
+]
+
+
+def filled(address: str, ids: dict[str, Any]) -> str:
+    """Return an address with these ids."""
+    address = address.replace("<str:queue>", "mail")
+    for name, value in ids.items():
+        address = address.replace(f"<uuid:{name}>", str(value)).replace(f"<int:{name}>", str(value))
+    assert "<" not in address, f"rows_of() creates no row for {address}"
+    return f"/{address}{'?at=2027-01-01T00:00:00Z' if address.endswith('/explain') else ''}"
+
+
+VALID: dict[str, Any] = {
+    "tasks/<uuid:task_id>/reschedule": {"run_at": "2026-12-01T00:00:00Z"},
+    "tasks/<uuid:task_id>/dependencies": {"upstream": str(uuid.uuid4()), "type": "MUST_SUCCEED"},
+    "recurring-tasks/<uuid:recurring_task_id>/snooze": {"until": "2027-01-01T00:00:00Z"},
+    "recurring-tasks/<uuid:recurring_task_id>/override": {
+        "fire_time": "2027-01-01T00:00:00Z",
+        "action": "SKIP",
+        "reason": "holiday",
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/remove-override": {
+        "fire_time": "2027-01-01T00:00:00Z"
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/backfill": {
+        "start": "2026-01-01T00:00:00Z",
+        "end": "2026-01-02T00:00:00Z",
+    },
+    "recurring-tasks/<uuid:recurring_task_id>/explain": None,
+    "dead-letters/<int:letter_id>/discard": {"reason": "old"},
+}
+"""Bodies of the endpoints that need one; the tests of single endpoints check the others."""
