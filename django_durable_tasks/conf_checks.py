@@ -92,6 +92,12 @@ def check_list_of_names(key: str, value: object) -> None:
         raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
 
 
+def check_name_or_none(key: str, value: object) -> None:
+    """Check that a setting is a non-empty text or None."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}]: give a non-empty text or None.")
+
+
 def check_names(url: object, region: object) -> None:
     """Check that REDIS_URL is a URL and REGION a short name."""
     if url is not None and not (

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_durable_tasks.conf_checks import check_http, check_list_of_names, check_quotas
+from django_durable_tasks.conf_checks import (
+    check_http,
+    check_list_of_names,
+    check_name_or_none,
+    check_quotas,
+)
 from django_durable_tasks.conf_fields import count, duration, value
 
 
@@ -75,6 +80,11 @@ class InterfaceOptions:
         "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
         " LIMITS and of operators.",
     )
+    HTTP_RETRY_QUEUE: str | None = value(
+        None,
+        "The queue of HTTP callbacks after their first failed attempt, so that retries do not delay"
+        " first attempts. A worker must consume it. None: they stay in their queue.",
+    )
     HTTP_BREAKER_FAILURES: int = count(
         5,
         "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
@@ -98,3 +108,4 @@ def check_interfaces(found: InterfaceOptions) -> None:
     check_quotas(found.QUOTAS)
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
+    check_name_or_none("HTTP_RETRY_QUEUE", found.HTTP_RETRY_QUEUE)

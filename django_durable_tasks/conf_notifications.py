@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django_durable_tasks.conf_checks import InvalidSetting, check_list_of_names
+from django_durable_tasks.conf_checks import InvalidSetting, check_list_of_names, check_name_or_none
 from django_durable_tasks.conf_fields import count, duration, value
 
 
@@ -67,9 +67,7 @@ def check_notifications(found: NotificationOptions) -> None:
         "WATCHDOG_QUEUE",
         "WATCHDOG_URL",
     ):
-        text = getattr(found, key)
-        if text is not None and (not isinstance(text, str) or not text):
-            raise InvalidSetting(f"DURABLE_TASKS[{key!r}]: give a non-empty text or None.")
+        check_name_or_none(key, getattr(found, key))
     if not isinstance(found.NOTIFICATIONS, bool):
         raise InvalidSetting(
             f"DURABLE_TASKS['NOTIFICATIONS'] is {found.NOTIFICATIONS!r}: give True or False."

@@ -150,6 +150,11 @@ _ALL = (
         "Let NODE_TIMEOUT be at least HEARTBEAT + NODE_HEARTBEAT; the defaults are 20, 15 and 5.",
     ),
     ProjectFinding(
+        "E021",
+        "DURABLE_TASKS['HTTP_RETRY_QUEUE'] cannot be used: {reason}",
+        "Declare the queue in CELERY_TASK_QUEUES and start a worker for it, or leave the key out.",
+    ),
+    ProjectFinding(
         "W001",
         "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers"
         " waiting messages repeatedly (the duplicates are ignored, but each costs a statement).",

@@ -19,6 +19,7 @@ from django_durable_tasks.engine.limits import config
 from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.rules.limits import options
+from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 
@@ -38,7 +39,17 @@ def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     atomic = [task.name for task in registered_options() if task.atomic]
     if atomic and on_sqlite():
         found.append(FINDINGS["W011"](names=listed(atomic)))
-    return [*found, *_weights()]
+    return [*found, *retry_queue_findings(settings.HTTP_RETRY_QUEUE), *_weights()]
+
+
+def retry_queue_findings(queue: str | None) -> Iterator[CheckMessage]:
+    """Report a HTTP_RETRY_QUEUE that Celery's configuration does not have."""
+    if queue is None:
+        return
+    try:
+        ports.queue_of(HTTP_CALLBACK_TASK, queue)
+    except DurableTasksError as error:
+        yield FINDINGS["E021"](reason=error)
 
 
 def _weights() -> Iterator[CheckMessage]:

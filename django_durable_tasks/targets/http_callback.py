@@ -180,8 +180,15 @@ class RequestOfRun:
         self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
         text = f"{self._request.method} {self._request.url.origin}: {meaning.reason}"
         if wait is not None:
-            return DeliveryRetry(wait, text)
+            return self._retry(wait, text)
         return DeliveryStopped(text) if meaning.kind is AnswerKind.STOP else DeliveryFailed(text)
+
+    def _retry(self, wait: float, text: str) -> DeliveryRetry:
+        """Return a retry, in the queue of retries if there is one. Notifications have their own."""
+        retry = DeliveryRetry(wait, text)
+        if self._run.name == HTTP_CALLBACK_TASK:
+            retry.queue = conf.settings().HTTP_RETRY_QUEUE
+        return retry
 
     def _delivery(
         self,

@@ -77,6 +77,7 @@ def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
         traceback=_traceback_of(error),
         retryable=retryable,
         delay=delay,
+        queue=error.queue if isinstance(error, Retry) else None,
         exception=described(cause),
     )
 

@@ -334,6 +334,7 @@ def _end_runs(
                     verdict=verdict,
                     delay=delay,
                     error=outcome.error,
+                    queue=outcome.queue if verdict.log == LogStatus.RETRY else None,
                     max_attempts=outcome.max_attempts,
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,10 +22,15 @@ from django_durable_tasks.engine.tasks.new_task import (
 )
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.targets.content_id import after_edit
 from django_durable_tasks.rules.tasks.arguments import bind, encode
 from django_durable_tasks.rules.tasks.comments import done_by
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, checked_name
 from django_durable_tasks.rules.workflows.plan import REFERS
+
+_BATCH = 1_000
+"""Tasks per statement, because a statement has a limited number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +59,37 @@ def edit_waiting(
     Raises DurableTasksError for values that a new task could not have, before anything is written.
     The messages of QUEUED tasks become stale.
     """
-    with recorded(f"tasks.{_NAMES[action]}", by=by, reason=reason) as entry:
+    with recorded(f"tasks.{_NAMES[action]}", by=by, reason=reason) as entry, tables.atomic():
         entry.detail(**_given(change))
-        edited = 0
-        for row in list(queryset.filter(status__in=transitions.WAITING).order_by("pk")):
-            this = tables.tasks().filter(pk=row.pk)
-            columns = _columns(row, change)
-            if by or reason:
-                columns["reason"] = done_by(action, by, reason)
-            transitions.return_to_pending(this, 0)
-            edited += transitions.edit(this, **columns)
-        return edited
+        waiting = queryset.filter(status__in=transitions.WAITING).order_by("pk")
+        ids = list(waiting.values_list("pk", flat=True))
+        more = {"reason": done_by(action, by, reason)} if by or reason else {}
+        batches = (ids[first : first + _BATCH] for first in range(0, len(ids), _BATCH))
+        return sum(_edit_batch(batch, change, more) for batch in batches)
+
+
+def _edit_batch(ids: list[uuid.UUID], change: TaskEdit, more: dict[str, Any]) -> int:
+    # Locked before they are read, so that the new arguments are derived from the present ones.
+    these = tables.tasks().filter(pk__in=ids, status__in=transitions.WAITING)
+    rows = list(tables.locked_for_change(these).order_by("pk"))
+    groups = _alike({row.pk: {**_columns(row, change), **more} for row in rows})
+    transitions.return_to_pending(these, 0)
+    return sum(
+        transitions.edit(tables.tasks().filter(pk__in=keys), **columns) for keys, columns in groups
+    )
+
+
+def _alike(
+    columns: Mapping[uuid.UUID, dict[str, Any]],
+) -> list[tuple[list[uuid.UUID], dict[str, Any]]]:
+    """Return the tasks in groups whose new values are the same, with these values. Values that are
+    independent of the task are one group, so the number of statements is constant.
+    """
+    groups: dict[str, tuple[list[uuid.UUID], dict[str, Any]]] = {}
+    for key, values in columns.items():
+        name = json.dumps(values, sort_keys=True, default=str)
+        groups.setdefault(name, ([], values))[0].append(key)
+    return list(groups.values())
 
 
 _NAMES = {"edited": "edit", "rescheduled": "reschedule"}
@@ -121,8 +147,12 @@ def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dic
         max_bytes=settings.PAYLOAD_MAX_BYTES,
         max_depth=settings.JSON_MAX_DEPTH,
     )
-    return {
+    columns = {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),
         "limit_key": limit_key(call),
     }
+    edited = (columns["args"], columns["kwargs"]) != (row.args, row.kwargs)
+    if edited and row.attempts and task.target.type is TargetType.HTTP_CALLBACK:
+        columns["options"] = after_edit(row.options)
+    return columns

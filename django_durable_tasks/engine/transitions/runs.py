@@ -263,10 +263,16 @@ def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
 
 
 def _closings(ends: Sequence[EndingDecision]) -> dict[str, Any]:
-    """Return the next ``due_at`` of retried tasks, and the cleared columns of ended tasks."""
+    """Return ``due_at`` and queue of retried tasks, and the cleared columns of ended tasks."""
     closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
     due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    queues = {
+        end.task_id: Value(end.queue)
+        for end in ends
+        if end.queue is not None and end.verdict.status == Status.PENDING
+    }
     return {
+        **({"queue": _by_task(queues, F("queue"))} if queues else {}),
         "due_at": _by_task(due_at) if due_at else None,
         "completed_at": Case(When(pk__in=closed, then=DatabaseNow()), default=None),
         "open_key": Case(When(pk__in=closed, then=None), default=F("open_key")),

@@ -33,9 +33,9 @@ class Outcome:
     """An ending to be written: what happened, and the texts that explain it, already masked and
     truncated.
 
-    ``max_attempts`` replaces that of the task: the task function passed its own limit to
-    ``self.retry()``. ``exception`` contains its class and arguments, to be rebuilt when the result
-    is read.
+    ``queue`` is that of the next attempt, if it is another one. ``max_attempts`` replaces that of
+    the task: the task function passed its own limit to ``self.retry()``. ``exception`` contains its
+    class and arguments, to be rebuilt when the result is read.
     """
 
     kind: EndingKind
@@ -45,6 +45,7 @@ class Outcome:
     traceback: str = ""
     retryable: bool = True
     delay: float | None = None
+    queue: str | None = None
     max_attempts: int | None = None
     exception: dict[str, Any] | None = None
 
@@ -75,8 +76,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingDecision:
-    """The transition of one locked run; ``delay`` in seconds until its next attempt;
-    ``max_attempts`` None leaves the column unchanged.
+    """The transition of one locked run; ``delay`` in seconds until its next attempt; ``queue`` and
+    ``max_attempts`` None leave the columns unchanged.
     """
 
     task_id: uuid.UUID
@@ -84,6 +85,7 @@ class EndingDecision:
     verdict: Verdict
     delay: float = 0.0
     error: str = ""
+    queue: str | None = None
     max_attempts: int | None = None
 
 

@@ -31,6 +31,9 @@ class Retry(Exception):
     It counts as a failed attempt, so the number of attempts stays limited.
     """
 
+    queue: str | None = None
+    """The queue of the next attempts, if it is another one. Set by tasks of this package."""
+
     def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
         self.after = maybe_seconds("Retry.after", after)
         self.reason = reason

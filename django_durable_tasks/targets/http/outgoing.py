@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from django_durable_tasks import __version__, conf, process_state
+from django_durable_tasks.rules.targets.content_id import request_id
 from django_durable_tasks.rules.targets.deliveries import TaskOrigin
 from django_durable_tasks.rules.targets.http_request import HttpLimits, HttpRequest
 from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
@@ -66,12 +67,12 @@ def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
 def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime) -> dict[str, str]:
     """Return the headers of one attempt: ours, the signature, and those of the caller.
 
-    The id of the task identifies the request over all attempts and replays.
+    One id identifies the request over all attempts and unedited replays.
     """
-    task_id = str(run.task_id)
+    identity = request_id(run.task_id, run.options)
     ours = {
-        "Idempotency-Key": f'"{task_id}"',
-        "Durable-Task-Id": task_id,
+        "Idempotency-Key": f'"{identity}"',
+        "Durable-Task-Id": str(run.task_id),
         "Durable-Attempt": str(run.attempt),
         "Durable-Max-Attempts": str(run.max_attempts),
         "Durable-Scheduled-For": _instant(origin.scheduled_for),
@@ -81,7 +82,7 @@ def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime
     if "user-agent" not in {name.lower() for name in request.headers}:
         ours["User-Agent"] = f"django-durable-tasks/{__version__}"
     secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
-    signed = signed_headers(secrets, task_id, int(now.timestamp()), request.body)
+    signed = signed_headers(secrets, identity, int(now.timestamp()), request.body)
     return {**ours, **signed, **request.headers}
 
 

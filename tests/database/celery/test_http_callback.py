@@ -13,7 +13,8 @@ import pytest
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.engine.tasks import dead_letters, retention
+from django_durable_tasks.engine.tasks.edit_waiting import TaskEdit, edit_waiting
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
 from django_durable_tasks.models import (
     DeadLetter,
@@ -319,6 +320,61 @@ def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
     assert DeliveryAttempt.objects.count() == 1
     retention.prune(database_now() + timedelta(days=60), 100)
     assert (Task.objects.count(), DeliveryAttempt.objects.count()) == (0, 0)
+
+
+def _replayed(task: Task, **edited: Any) -> None:
+    """Replay the task and deliver its message."""
+    assert dead_letters.replay(Task.objects.filter(pk=task.pk), by="ann", **edited) == [task.pk]
+    _delivered(task)
+
+
+def _delivered(task: Task) -> None:
+    Task.objects.unguarded().filter(pk=task.pk).update(status="QUEUED", due_at=task.run_at)
+    task.refresh_from_db()
+    deliver(task)
+
+
+def test_an_edited_replay_has_another_id_and_an_unedited_one_keeps_it() -> None:
+    with listening(answering(answer("422 Unprocessable"), *3 * [answer()])) as server:
+        task = _queued(url=server.url(), body="a", no_retry_on=[422])
+        _failed(task)
+        _replayed(task, kwargs={**task.kwargs, "body": "b"})
+        Task.objects.unguarded().filter(pk=task.pk).update(status="FAILED")
+        _replayed(task, kwargs=task.kwargs)
+        Task.objects.unguarded().filter(pk=task.pk).update(status="FAILED")
+        _replayed(task, kwargs={**task.kwargs, "body": "c"})
+        sent = [server.headers(number) for number in range(4)]
+    ids = [str(task.pk), f"{task.pk}-1", f"{task.pk}-1", f"{task.pk}-2"]
+    assert [one["webhook-id"] for one in sent] == ids
+    assert [one["idempotency-key"] for one in sent] == [f'"{name}"' for name in ids]
+    assert {one["durable-task-id"] for one in sent} == {str(task.pk)}
+
+
+@pytest.mark.parametrize(("attempts", "suffix"), [(1, "-1"), (0, "")])
+def test_an_edit_of_a_waiting_task_changes_the_id_if_an_attempt_was_started(
+    attempts: int, suffix: str, server: Listener
+) -> None:
+    task = a_task(
+        Status.PENDING, name=NAME, kwargs={"url": server.url(), "body": "a"}, attempts=attempts
+    )
+    edit = TaskEdit(kwargs={"url": server.url(), "body": "b"})
+    assert edit_waiting(Task.objects.filter(pk=task.pk), edit) == 1
+    _delivered(task)
+    assert server.body() == b"b"
+    assert server.headers()["webhook-id"] == f"{task.pk}{suffix}"
+
+
+def test_retries_go_to_their_queue_and_the_last_failure_does_not(settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "HTTP_RETRY_QUEUE": "retries"}
+    with listening(answering(answer("500 Error"))) as server:
+        first = _failed(_queued(url=server.url()))
+        last = _failed(
+            a_task(
+                Status.QUEUED, name=NAME, kwargs={"url": server.url()}, failures=7, max_attempts=8
+            )
+        )
+    assert (first.status, first.queue, first.attempts) == ("PENDING", "retries", 1)
+    assert (last.status, last.queue == first.queue) == ("FAILED", False)
 
 
 def test_a_replay_has_the_same_id_and_a_higher_attempt(server: Listener) -> None:

@@ -25,6 +25,7 @@ from django_durable_tasks.engine.tasks import (
     dead_letters,
     operator_actions,
 )
+from django_durable_tasks.engine.tasks.edit_waiting import TaskEdit, edit_waiting
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import LogStatus, Status
@@ -97,6 +98,10 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "move": (
         Status.QUEUED,
         lambda rows: operator_actions.reschedule(question(*rows), database_now()),
+    ),
+    "edit": (
+        Status.QUEUED,
+        lambda rows: edit_waiting(question(*rows), TaskEdit(priority=7, args=[]), by="bob"),
     ),
     "republish": (
         Status.QUEUED,

@@ -23,6 +23,7 @@ from django_durable_tasks.checks.settings import check_settings
         ({"NOTIFICATIONS": 1}, "give True or False"),
         ({"NOTIFICATION_EMAIL_ALLOW": "*@example.com"}, "give a list of names"),
         ({"NOTIFICATION_QUEUE": ""}, "give a non-empty text"),
+        ({"HTTP_RETRY_QUEUE": ""}, "give a non-empty text"),
         ({"WATCHDOG_URL": "ftp://example.com/"}, "http:// or https://"),
         ({"WATCHDOG_URL": "http://10.0.0.1/"}, "not a public address"),
         ({"WATCHDOG_METHOD": "PUT"}, "give one of GET, HEAD, POST"),
