@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from functools import partial
 
 from django_durable_tasks.conf import settings
@@ -17,6 +18,11 @@ from django_durable_tasks.scheduler.threads import PeriodicThread
 _TIME_LIMIT = 60.0
 _RETRY_LOCKED_AFTER = 0.1
 _STEP = "Firing recurring tasks"
+_RECENT = timedelta(seconds=1)
+"""While schedules are overdue by more than this, every second batch takes the schedules that became
+due within this time. A backlog, for example of many new schedules or after an outage, therefore
+does not delay the schedules that become due now.
+"""
 
 
 class Triggering(PeriodicThread):
@@ -26,6 +32,7 @@ class Triggering(PeriodicThread):
         super().__init__("triggering", self.round)
         self._leader, self._steps, self._fired = leader, steps, fired
         self._next_in = 0.0
+        self._recent_first = False
 
     def round(self) -> float:
         """Fire one batch of due schedules; return the seconds until the next round."""
@@ -42,7 +49,7 @@ class Triggering(PeriodicThread):
             head, now, asked = trigger.head(), database_now(), time.monotonic()
             number = 0
             if head is not None and head <= now:
-                number = trigger.fire_due(now, settings().BATCH_SIZE, term)
+                number = self._batch(term, now, head)
                 head = trigger.head()
         wait = (
             settings().POLL
@@ -55,3 +62,13 @@ class Triggering(PeriodicThread):
             wait if number or wait > 0 else min(_RETRY_LOCKED_AFTER, settings().POLL),
         )
         return number
+
+    def _batch(self, term: int, now: datetime, head: datetime) -> int:
+        """Fire the oldest due schedules or, in turns with them, the most recent ones."""
+        limit, recent = settings().BATCH_SIZE, now - _RECENT
+        self._recent_first = head <= recent and not self._recent_first
+        if self._recent_first:
+            number = trigger.fire_due(now, limit, term, after=recent)
+            if number:
+                return number
+        return trigger.fire_due(now, limit, term)

@@ -229,6 +229,7 @@ class _Backfill:
         self, row: RecurringTask, now: datetime, concurrency: int, by: str, reason: str
     ) -> None:
         self.row, self.now, self.by, self.reason = row, now, by, reason
+        self.template = occurrence_tasks.template(row)
         self._overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
         self._taken = {
             overlap_key
@@ -284,7 +285,7 @@ class _Backfill:
     def _new_task(self, one: BackfillStep, place: dict[str, Any]) -> NewTask:
         planned = PlannedRun(one.fire_time, one.fire_time)
         verdict = OverlapDecision(runs=True)
-        task = occurrence_tasks.occurrence_task(self.row, planned, place["run_at"], verdict)
+        task = occurrence_tasks.occurrence_task(self.template, planned, place["run_at"], verdict)
         return task._replace(**place)
 
     def _write(
@@ -301,7 +302,7 @@ class _Backfill:
             if entry is None:
                 entries.append(
                     occurrence_tasks.entry(
-                        self.row,
+                        self.template,
                         planned,
                         FireOutcome.DISPATCHED,
                         term=None,

@@ -228,4 +228,4 @@ def _move(row: RecurringTask, calendars: Any, name: str) -> Move:
         raise InvalidCalendar(
             f"Calendar {name!r} would leave recurring task {row.name!r} no fire; pause it first."
         )
-    return Move(row, following.at, row.watermark_at)
+    return Move(row.pk, row.revision, following.at, row.watermark_at)

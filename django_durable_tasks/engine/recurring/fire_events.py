@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from django_durable_tasks.engine.notification_events.capture import OccurredEvent, capture
+from django_durable_tasks.engine.recurring.known_schedules import KnownSchedule
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.tick_plan import Tick
-from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.notifications.events import OWN_TASKS, EventType
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.recurring.policies import FireOutcome
@@ -19,26 +20,24 @@ def capture_fires(tick: Tick) -> None:
     missed = [entry for entry in tick.entries if entry.outcome == FireOutcome.MISSED]
     if not missed and not tick.late:
         return
-    rows = {move.row.pk: move.row for move in tick.moves}
 
     def occurred() -> Iterator[OccurredEvent]:
-        yield from _events(rows.values(), missed, EventType.MISSED)
-        yield from _events(rows.values(), tick.late, EventType.LATE)
+        yield from _events(tick.schedules, missed, EventType.MISSED)
+        yield from _events(tick.schedules, tick.late, EventType.LATE)
 
     capture((EventType.MISSED, EventType.LATE), occurred)
 
 
 def _events(
-    rows: Iterable[RecurringTask], entries: Iterable[LedgerEntry], kind: EventType
+    schedules: Mapping[uuid.UUID, KnownSchedule], entries: Iterable[LedgerEntry], kind: EventType
 ) -> Iterator[OccurredEvent]:
-    known = {row.pk: row for row in rows}
     for entry in entries:
-        row = known.get(entry.recurring_task_id)
+        row = schedules.get(entry.recurring_task_id)
         if row is not None and row.task not in OWN_TASKS:
             yield _event(row, entry, kind)
 
 
-def _event(row: RecurringTask, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
+def _event(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
     data = {
         "schedule_id": str(row.pk),
         "schedule": row.name,

@@ -7,16 +7,22 @@ of a fire time. This is also true if two schedulers are leader.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from django.db.models import Case, DateTimeField, F, UUIDField, Value, When
 
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.connections import cursor
-from django_durable_tasks.engine.db.statements import recordset, statement
+from django_durable_tasks.engine.db.arrays import (
+    number_array,
+    text_array,
+    time_array,
+    uuid_array,
+)
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.rules.recurring.effective import Agenda
@@ -70,37 +76,32 @@ def write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
     return written
 
 
-_COLUMNS = (
-    "recurring_task_id",
-    "tenant_id",
-    "fire_time",
-    "last_fire_time",
-    "count",
-    "count_is_exact",
-    "unique_fire_time",
-    "effective_at",
-    "outcome",
-    "reason",
-    "task_id",
-    "blocked_by",
-    "request_id",
-    "term",
-)
-
-
-def _columns(entry: LedgerEntry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in _COLUMNS}
+_COLUMNS: dict[str, Callable[[Iterable[Any]], str]] = {
+    "recurring_task_id": uuid_array,
+    "tenant_id": number_array,
+    "fire_time": time_array,
+    "last_fire_time": time_array,
+    "count": number_array,
+    "count_is_exact": number_array,
+    "unique_fire_time": time_array,
+    "effective_at": time_array,
+    "outcome": text_array,
+    "reason": text_array,
+    "task_id": uuid_array,
+    "blocked_by": uuid_array,
+    "request_id": text_array,
+    "term": number_array,
+}
 
 
 def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
     sql = statement("ledger")
     if sql is not None:
-        with cursor() as connection_cursor:
-            connection_cursor.execute(
-                sql, {"rows": recordset(_columns(entry) for entry in entries)}
-            )
-            return {task_id for (task_id,) in connection_cursor.fetchall() if task_id is not None}
-    rows = [OccurrenceRecord(**_columns(entry)) for entry in entries]
+        columns = {name: array(map(attrgetter(name), entries)) for name, array in _COLUMNS.items()}
+        return {task_id for (task_id,) in tables.read(sql, columns) if task_id is not None}
+    rows = [
+        OccurrenceRecord(**{name: getattr(entry, name) for name in _COLUMNS}) for entry in entries
+    ]
     ledger().bulk_create(rows, ignore_conflicts=True)
     wanted = {entry.task_id for entry in entries if entry.task_id is not None}
     if not wanted:

@@ -6,7 +6,6 @@ Called by the tick, manual runs and backfills. Writes nothing.
 from __future__ import annotations
 
 import uuid
-from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +13,7 @@ from django_durable_tasks import registry
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import readable
 from django_durable_tasks.engine.tasks.new_task import Call, planned_task
+from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task_queries import NEVER, new_task_id
 from django_durable_tasks.rules.recurring.effective import PlannedRun
@@ -24,27 +24,13 @@ from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tasks.shards import shard_of
 
-_CACHE_SIZE = 200_000
-_cache: OrderedDict[tuple[uuid.UUID, int], NewTask] = OrderedDict()
 
-
+@readable
 def template(row: RecurringTask) -> NewTask:
-    """Return the values that all tasks of this schedule share, cached by revision.
+    """Return the values that all tasks of this schedule share, saved or not.
 
     Raises UnknownTask, InvalidArguments or InvalidOption.
     """
-    key = (row.pk, row.revision)
-    found = _cache.get(key)
-    if found is None:
-        found = _cache[key] = unkept_template(row)
-        if len(_cache) > _CACHE_SIZE:
-            _cache.popitem(last=False)
-    return found
-
-
-@readable
-def unkept_template(row: RecurringTask) -> NewTask:
-    """Return the template without the cache, for a row whose changes are not saved yet."""
     options = call_options(
         CallOptions(),
         {
@@ -55,8 +41,13 @@ def unkept_template(row: RecurringTask) -> NewTask:
         },
     )
     call = Call(registry.get(row.task), tuple(row.args), row.kwargs, options)
-    return planned_task(call)._replace(
-        recurring_task_id=row.pk, time_zone=row.time_zone, overlap_key=overlap_key_of(row)
+    task = planned_task(call)
+    expires_in = task.expires_in if row.expires_in is None else row.expires_in
+    return task._replace(
+        recurring_task_id=row.pk,
+        time_zone=row.time_zone,
+        overlap_key=overlap_key_of(row),
+        expires_in=expires_in,
     )
 
 
@@ -72,28 +63,42 @@ def overlap_key_of(row: RecurringTask) -> str | None:
     return f"{row.tenant_id}:{key}"[:200]
 
 
-@readable
 def occurrence_task(
-    row: RecurringTask,
+    shared: NewTask,
     planned: PlannedRun,
     effective: datetime,
     verdict: OverlapDecision,
     key: str | None = None,
 ) -> NewTask:
-    """Return the task of this fire time; it starts at ``effective``, or waits for its overlap key
-    if ``verdict.held`` is set.
+    """Return the task of this fire time, from the schedule's ``template``; it starts at
+    ``effective``, or waits for its overlap key if ``verdict.held`` is set.
     """
-    shared, task_id = template(row), new_task_id()
-    expires_in = row.expires_in if row.expires_in is not None else shared.expires_in
+    task_id, expires_in = new_task_id(), shared.expires_in
     return shared._replace(
         id=task_id,
         shard_key=shard_of(task_id),
         run_at=effective,
         due_at=NEVER if verdict.held else effective,
-        expires_at=None if expires_in is None else effective + timedelta(seconds=expires_in),
+        expires_at=None if expires_in is None else _expiry(effective, expires_in),
         fire_time=planned.nominal,
-        idempotency_key=key or idempotency_key(row.pk, planned.nominal),
+        idempotency_key=key or idempotency_key(_schedule_of(shared), planned.nominal),
     )
+
+
+def _expiry(start: datetime, expires_in: float) -> datetime:
+    try:
+        return start + timedelta(seconds=expires_in)
+    except OverflowError as beyond:
+        raise InvalidSchedule(
+            f"expires_in={expires_in:g} s after {start.isoformat()} is beyond the year 9999:"
+            " declare the schedule again."
+        ) from beyond
+
+
+def _schedule_of(shared: NewTask) -> uuid.UUID:
+    if shared.recurring_task_id is None:
+        raise ValueError(f"The template of {shared.name} has no schedule.")
+    return shared.recurring_task_id
 
 
 def idempotency_key(recurring_task_id: uuid.UUID, fire_time: datetime) -> str:
@@ -107,7 +112,7 @@ def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
 
 
 def entry(
-    row: RecurringTask,
+    shared: NewTask,
     planned: PlannedRun,
     outcome: FireOutcome,
     *,
@@ -115,10 +120,10 @@ def entry(
     task: NewTask | None = None,
     **columns: Any,
 ) -> LedgerEntry:
-    """Return the ledger entry of one fire time."""
+    """Return the ledger entry of one fire time of the schedule of a template."""
     return LedgerEntry(
-        recurring_task_id=row.pk,
-        tenant_id=row.tenant_id,
+        recurring_task_id=_schedule_of(shared),
+        tenant_id=shared.tenant_id,
         fire_time=planned.nominal,
         outcome=outcome,
         term=term,

@@ -12,7 +12,7 @@ from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import fire_times, ledger
-from django_durable_tasks.engine.recurring.schedule_cache import unkept_agenda
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
 from django_durable_tasks.engine.recurring.schedules import keep, locked, refuse_ended
 from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
@@ -107,7 +107,7 @@ def _check(
     if target is not None:
         _refuse_past(row, target, now, "move_to")
     _refuse_recorded(row, when)
-    agenda = unkept_agenda(row)
+    agenda = agenda_of(row)
     existing = agenda.at_nominal(when)
     if action == Action.ADD and existing is not None:
         raise InvalidSchedule(
@@ -150,7 +150,7 @@ def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
 
 def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
     if found.status == RecurringStatus.ACTIVE:
-        following = unkept_agenda(found).next(found.watermark_at)
+        following = agenda_of(found).next(found.watermark_at)
         # If no fire time is left, the next tick records the skipped ones and ends the schedule.
         found.next_run_at = following.at if following else now
     keep(row, found, now)

@@ -13,7 +13,7 @@ from typing import Any
 from django_durable_tasks import ports
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import explain, occurrence_tasks
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, unkept_agenda
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
@@ -62,8 +62,8 @@ def preview(
         setattr(row, column, value)
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
-    occurrence_tasks.unkept_template(row)
-    return Preview(row, now, list(islice(explain.fires(row, unkept_agenda(row), now), number)))
+    occurrence_tasks.template(row)
+    return Preview(row, now, list(islice(explain.fires(row, agenda_of(row), now), number)))
 
 
 def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:

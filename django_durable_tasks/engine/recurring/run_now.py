@@ -82,20 +82,21 @@ def _checked(request_id: str) -> str:
 
 @readable
 def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
-    overlap_key, planned = occurrence_tasks.template(row).overlap_key, PlannedRun(now, now)
+    shared, planned = occurrence_tasks.template(row), PlannedRun(now, now)
+    overlap_key = shared.overlap_key
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # An operator requested this run, so it waits where the run of a fire time would be skipped.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     operator_actions.cancel(tables.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
     run_tree.request_cancel_runs(runs().filter(pk__in=verdict.replaces), "REPLACED")
     new = occurrence_tasks.occurrence_task(
-        row, planned, now, verdict, occurrence_tasks.request_key(row.pk, request)
+        shared, planned, now, verdict, occurrence_tasks.request_key(row.pk, request)
     )
     new = _queued_if_possible(new, verdict, now)
     ledger.write(
         [
             occurrence_tasks.entry(
-                row,
+                shared,
                 planned,
                 FireOutcome.MANUAL,
                 term=None,

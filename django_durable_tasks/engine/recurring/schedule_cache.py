@@ -1,9 +1,8 @@
-"""Builds the agendas of schedules and caches them by the revisions of schedule and calendars."""
+"""Builds the agendas of schedules. The days of calendars are kept in memory by their version."""
 
 from __future__ import annotations
 
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
@@ -23,7 +22,6 @@ from django_durable_tasks.rules.recurring.effective import Agenda, Override, age
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
 
-_MAX_AGENDAS = 200_000  # agendas of a busy leader; each is a few hundred bytes
 _MAX_CALENDARS = 1_000
 
 Version = tuple[int, int, datetime]
@@ -31,7 +29,6 @@ Version = tuple[int, int, datetime]
 was rolled back is used again.
 """
 
-_agendas: OrderedDict[tuple[object, ...], Agenda] = OrderedDict()
 _days: dict[Version, BusinessDays] = {}
 
 
@@ -79,9 +76,12 @@ class Calendars(dict[tuple[int, str], Version]):
         return self._overrides.get(row.pk, ())
 
 
-def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
-    """Return the calendars that these rows refer to; no statement if no row refers to one."""
-    found, names = Calendars(rows), {name for row in rows for name in row.calendars}
+def calendars_of(rows: Sequence[RecurringTask], also: Iterable[str] = ()) -> Calendars:
+    """Return the calendars that these rows refer to, and those named ``also``; no statement if
+    there is none.
+    """
+    found = Calendars(rows)
+    names = {name for row in rows for name in row.calendars}.union(also)
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
         columns = versions.values_list("tenant_id", "name", "pk", "revision", "updated_at")
@@ -96,30 +96,17 @@ def calendars_of(rows: Sequence[RecurringTask]) -> Calendars:
 
 @readable
 def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return the agenda of this row, from the cache if possible.
+    """Return the agenda of this row, saved or not.
 
     Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
     """
     calendars = calendars_of([row]) if calendars is None else calendars
-    named = _named(row, calendars)
-    key = (row.pk, row.revision, row.updated_at, named)
-    found = _agendas.get(key)
-    if found is None:
-        found = _agendas[key] = agenda_from(row, _days_of(named), calendars.overrides(row))
-        if len(_agendas) > _MAX_AGENDAS:
-            _agendas.popitem(last=False)
-    return found
-
-
-@readable
-def unkept_agenda(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
-    """Return the agenda without the cache, for a row whose changes are not saved yet."""
-    calendars = calendars_of([row]) if calendars is None else calendars
     overrides = () if row._state.adding else calendars.overrides(row)
-    return agenda_from(row, _days_of(_named(row, calendars)), overrides)
+    return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides)
 
 
-def _named(row: RecurringTask, calendars: Calendars) -> tuple[Version, ...]:
+def named_calendars(row: RecurringTask, calendars: Calendars) -> tuple[Version, ...]:
+    """Return the versions of the row's calendars; raises InvalidSchedule if one is missing."""
     missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
     if missing:
         raise InvalidSchedule(
@@ -163,7 +150,7 @@ def check(row: RecurringTask) -> None:
 def fire_times_of(row: RecurringTask) -> Timetable:
     """Return the timetable of the row without start, end, roll and overrides."""
     check(row)
-    return _times(row, _days_of(_named(row, calendars_of([row]))))
+    return _times(row, _days_of(named_calendars(row, calendars_of([row]))))
 
 
 def _times(row: RecurringTask, days: BusinessDays | None) -> Timetable:

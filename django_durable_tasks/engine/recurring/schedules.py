@@ -19,7 +19,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, unkept_agenda
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check
 from django_durable_tasks.exceptions import (
     IdempotencyConflict,
     InvalidOption,
@@ -131,7 +131,7 @@ def create(
         return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
-    row.target_type = occurrence_tasks.unkept_template(row).target_type
+    row.target_type = occurrence_tasks.template(row).target_type
     _plan(row, now)
     with recorded("schedule.create", by=by):
         writes.insert(row)
@@ -164,7 +164,7 @@ def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
     if not changed:
         return row
     row.updated_at = database_now()
-    row.target_type = occurrence_tasks.unkept_template(row).target_type
+    row.target_type = occurrence_tasks.template(row).target_type
     if _WHEN & changed:
         _plan(row, row.updated_at)
     with recorded("schedule.change") as entry:
@@ -179,7 +179,7 @@ def _plan(row: RecurringTask, now: datetime) -> None:
     row.watermark_at, row.tzdata_version = now, tzdata_version()
     if row.status != RecurringStatus.ACTIVE:
         return
-    following = unkept_agenda(row).next(now)
+    following = agenda_of(row).next(now)
     if following is None:
         raise InvalidSchedule(
             f"Recurring task {row.name!r} would never fire after {now.isoformat()}: check"

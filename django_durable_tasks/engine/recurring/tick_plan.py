@@ -12,20 +12,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
+from django_durable_tasks.engine.recurring.known_schedules import KnownSchedule
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.writes import Move
-from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
+from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.jitter import effective
-from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire, Policy
+from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire
 from django_durable_tasks.rules.recurring.overlaps import Open, OverlapDecision, decide, named
 from django_durable_tasks.rules.recurring.policies import (
     ENDED,
     MAX_RUNS,
     CatchUp,
-    CatchUpOrder,
     FireOutcome,
-    Overlap,
     RecurringStatus,
 )
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -47,24 +45,24 @@ class Tick:
     new_tasks: list[NewTask] = field(default_factory=list)
     replaced: list[Any] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    schedules: dict[Any, KnownSchedule] = field(default_factory=dict)
     late: list[LedgerEntry] = field(default_factory=list)
 
 
-def policy_of(row: RecurringTask) -> Policy:
-    """Return the schedule's policy for missed fire times."""
-    return Policy(
-        catch_up=CatchUp(row.catch_up_mode),
-        grace=row.misfire_grace,
-        window=row.catchup_window,
-        max_runs=row.max_catchup_runs,
-        order=CatchUpOrder(row.catchup_order),
-        pace=row.catchup_pace,
-    )
+@dataclass(frozen=True, slots=True)
+class FirePlan:
+    """What a tick decides about one schedule, from the watermark and run count that it read."""
+
+    schedule: KnownSchedule
+    watermark_at: datetime
+    runs_count: int
+    choice: Choice
 
 
-def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -> None:
-    """Add the outcome of each fire time of ``choice``, and the new watermark, to the tick."""
-    for closed_range in agenda.closed(row.watermark_at, choice.through):
+def decide_plan(tick: Tick, plan: FirePlan) -> None:
+    """Add the outcome of each fire time of a plan, and the new watermark, to the tick."""
+    row, choice = plan.schedule, plan.choice
+    for closed_range in row.agenda.closed(plan.watermark_at, choice.through):
         tick.entries.append(
             _range(tick, row, closed_range, FireOutcome(closed_range.outcome), closed_range.reason)
         )
@@ -73,7 +71,7 @@ def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -
         logger.warning(
             "Recurring task %s missed %d fires (%s).", row.name, missed.count, missed.reason
         )
-    left = None if row.max_runs is None else max(0, row.max_runs - row.runs_count)
+    left = None if row.max_runs is None else max(0, row.max_runs - plan.runs_count)
     ran = 0
     for number, chosen in enumerate(choice.runs):
         if left is not None and ran >= left:
@@ -88,7 +86,7 @@ def decide_row(tick: Tick, row: RecurringTask, choice: Choice, agenda: Agenda) -
 
 
 def _range(
-    tick: Tick, row: RecurringTask, fires: Any, outcome: FireOutcome, reason: str
+    tick: Tick, row: KnownSchedule, fires: Any, outcome: FireOutcome, reason: str
 ) -> LedgerEntry:
     return LedgerEntry(
         recurring_task_id=row.pk,
@@ -103,7 +101,7 @@ def _range(
     )
 
 
-def _run(tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedRun | None) -> int:
+def _run(tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None) -> int:
     """Add the task of one fire time, or a ledger entry with the reason why it does not run.
 
     Return the number of tasks added, 0 or 1.
@@ -111,30 +109,16 @@ def _run(tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedR
     planned = chosen.planned
     when = _effective(tick, row, chosen, following)
     if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
-        tick.entries.append(
-            occurrence_tasks.entry(
-                row, planned, FireOutcome.EXPIRED, term=tick.term, reason=f"{row.expires_in:g} s"
-            )
-        )
-        return 0
-    overlap_key = occurrence_tasks.template(row).overlap_key
+        return _not_run(tick, row, planned, FireOutcome.EXPIRED, f"{row.expires_in:g} s")
+    overlap_key = row.template.overlap_key
     opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
-    all_missed = chosen.caught_up and row.catch_up_mode == CatchUp.RUN_ALL_MISSED
-    verdict = decide(Overlap(row.overlap), opened, caught_up=all_missed)
+    all_missed = chosen.caught_up and row.policy.catch_up == CatchUp.RUN_ALL_MISSED
+    verdict = decide(row.overlap, opened, caught_up=all_missed)
     blocker = _blocking_task(tick, row, opened, verdict)
     if blocker is not None:
-        tick.entries.append(
-            occurrence_tasks.entry(
-                row,
-                planned,
-                FireOutcome.SKIPPED_OVERLAP,
-                term=tick.term,
-                blocked_by=blocker,
-                reason=f"{named(opened, blocker)} is open",
-            )
-        )
-        return 0
-    task = occurrence_tasks.occurrence_task(row, planned, when, verdict)
+        why = f"{named(opened, blocker)} is open"
+        return _not_run(tick, row, planned, FireOutcome.SKIPPED_OVERLAP, why, blocker)
+    task = occurrence_tasks.occurrence_task(row.template, planned, when, verdict)
     _remove_replaced(tick, opened, verdict)
     opened.append(Open(task.id, held=verdict.held))
     tick.new_tasks.append(task)
@@ -144,19 +128,37 @@ def _run(tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedR
     reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
         : ledger.REASON_MAX
     ]
-    entry = occurrence_tasks.entry(row, planned, outcome, term=tick.term, task=task, reason=reason)
+    entry = occurrence_tasks.entry(
+        row.template, planned, outcome, term=tick.term, task=task, reason=reason
+    )
     tick.entries.append(entry)
     tick.late += [entry] if chosen.caught_up else []
     return 1
 
 
+def _not_run(
+    tick: Tick,
+    row: KnownSchedule,
+    planned: PlannedRun,
+    outcome: FireOutcome,
+    reason: str,
+    blocker: Any = None,
+) -> int:
+    tick.entries.append(
+        occurrence_tasks.entry(
+            row.template, planned, outcome, term=tick.term, blocked_by=blocker, reason=reason
+        )
+    )
+    return 0
+
+
 def _blocking_task(
-    tick: Tick, row: RecurringTask, opened: Sequence[Open], verdict: OverlapDecision
+    tick: Tick, row: KnownSchedule, opened: Sequence[Open], verdict: OverlapDecision
 ) -> Any:
     """Return the open task that prevents the run, by its overlap key or unique key, or None."""
     if not verdict.runs:
         return verdict.blocked_by
-    owner = tick.keys.get((row.tenant_id, occurrence_tasks.template(row).unique_key))
+    owner = tick.keys.get((row.tenant_id, row.template.unique_key))
     freed = {task.task_id for task in opened if not task.running} & set(verdict.replaces)
     # A task of this tick is cancelled after it was inserted, so it releases its key too late.
     created = {task.id for task in tick.new_tasks} if owner in freed else set()
@@ -164,7 +166,7 @@ def _blocking_task(
 
 
 def _effective(
-    tick: Tick, row: RecurringTask, chosen: ChosenFire, following: PlannedRun | None
+    tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
 ) -> datetime:
     if chosen.caught_up:
         return tick.now + timedelta(seconds=chosen.delay)
@@ -184,14 +186,15 @@ def _remove_replaced(tick: Tick, opened: list[Open], verdict: OverlapDecision) -
     opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
 
 
-def _move(row: RecurringTask, choice: Choice, ran: int, left: int | None, now: datetime) -> Move:
+def _move(row: KnownSchedule, choice: Choice, ran: int, left: int | None, now: datetime) -> Move:
     status, reason = None, ""
     if left is not None and ran >= left:
         status, reason = RecurringStatus.CANCELLED, MAX_RUNS
     elif choice.following is None:
         status, reason = RecurringStatus.CANCELLED, ENDED
     return Move(
-        row,
+        row.pk,
+        row.revision,
         choice.following.at if choice.following and not status else None,
         choice.through,
         ran,

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, IntegrityError, connections
+from django.db.models import QuerySet
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine import transitions
@@ -26,14 +27,18 @@ from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import run_tree
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import fire_events, ledger, occurrence_tasks
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, calendars_of
-from django_durable_tasks.engine.recurring.tick_plan import Tick, decide_row, policy_of
+from django_durable_tasks.engine.recurring import fire_events, known_schedules, ledger
+from django_durable_tasks.engine.recurring.known_schedules import (
+    DueState,
+    KnownSchedule,
+    known_schedule,
+)
+from django_durable_tasks.engine.recurring.schedule_cache import Calendars
+from django_durable_tasks.engine.recurring.tick_plan import FirePlan, Tick, decide_plan
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.misfires import Choice, choose
+from django_durable_tasks.rules.recurring.misfires import choose
 from django_durable_tasks.rules.recurring.policies import MAX_RUNS, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.builder import never_fires
 from django_durable_tasks.rules.tasks.masking import shortened
@@ -58,106 +63,124 @@ class _AlreadyRecorded(Exception):
 _isolation = Isolation[uuid.UUID]("recurring task")
 
 
-def fire_due(now: datetime, limit: int, term: int | None = None) -> int:
+class DueSelection(NamedTuple):
+    """Which due schedules a batch takes: those to process after ``after`` and up to ``now``, the
+    oldest first, at most ``limit``; or only those with the ids ``keys``.
+    """
+
+    now: datetime
+    limit: int
+    after: datetime | None = None
+    keys: Sequence[uuid.UUID] | None = None
+
+    def rows(self) -> QuerySet[RecurringTask]:
+        """Return the selected schedules, without the postponed ones and without ``limit``."""
+        due: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database()).due(self.now)
+        if self.after is not None:
+            due = due.filter(next_run_at__gt=self.after)
+        return due.exclude(pk__in=_isolation.postponed())
+
+
+def fire_due(
+    now: datetime, limit: int, term: int | None = None, *, after: datetime | None = None
+) -> int:
     """Record all fire times up to ``now`` of at most ``limit`` due schedules; return how many
     tasks were created.
 
-    A batch that cannot be written is repeated schedule by schedule; one that fails alone is
-    quarantined. An outage of the database is raised and changes nothing.
+    With ``after``, schedules that became due before it or at it are left to other batches. A batch
+    that cannot be written is repeated schedule by schedule; one that fails alone is quarantined. An
+    outage of the database is raised and changes nothing.
     """
-    revisions: dict[uuid.UUID, int] = {}
+    selection, revisions = DueSelection(now, limit, after), dict[uuid.UUID, int]()
 
     def due() -> list[uuid.UUID]:
-        rows = (
-            RecurringTask.objects.using(tables.database())
-            .due(now)
-            .exclude(pk__in=_isolation.postponed())
-        )
-        revisions.update(rows.values_list("pk", "revision")[:limit])
+        revisions.update(selection.rows().values_list("pk", "revision")[:limit])
         return list(revisions)
 
     created = _isolation.batch(
-        lambda: _fire(None, now, limit, term),
+        lambda: _fire(selection, term),
         due,
-        lambda pk: _fire([pk], now, 1, term),
+        lambda pk: _fire(DueSelection(now, 1, keys=[pk]), term),
         on_failure=lambda pk, error: quarantine(pk, revisions[pk], error),
     )
     return sum(created)
 
 
-def _fire(keys: list[Any] | None, now: datetime, limit: int, term: int | None) -> int:
+def _fire(selection: DueSelection, term: int | None) -> int:
     """Fire assuming that the ledger has no entry of these fire times; if it has one, repeat and
     read its entries first.
     """
-    alone = keys is not None
+    now, alone = selection.now, selection.keys is not None
     try:
-        return _tick(Tick(now, term, alone), keys, limit)
+        return _tick(Tick(now, term, alone), selection)
     except _AlreadyRecorded:
-        return _tick(Tick(now, term, alone, recorded=set()), keys, limit)
+        return _tick(Tick(now, term, alone, recorded=set()), selection)
 
 
-def _tick(tick: Tick, keys: list[Any] | None, limit: int) -> int:
+def _tick(tick: Tick, selection: DueSelection) -> int:
     with tables.atomic():
-        rows = _locked(keys, tick.now, limit)
-        if not rows:
+        states = _locked(selection)
+        if not states:
             return 0
-        plans = _plans(tick, rows)
+        plans = _plans(tick, states)
         tick.opened, tick.keys = overlap.open_runs(_overlap_keys(plans)), _key_owners(plans)
         if tick.recorded is not None:
             tick.recorded |= ledger.recorded(
-                {row.pk: [run.planned.nominal for run in choice.runs] for row, choice, _ in plans}
+                {
+                    plan.schedule.pk: [run.planned.nominal for run in plan.choice.runs]
+                    for plan in plans
+                }
             )
-        for row, choice, agenda in plans:
-            decide_row(tick, row, choice, agenda)
+        for plan in plans:
+            decide_plan(tick, plan)
         return _write(tick)
 
 
-def _locked(keys: list[Any] | None, now: datetime, limit: int) -> list[RecurringTask]:
-    """Lock due rows that no other transaction has locked, and return them in primary-key order."""
-    rows, connection = (
-        RecurringTask.objects.using(tables.database()),
-        connections[tables.database()],
-    )
-    due = rows.due(now).exclude(pk__in=_isolation.postponed())
-    lock_options: dict[str, Any] = {
-        "skip_locked": True,
-        "no_key": connection.features.has_select_for_no_key_update,
-    }
-    if keys is None and connection.vendor == "postgresql":
+def _locked(selection: DueSelection) -> list[DueState]:
+    """Lock selected rows that no other transaction has locked; return their states in primary-key
+    order.
+    """
+    connection, limit = connections[tables.database()], selection.limit
+    if selection.keys is None and connection.vendor == "postgresql":
         # Locked by the statement that is limited, so that locked rows do not count as found.
-        return sorted(due.select_for_update(**lock_options)[:limit], key=lambda row: row.pk)
-    found = keys if keys is not None else list(due.values_list("pk", flat=True)[:limit])
+        due = tables.locked_for_change(selection.rows(), skip_locked=True)
+        return sorted(map(DueState._make, due.values_list(*DueState._fields)[:limit]))
+    found = selection.keys
+    if found is None:
+        found = list(selection.rows().values_list("pk", flat=True)[:limit])
     if not found:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
-    these = rows.filter(pk__in=found).order_by("pk").select_for_update(**lock_options)
-    return [row for row in these if row.next_run_at is not None and row.next_run_at <= now]
+    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=found).order_by("pk")
+    these = tables.locked_for_change(rows, skip_locked=True)
+    return [
+        DueState._make(columns)
+        for next_run_at, *columns in these.values_list("next_run_at", *DueState._fields)
+        if next_run_at is not None and next_run_at <= selection.now
+    ]
 
 
-Plan = tuple[RecurringTask, Choice, Agenda]
-
-
-def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
-    calendars, plans, waiting = calendars_of(rows), list[Plan](), list[Move]()
-    for row in rows:
-        if not _may_fire(row, tick.now):
-            waiting.append(
-                Move(
-                    row,
-                    row.paused_until if row.status == RecurringStatus.PAUSED else None,
-                    row.watermark_at,
-                )
-            )
+def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
+    due, plans, waiting = known_schedules.read(states), list[FirePlan](), list[Move]()
+    for state in states:
+        if not _may_fire(state, tick.now):
+            until = state.paused_until if state.status == RecurringStatus.PAUSED else None
+            waiting.append(Move(state.id, state.revision, until, state.watermark_at))
             continue
+        known = due.known.get(state.id)
+        if known is not None:
+            plans.append(_plan(tick, state, known))
+            continue
+        row = due.rows[state.id]
         try:
-            plans.append(_plan(tick, row, agenda_of(row, calendars)))
+            plans.append(_plan_of_row(tick, state, row, due.calendars))
         except (UnknownTask, EncryptionError) as error:
             # Another release may have this task, or another process the key. The watermark stays,
             # so the fire times are caught up later.
             logger.warning("Recurring task %s is postponed: %s", row.name, error)
             later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
-            waiting.append(Move(row, later, row.watermark_at))
+            waiting.append(Move(state.id, state.revision, later, state.watermark_at))
         except Error:
             raise  # the transaction is aborted, and the schedule is not the cause
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the schedule stores and shows it
@@ -167,25 +190,30 @@ def _plans(tick: Tick, rows: Sequence[RecurringTask]) -> list[Plan]:
     return plans
 
 
-def _may_fire(row: RecurringTask, now: datetime) -> bool:
+def _may_fire(state: DueState, now: datetime) -> bool:
     """Return whether the schedule fires now, or its pause ends now."""
-    if row.status == RecurringStatus.PAUSED:
-        return row.paused_until is not None and row.paused_until <= now
-    return row.status == RecurringStatus.ACTIVE
+    if state.status == RecurringStatus.PAUSED:
+        return state.paused_until is not None and state.paused_until <= now
+    return state.status == RecurringStatus.ACTIVE
 
 
-def _plan(tick: Tick, row: RecurringTask, agenda: Agenda) -> Plan:
-    occurrence_tasks.template(row)
-    if row.ledger_from is not None:
-        # Entries before this were pruned: their fire times must not fire again, even if the
-        # watermark was set back behind them.
-        row.watermark_at = max(row.watermark_at, row.ledger_from)
-    if row.status == RecurringStatus.PAUSED:
-        _end_pause(tick, row, agenda)
-    choice = choose(agenda, row.watermark_at, tick.now, policy_of(row))
-    if choice.following is None and not choice.runs:
+def _plan(
+    tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime | None = None
+) -> FirePlan:
+    watermark = state.processed_until() if watermark is None else watermark
+    choice = choose(known.agenda, watermark, tick.now, known.policy)
+    tick.schedules[known.pk] = known
+    return FirePlan(known, watermark, state.runs_count, choice)
+
+
+def _plan_of_row(tick: Tick, state: DueState, row: RecurringTask, calendars: Calendars) -> FirePlan:
+    known, watermark = known_schedule(row, calendars), state.processed_until()
+    if state.status == RecurringStatus.PAUSED:
+        watermark = _end_pause(tick, row, known, watermark)
+    plan = _plan(tick, state, known, watermark)
+    if plan.choice.following is None and not plan.choice.runs:
         _refuse_never(row)
-    return row, choice, agenda
+    return plan
 
 
 def _refuse_never(row: RecurringTask) -> None:
@@ -195,25 +223,28 @@ def _refuse_never(row: RecurringTask) -> None:
         raise InvalidSchedule(why or "timetable=[] has no part: it never fires.")
 
 
-def _end_pause(tick: Tick, row: RecurringTask, agenda: Agenda) -> None:
-    """End a pause: the fire times during it are recorded, later ones fire as usual."""
-    until = max(row.paused_until or tick.now, row.watermark_at)
-    passed = ledger.paused_range(row, agenda, until, tick.term)
+def _end_pause(
+    tick: Tick, row: RecurringTask, known: KnownSchedule, watermark: datetime
+) -> datetime:
+    """End a pause and return the new watermark: the fire times during the pause are recorded, later
+    ones fire as usual.
+    """
+    until = max(row.paused_until or tick.now, watermark)
+    row.watermark_at = watermark
+    passed = ledger.paused_range(row, known.agenda, until, tick.term)
     tick.entries += [passed] if passed else []
     wake(row)
-    row.watermark_at = until
+    return until
 
 
-def _overlap_keys(plans: Sequence[Plan]) -> set[str]:
-    keys = (occurrence_tasks.template(row).overlap_key for row, choice, _ in plans if choice.runs)
+def _overlap_keys(plans: Sequence[FirePlan]) -> set[str]:
+    keys = (plan.schedule.template.overlap_key for plan in plans if plan.choice.runs)
     return {overlap_key for overlap_key in keys if overlap_key is not None}
 
 
-def _key_owners(plans: Sequence[Plan]) -> dict[tuple[int, str | None], Any]:
+def _key_owners(plans: Sequence[FirePlan]) -> dict[tuple[int, str | None], Any]:
     """Return the open tasks that own the unique keys of these runs; no statement without keys."""
-    keys = {
-        occurrence_tasks.template(row).unique_key for row, choice, _ in plans if choice.runs
-    } - {None}
+    keys = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
     if not keys:
         return {}
     owners = (
@@ -286,9 +317,9 @@ def _moves_of(tick: Tick, created: Sequence[NewTask]) -> list[Move]:
     ran = Counter(task.recurring_task_id for task in created)
     moves = []
     for move in tick.moves:
-        if move.ran > ran[move.row.pk] and move.reason == MAX_RUNS:
+        if move.ran > ran[move.pk] and move.reason == MAX_RUNS:
             move = replace(move, status=None, reason="", next_run_at=tick.now)
         moves.append(
-            replace(move, ran=ran[move.row.pk], last_run_at=tick.now if ran[move.row.pk] else None)
+            replace(move, ran=ran[move.pk], last_run_at=tick.now if ran[move.pk] else None)
         )
     return moves

@@ -14,7 +14,7 @@ from datetime import datetime
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.recurring import writes
-from django_durable_tasks.engine.recurring.schedule_cache import calendars_of, unkept_agenda
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, calendars_of
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
@@ -91,7 +91,7 @@ def _compared(rows: Sequence[RecurringTask]) -> list[ChangedFireTime]:
     calendars, found = calendars_of(rows), []
     for row in rows:
         try:
-            following = unkept_agenda(row, calendars).next(row.watermark_at)
+            following = agenda_of(row, calendars).next(row.watermark_at)
         except (InvalidSchedule, InvalidCalendar) as error:
             logger.warning(
                 "Could not recompute the next fire time of recurring task %s: %s", row.name, error

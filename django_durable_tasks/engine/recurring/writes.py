@@ -22,7 +22,7 @@ from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.audit.recorder import current_recorder
 from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.connections import cursor
+from django_durable_tasks.engine.db.arrays import number_array, time_array, uuid_array
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RecurringTask
@@ -60,7 +60,8 @@ class Move:
     ``ran`` is the number of tasks created. ``status`` is set if the schedule has ended.
     """
 
-    row: RecurringTask
+    pk: uuid.UUID
+    revision: int
     next_run_at: datetime | None
     watermark_at: datetime
     ran: int = 0
@@ -135,24 +136,23 @@ def advance(moves: Sequence[Move]) -> None:
     """Write the moves to locked rows, each only if its revision is the one that was read."""
     sql = statement("advance")
     if sql is not None and moves:
-        with cursor() as connection_cursor:
-            connection_cursor.execute(
-                sql,
-                {
-                    "id": [move.row.pk for move in moves],
-                    "revision": [move.row.revision for move in moves],
-                    "next_run_at": [move.next_run_at for move in moves],
-                    "ran": [move.ran for move in moves],
-                    "watermark_at": [move.watermark_at for move in moves],
-                    "last_run_at": [move.last_run_at for move in moves],
-                },
-            )
+        tables.count(
+            sql,
+            {
+                "id": uuid_array([move.pk for move in moves]),
+                "revision": number_array([move.revision for move in moves]),
+                "next_run_at": time_array([move.next_run_at for move in moves]),
+                "ran": number_array([move.ran for move in moves]),
+                "watermark_at": time_array([move.watermark_at for move in moves]),
+                "last_run_at": time_array([move.last_run_at for move in moves]),
+            },
+        )
     else:
         for first in range(0, len(moves), _BULK):
             _advance(moves[first : first + _BULK])
     for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
-        ended = [move.row for move in moves if (move.status, move.reason) == (status, reason)]
-        unchanged = reduce(or_, (Q(pk=row.pk, revision=row.revision) for row in ended))
+        ended = [move for move in moves if (move.status, move.reason) == (status, reason)]
+        unchanged = reduce(or_, (Q(pk=move.pk, revision=move.revision) for move in ended))
         RecurringTask.objects.using(tables.database()).unguarded().active().filter(
             unchanged
         ).update(status=status, status_reason=reason, updated_at=DatabaseNow())
@@ -161,18 +161,18 @@ def advance(moves: Sequence[Move]) -> None:
 def _advance(moves: Sequence[Move]) -> None:
     def each(name: str) -> Case:
         whens = [
-            When(pk=move.row.pk, then=Value(getattr(move, name), DateTimeField())) for move in moves
+            When(pk=move.pk, then=Value(getattr(move, name), DateTimeField())) for move in moves
         ]
         return Case(*whens, default=F(name))
 
-    ran = [When(pk=move.row.pk, then=Value(move.ran)) for move in moves if move.ran]
+    ran = [When(pk=move.pk, then=Value(move.ran)) for move in moves if move.ran]
     rows = (
         RecurringTask.objects.using(tables.database())
         .unguarded()
-        .filter(pk__in=[move.row.pk for move in moves])
+        .filter(pk__in=[move.pk for move in moves])
     )
     last = [
-        When(pk=move.row.pk, then=Value(move.last_run_at, DateTimeField()))
+        When(pk=move.pk, then=Value(move.last_run_at, DateTimeField()))
         for move in moves
         if move.last_run_at
     ]

@@ -16,8 +16,8 @@ from django_durable_tasks.engine.recurring import ledger, writes
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import (
     Calendars,
+    agenda_of,
     calendars_of,
-    unkept_agenda,
 )
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
@@ -99,7 +99,7 @@ def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
     processed_until = (
         row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
     )
-    following = unkept_agenda(row, calendars).next(processed_until)
+    following = agenda_of(row, calendars).next(processed_until)
     return following.at if following else None
 
 

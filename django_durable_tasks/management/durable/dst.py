@@ -13,8 +13,8 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine.recurring import tzdata as recurring_tzdata
 from django_durable_tasks.engine.recurring.schedule_cache import (
     Calendars,
+    agenda_of,
     calendars_of,
-    unkept_agenda,
 )
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.management.durable.output import Output, plain, table
@@ -123,7 +123,7 @@ def _touched(
     running_all = copy.copy(row)
     running_all.dst_gap, running_all.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
     try:
-        every, real = unkept_agenda(running_all, calendars), unkept_agenda(row, calendars)
+        every, real = agenda_of(running_all, calendars), agenda_of(row, calendars)
     except (InvalidSchedule, InvalidCalendar) as error:
         out.note(f"{row.name} cannot be computed: {error}")
         return

@@ -16,7 +16,6 @@ from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.recurring.schedule_cache import (
     agenda_from,
     agenda_of,
-    unkept_agenda,
 )
 from django_durable_tasks.management.durable.calendar_sources import WAYS, days_of
 from django_durable_tasks.management.durable.subcommand import Options, refuse
@@ -264,7 +263,7 @@ def edited(before: ScheduleDraft, options: Options, start: datetime) -> Schedule
     if set(KINDS) & keywords.keys():
         keywords = {"timezone": row.time_zone, **keywords}
     _set(row, columns(row.name, keywords))
-    return ScheduleDraft(row, unkept_agenda(row) if days is None else agenda_from(row, days))
+    return ScheduleDraft(row, agenda_of(row) if days is None else agenda_from(row, days))
 
 
 def _set(row: RecurringTask, values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.engine.recurring.tick_plan import policy_of
+from django_durable_tasks.engine.recurring.known_schedules import policy_of
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.preview import fire
 from django_durable_tasks.management.durable.schedule_arguments import (

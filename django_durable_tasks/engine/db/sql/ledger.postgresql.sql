@@ -2,9 +2,10 @@ INSERT INTO durable_tasks_occurrence
        (recurring_task_id, tenant_id, fire_time, last_fire_time, count, count_is_exact, unique_fire_time, effective_at,
         outcome, reason, task_id, blocked_by, request_id, term)
 SELECT *
-  FROM json_to_recordset(%(rows)s::json)
-       AS line (recurring_task_id uuid, tenant_id bigint, fire_time timestamptz, last_fire_time timestamptz,
-                count bigint, count_is_exact boolean, unique_fire_time timestamptz, effective_at timestamptz,
-                outcome text, reason text, task_id uuid, blocked_by uuid, request_id text, term bigint)
+  FROM unnest(%(recurring_task_id)s::uuid[], %(tenant_id)s::bigint[], %(fire_time)s::timestamptz[],
+              %(last_fire_time)s::timestamptz[], %(count)s::bigint[], %(count_is_exact)s::boolean[],
+              %(unique_fire_time)s::timestamptz[], %(effective_at)s::timestamptz[], %(outcome)s::text[],
+              %(reason)s::text[], %(task_id)s::uuid[], %(blocked_by)s::uuid[], %(request_id)s::text[],
+              %(term)s::bigint[])
     ON CONFLICT DO NOTHING
 RETURNING task_id

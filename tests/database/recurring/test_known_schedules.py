@@ -1,0 +1,141 @@
+"""A tick reads the columns of a schedule that only an edit changes once, and again after each edit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks import process_state
+from django_durable_tasks.engine.recurring import calendars, known_schedules, ledger
+from django_durable_tasks.engine.recurring.known_schedules import KnownSchedules
+from django_durable_tasks.engine.recurring.ledger import LedgerEntry
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
+from django_durable_tasks.rules.recurring.policies import FireOutcome
+from tests.database.recurring.schedules import (
+    START,
+    a_schedule,
+    at,
+    fire,
+    fire_times,
+    ledger_of,
+    tomorrow,
+)
+from tests.project import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def _fired_with_all_columns(seconds: float) -> bool:
+    """Fire, and return whether a statement read the columns that only an edit changes."""
+    with CaptureQueriesContext(connection) as seen:
+        assert fire(at(seconds)) >= 1
+    return any('"timetable"' in query["sql"].replace("`", '"') for query in seen)
+
+
+def _edit(row: RecurringTask, **values: Any) -> None:
+    """Write columns as an edit does, without planning the schedule again."""
+    RecurringTask.objects.unguarded().filter(pk=row.pk).update(revision=row.revision + 1, **values)
+    row.refresh_from_db()
+
+
+def test_a_tick_reads_all_columns_of_a_schedule_once() -> None:
+    a_schedule(overlap="ALLOW")
+    assert _fired_with_all_columns(0)
+    assert not _fired_with_all_columns(60)
+    a_schedule("another", overlap="ALLOW", start_time=at(120))
+    assert _fired_with_all_columns(120)
+    assert not _fired_with_all_columns(180)
+
+
+def test_the_next_tick_after_an_edit_uses_the_edited_values() -> None:
+    row = a_schedule(task=tasks.add, args=[1, 1], overlap="ALLOW")
+    fire(START)
+    _edit(row, args=[2, 3], queue="other", max_runs=2)
+    assert _fired_with_all_columns(60)
+    newest = Task.objects.get(fire_time=at(60))
+    assert (newest.args, newest.queue) == ([2, 3], "other")
+    row.refresh_from_db()
+    assert (row.status, row.status_reason, row.runs_count) == ("CANCELLED", "MAX_RUNS", 2)
+
+
+def test_an_edited_timetable_counts_from_the_next_tick_on() -> None:
+    row = a_schedule(overlap="ALLOW")
+    fire(START)
+    _edit(row, timetable=[{"interval": 90}])
+    fire(at(100))
+    assert fire_times(row) == [START, at(90)]
+
+
+def test_an_edit_that_no_one_can_read_quarantines_a_known_schedule() -> None:
+    row = a_schedule(overlap="ALLOW")
+    fire(START)
+    _edit(row, timetable=[{"interval": "x"}])
+    assert fire(at(60)) == 0
+    row.refresh_from_db()
+    assert (row.status, row.status_reason) == ("PAUSED", "QUARANTINED")
+
+
+def test_a_changed_calendar_is_used_by_the_next_tick() -> None:
+    calendars.upsert("office")
+    row = a_schedule(calendar="office", overlap="ALLOW", misfire_grace=86_400)
+    assert _fired_with_all_columns(0)
+    assert not _fired_with_all_columns(60)
+    calendars.upsert("office", days=[SpecialDay(START.date(), DayKind.CLOSED, "closed")])
+    _edit(row, next_run_at=at(120), watermark_at=at(60))
+    assert fire(at(120)) == 0
+    assert fire_times(row) == [START, at(60)]
+    assert ("SKIPPED_CALENDAR", at(120)) in [line[:2] for line in ledger_of(row)]
+
+
+def test_a_fire_time_that_is_overridden_between_two_ticks_is_skipped() -> None:
+    row = a_schedule(overlap="ALLOW", start_time=tomorrow())
+    fire(tomorrow())
+    row.refresh_from_db()
+    row.override(tomorrow(seconds=60), "SKIP")
+    fire(tomorrow(seconds=120))
+    assert fire_times(row) == [tomorrow(), tomorrow(seconds=120)]
+
+
+def test_the_fires_of_the_pause_of_a_known_schedule_name_its_reason() -> None:
+    row = a_schedule(overlap="ALLOW")
+    fire(START)
+    row.refresh_from_db()
+    row.pause("deploy", by="anna")
+    RecurringTask.objects.unguarded().update(paused_until=at(90), next_run_at=at(90))
+    assert fire(at(125)) == 1
+    assert ledger_of(row)[1] == ("PAUSED", at(60), at(60), 1, "deploy by anna")
+    assert fire_times(row) == [START, at(120)]
+
+
+def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_schedules, "_MAX_SCHEDULES", 2)
+    rows = [a_schedule(f"row {number}", overlap="ALLOW") for number in range(5)]
+    assert [fire(START), fire(at(60))] == [5, 5]
+    assert all(fire_times(row) == [START, at(60)] for row in rows)
+    assert len(process_state.of(KnownSchedules)) == 2
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ['"quoted"', "back\\slash\\", "{a,b}", "NULL", "", "two\nlines\tand é", "comma, 'apostrophe'"],
+)
+def test_a_reason_is_stored_as_it_is(reason: str) -> None:
+    row = a_schedule()
+    entry = LedgerEntry(
+        recurring_task_id=row.pk,
+        tenant_id=row.tenant_id,
+        fire_time=START,
+        outcome=FireOutcome.MISSED,
+        reason=reason,
+        count=3,
+        count_is_exact=False,
+        last_fire_time=at(60),
+    )
+    ledger.write([entry])
+    stored = OccurrenceRecord.objects.get()
+    assert (stored.reason, stored.count, stored.count_is_exact) == (reason, 3, False)
+    assert (stored.unique_fire_time, stored.task_id, stored.term) == (None, None, None)

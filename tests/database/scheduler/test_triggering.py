@@ -1,0 +1,72 @@
+"""The thread that fires schedules: a backlog does not delay the schedules that become due now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import trigger
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.scheduler import triggering
+from django_durable_tasks.scheduler.loop import Scheduler
+from tests.database.recurring.schedules import START, a_schedule, at, begin, fire_times
+
+pytestmark = pytest.mark.django_db(transaction=True)
+BACKLOG = 12
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    """Return a scheduler that leads and whose threads are not started."""
+    found = Scheduler("triggering")
+    found.leader.step()
+    yield found
+    found.leader.resign()
+
+
+def _due_since(name: str, start: datetime) -> RecurringTask:
+    row = a_schedule(name, interval=86_400, overlap="ALLOW", misfire_grace=86_400)
+    return begin(row, start)
+
+
+def test_a_batch_can_leave_out_the_schedules_that_became_due_earlier() -> None:
+    old, new = _due_since("old", START), _due_since("new", at(60))
+    assert trigger.fire_due(at(60), 10, 7, after=START) == 1
+    assert (fire_times(old), fire_times(new)) == ([], [at(60)])
+    assert trigger.fire_due(at(60), 10, 7) == 1
+
+
+def test_schedules_that_become_due_during_a_backlog_are_fired_by_the_second_batch(
+    scheduler: Scheduler, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 3}
+    monkeypatch.setattr(triggering, "_RECENT", timedelta(seconds=300))
+    now = database_now()
+    backlog = [
+        _due_since(f"old {number}", now - timedelta(seconds=600 - number))
+        for number in range(BACKLOG)
+    ]
+    fresh = _due_since("fresh", database_now())
+    scheduler.triggering.round()
+    scheduler.triggering.round()
+    assert len(fire_times(fresh)) == 1
+    fired = sum(len(fire_times(row)) for row in backlog)
+    assert 0 < fired < BACKLOG
+    for _ in range(2 * BACKLOG):
+        scheduler.triggering.round()
+    assert all(len(fire_times(row)) == 1 for row in backlog)
+
+
+def test_a_backlog_without_recent_schedules_is_fired_by_every_batch(
+    scheduler: Scheduler, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 3}
+    now = database_now()
+    backlog = [_due_since(f"old {n}", now - timedelta(seconds=600)) for n in range(BACKLOG)]
+    for _ in range(BACKLOG // 3):
+        scheduler.triggering.round()
+    assert all(len(fire_times(row)) == 1 for row in backlog)
