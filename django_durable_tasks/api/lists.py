@@ -1,7 +1,8 @@
 """Pages of lists by keyset: each list is ordered by a unique column, which an index serves.
 
-A cursor contains the last key of a page. It is signed together with the tenant, the address and the
-filters, and refused with any others.
+A cursor contains the first or the last key of a page, and the direction in which the list
+continues. It is signed together with the tenant, the address and the filters, and refused with any
+others.
 """
 
 from __future__ import annotations
@@ -33,11 +34,39 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a page begins: at a key, which it contains if ``inclusive``, in the order of the list
+    or ``backwards``.
+    """
+
+    key: Any
+    backwards: bool = False
+    inclusive: bool = False
+
+    @property
+    def mark(self) -> str:
+        """One character for the direction and whether the key is included."""
+        return _MARKS[self.backwards, self.inclusive]
+
+    def comparison(self, *, falling: bool) -> str:
+        """Return the lookup that compares the key with the rows of a list in this order."""
+        name = "lt" if falling != self.backwards else "gt"
+        return f"{name}e" if self.inclusive else name
+
+
+_MARKS = {(False, False): "a", (False, True): "f", (True, False): "b", (True, True): "u"}
+_OF_MARK = {mark: value for value, mark in _MARKS.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class KeysetPage:
-    """The rows of a page, and the key after which the next page begins; None at the end."""
+    """The rows of a page in the order of the list, and where the pages beside it begin; None at the
+    ends of the list.
+    """
 
     rows: Sequence[Any]
-    next_key: Any
+    following: Cursor | None = None
+    previous: Cursor | None = None
 
 
 def limit_of(request: Request) -> int:
@@ -48,8 +77,8 @@ def limit_of(request: Request) -> int:
     return int(text)
 
 
-def cursor_of(request: Request, tenant_id: int, model: type[Model], by: str = "") -> Any:
-    """Return the key after which the page begins; None for the first page. Raises Problem.
+def cursor_of(request: Request, tenant_id: int, model: type[Model], by: str = "") -> Cursor | None:
+    """Return where the page begins; None for the first page. Raises Problem.
 
     ``by``: the unique column by which the list is ordered; by default the primary key.
     """
@@ -69,7 +98,7 @@ def cursor_of(request: Request, tenant_id: int, model: type[Model], by: str = ""
         )
     column: Any = model._meta.get_field(by) if by else model._meta.pk
     try:
-        return column.to_python(key)
+        return Cursor(column.to_python(key[1:]), *_OF_MARK[key[0]])
     except ValidationError:
         raise invalid_parameter("cursor", "cannot be read", "bad_cursor") from None
 
@@ -78,24 +107,53 @@ def _signature(request: Request, tenant_id: int, key: str) -> str:
     filters = sorted(
         (name, value) for name, value in request.query_params.items() if name not in _PLACE
     )
-    signed = f"1|{tenant_id}|{request.path}|{urlencode(filters)}|{key}"
+    signed = f"2|{tenant_id}|{request.path}|{urlencode(filters)}|{key}"
     return salted_hmac(_SALT, signed, algorithm="sha256").hexdigest()[:_SIGNATURE]
 
 
 def page_of(
-    rows: QuerySet[M], after: Any, limit: int, *, by: str = "pk", descending: bool | None = None
+    rows: QuerySet[M],
+    cursor: Cursor | None,
+    limit: int,
+    *,
+    by: str = "pk",
+    descending: bool | None = None,
 ) -> KeysetPage:
-    """Return the page of a queryset after a key.
+    """Return the page of a queryset that begins at a cursor.
 
     ``by`` is a column that is unique in the queryset. A list by primary key begins with the newest
-    row, another one with the least value, unless ``descending`` is given.
+    row, another one with the least value, unless ``descending`` is given. If no row precedes a page
+    any more, the page before it is the first page.
     """
     falling = by == "pk" if descending is None else descending
-    if after is not None:
-        rows = rows.filter(**{f"{by}__{'lt' if falling else 'gt'}": after})
-    found = list(rows.order_by(f"-{by}" if falling else by)[: limit + 1])
-    more = len(found) > limit
-    return KeysetPage(found[:limit], getattr(found[limit - 1], by) if more else None)
+    chosen = rows
+    if cursor is not None:
+        chosen = rows.filter(**{f"{by}__{cursor.comparison(falling=falling)}": cursor.key})
+    backwards = cursor is not None and cursor.backwards
+    found = list(chosen.order_by(f"-{by}" if falling != backwards else by)[: limit + 1])
+    if backwards and not found:
+        return page_of(rows, None, limit, by=by, descending=descending)
+    return around(found[:limit], cursor, by=by, more=len(found) > limit)
+
+
+def around(found: Sequence[Any], cursor: Cursor | None, *, by: str, more: bool) -> KeysetPage:
+    """Return the page with these rows, which are in the order in which they were read. ``more``:
+    others follow in this direction.
+    """
+    if cursor is None or not cursor.backwards:
+        following = Cursor(getattr(found[-1], by)) if more else None
+        if cursor is None:
+            return KeysetPage(found, following)
+        first = Cursor(getattr(found[0], by), backwards=True) if found else None
+        return KeysetPage(found, following, first or _turned(cursor))
+    previous = Cursor(getattr(found[-1], by), backwards=True) if more else None
+    last = Cursor(getattr(found[0], by)) if found else None
+    return KeysetPage(found[::-1], last or _turned(cursor), previous)
+
+
+def _turned(cursor: Cursor) -> Cursor:
+    """Return the cursor of what lies on the other side of an empty page."""
+    return Cursor(cursor.key, not cursor.backwards, not cursor.inclusive)
 
 
 def _text(key: Any) -> str:
@@ -108,20 +166,27 @@ def listed(
     page: KeysetPage,
     represent: Callable[[Any], Mapping[str, Any]],
 ) -> Response:
-    """Return the answer with this page, and the address of the next one in ``Link``."""
-    cursor = None
-    if page.next_key is not None:
-        key = _text(page.next_key)
-        content = _signature(request, tenant_id, key) + key
-        cursor = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+    """Return the answer with this page, and the addresses of the pages beside it in ``Link``."""
+    following = _signed(request, tenant_id, page.following)
+    previous = _signed(request, tenant_id, page.previous)
     body = {
         "data": [represent(row) for row in page.rows],
-        "next_cursor": cursor,
-        "has_more": cursor is not None,
+        "next_cursor": following,
+        "prev_cursor": previous,
+        "has_more": following is not None,
     }
-    headers = {}
-    if cursor is not None:
-        query = {**request.query_params.dict(), "cursor": cursor}
-        address = request.build_absolute_uri(f"{request.path}?{urlencode(query)}")
-        headers["Link"] = f'<{address}>; rel="next"'
-    return Response(body, headers=headers)
+    links = []
+    for name, cursor in (("next", following), ("prev", previous)):
+        if cursor is not None:
+            query = {**request.query_params.dict(), "cursor": cursor}
+            address = request.build_absolute_uri(f"{request.path}?{urlencode(query)}")
+            links.append(f'<{address}>; rel="{name}"')
+    return Response(body, headers={"Link": ", ".join(links)} if links else {})
+
+
+def _signed(request: Request, tenant_id: int, cursor: Cursor | None) -> str | None:
+    if cursor is None:
+        return None
+    key = cursor.mark + _text(cursor.key)
+    content = _signature(request, tenant_id, key) + key
+    return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")

@@ -50,7 +50,7 @@ _QUERY: Mapping[str, tuple[Any, str]] = {
     "actor": (OpenApiTypes.STR, "Only entries of this key or user."),
     "object_id": (OpenApiTypes.STR, "Only entries about the object with this id or name."),
     "object_type": (OpenApiTypes.STR, "Only entries about objects of this type."),
-    "cursor": (OpenApiTypes.STR, "next_cursor of the page before."),
+    "cursor": (OpenApiTypes.STR, "next_cursor or prev_cursor of another page."),
     "upstream": (OpenApiTypes.UUID, "The id of the upstream task."),
     "reason": (OpenApiTypes.STR, "Why; kept with the name of the key."),
 }
@@ -102,6 +102,7 @@ def list_of(answer: type[Body]) -> type[Body]:
     fields = {
         "data": serializers.ListField(child=answer()),
         "next_cursor": Text(allow_null=True, required=False),
+        "prev_cursor": Text(allow_null=True, required=False),
         "has_more": Flag(required=False),
         "__doc__": f"A page. {answer.__doc__}",
     }

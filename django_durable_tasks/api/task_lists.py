@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from rest_framework.request import Request
 
 from django_durable_tasks import conf
 from django_durable_tasks.api.fields import read_instant
-from django_durable_tasks.api.lists import PAGE_PARAMETERS, KeysetPage, page_of
+from django_durable_tasks.api.lists import PAGE_PARAMETERS, Cursor, KeysetPage, around, page_of
 from django_durable_tasks.api.problems import invalid_parameter
 from django_durable_tasks.engine.tenants.quotas import open_tasks
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
@@ -83,22 +84,31 @@ def tasks_of(tenant_id: int) -> QuerySet[Task]:
 def page_of_tasks(
     tenant_id: int,
     filters: Mapping[str, Any],
-    after: Any,
+    cursor: Cursor | None,
     limit: int,
     without: Collection[str] = (),
 ) -> KeysetPage:
-    """Return the page of the newest tasks that match the filters, after a key. The columns of
-    ``without`` are not read.
+    """Return the page of tasks that match the filters, the newest first. The columns of ``without``
+    are not read.
     """
     rows = tasks_of(tenant_id).filter(**filters).defer(*without)
     read, remaining = _by_index(tenant_id, filters)
     if not remaining:
-        return page_of(read.defer(*without), after, limit)
-    last = _last_examined(read, after)
-    if last is None:
-        return page_of(rows, after, limit)
-    page = page_of(rows.filter(pk__gte=last), after, limit)
-    return page if page.next_key is not None else KeysetPage(page.rows, last)
+        return page_of(read.defer(*without), cursor, limit)
+    backwards = cursor is not None and cursor.backwards
+    last = _last_examined(read, cursor)
+    if last is not None:
+        rows = rows.filter(**{"pk__lte" if backwards else "pk__gte": last})
+    if cursor is not None:
+        rows = rows.filter(**{f"pk__{cursor.comparison(falling=True)}": cursor.key})
+    found = list(rows.order_by("pk" if backwards else "-pk")[: limit + 1])
+    if backwards and last is None and not found:
+        return page_of_tasks(tenant_id, filters, None, limit, without)
+    page = around(found[:limit], cursor, by="pk", more=len(found) > limit)
+    if last is None or len(found) > limit:
+        return page
+    beyond = Cursor(last, backwards)
+    return replace(page, previous=beyond) if backwards else replace(page, following=beyond)
 
 
 def _by_index(tenant_id: int, filters: Mapping[str, Any]) -> tuple[QuerySet[Task], bool]:
@@ -118,14 +128,18 @@ def _by_index(tenant_id: int, filters: Mapping[str, Any]) -> tuple[QuerySet[Task
     return every.filter(**ranges), True
 
 
-def _last_examined(rows: QuerySet[Task], after: Any) -> Any:
-    """Return the least id that the page may read; None if it may read all rows.
+def _last_examined(rows: QuerySet[Task], cursor: Cursor | None) -> uuid.UUID | None:
+    """Return the last id that the page may read; None if it may read all rows.
 
     It contains only the millisecond of a row, because that row may belong to another tenant and
     the client receives the id in its cursor.
     """
-    if after is not None:
-        rows = rows.filter(pk__lt=after)
-    ids = rows.order_by("-pk").values_list("pk", flat=True)
+    backwards = cursor is not None and cursor.backwards
+    if cursor is not None:
+        rows = rows.filter(**{f"pk__{cursor.comparison(falling=True)}": cursor.key})
+    ids = rows.order_by("pk" if backwards else "-pk").values_list("pk", flat=True)
     found: list[Any] = list(ids[ROWS_EXAMINED - 1 : ROWS_EXAMINED])
-    return uuid.UUID(int=found[0].int >> _RANDOM << _RANDOM) if found else None
+    if not found:
+        return None
+    first_of_millisecond = found[0].int >> _RANDOM << _RANDOM
+    return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))

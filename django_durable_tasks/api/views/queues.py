@@ -65,7 +65,7 @@ class QueuesEndpoint(ApiEndpoint):
     def get(self, request: Request) -> Response:
         """Return the queues that have open tasks, a worker or a pause, by name."""
         rows = [queue_json(depth, self.caller) for depth in depths(database_now())]
-        return Response({"data": rows, "next_cursor": None, "has_more": False})
+        return Response({"data": rows, "next_cursor": None, "prev_cursor": None, "has_more": False})
 
 
 RESOURCE = Resource(

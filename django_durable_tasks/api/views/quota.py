@@ -37,4 +37,4 @@ class QuotaEndpoint(ApiEndpoint):
             spent = self.rate.rate.number - self.rate.left
             rows.append(QuotaUsage("requests", str(self.rate.rate), spent))
         data = [shown_by(QuotaAnswer, row) for row in rows]
-        return Response({"data": data, "next_cursor": None, "has_more": False})
+        return Response({"data": data, "next_cursor": None, "prev_cursor": None, "has_more": False})
