@@ -23,7 +23,7 @@ from tests.progress import Progress, about, seconds_left
 from tests.report import Result, closing, lasted, node_id, servers_that_did_not_run
 from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
 from tests.selection import default_runs, left_out_by
-from tests.servers import Server, servers, variable_of
+from tests.servers import Server, missing_programs, servers, variable_of
 from tests.worktree import CannotCompare, changes
 
 RUN_SECONDS = 45 * 60
@@ -63,11 +63,14 @@ def main(arguments: list[str]) -> int:
         if options.repeat_failures:
             _repeat_failures(results, found, Path(folder), options.repeat_failures)
     unused = servers_that_did_not_run(results, SERVERS) if options.strict else []
+    absent = missing_programs() if options.strict else []
     rest = left_out_by(runs) if _is_default(options) else []
     _print("\n" + "\n".join(closing(results, found, rest)))
     if unused:
         _print(f"STRICT: no test ran on {', '.join(unused)}")
-    return 1 if unused or any(result.failed for result in results) else 0
+    if absent:
+        _print(f"STRICT: tests were skipped, because these are not installed: {', '.join(absent)}")
+    return 1 if unused or absent or any(result.failed for result in results) else 0
 
 
 def _is_default(options: argparse.Namespace) -> bool:
@@ -146,7 +149,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the options that limit a run: servers, time, repetitions and parallel runs."""
     parser.add_argument(
-        "--strict", action="store_true", help="fail if no test ran on one of the servers"
+        "--strict",
+        action="store_true",
+        help="fail if no test ran on one of the servers, or without promtool",
     )
     parser.add_argument(
         "--begin-within",
@@ -321,7 +326,7 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("TEST_", "DJANGO_", "CELERY_"))
+        if not name.startswith(("TEST_", "DJANGO_", "CELERY_", "PYTHONDONTWRITEBYTECODE"))
     }
     kept |= {variable_of(name): server.url for name, server in found.items() if server.url}
     kept["TEST_DATABASE"] = run.database or "sqlite"

@@ -22,12 +22,19 @@ from tests.starting import (
 )
 
 PGBOUNCER = "pgbouncer"
+PROGRAMS = {"promtool": "apt-get install prometheus"}
+"""Programs without which tests are skipped, and how to install them."""
 STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
     "postgresql": start_postgresql,
     "mariadb": start_mariadb,
     "redis": start_redis,
     "rabbitmq": start_rabbitmq,
 }
+
+
+def missing_programs() -> list[str]:
+    """Return the programs that are not installed, with their remedy."""
+    return [f"{name} ({how})" for name, how in PROGRAMS.items() if shutil.which(name) is None]
 
 
 @dataclass(frozen=True, slots=True)

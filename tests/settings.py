@@ -71,6 +71,8 @@ DATABASES = {"default": database_settings(VENDOR, f"test_durable_{RUN}", FOLDER)
 
 CELERY_BROKER_URL, CELERY_BROKER_TRANSPORT_OPTIONS = broker_settings(BROKER, FOLDER)
 CELERY_TASK_DEFAULT_QUEUE = f"durable-test-{RUN}"
+# Commands reach the workers of this run only, not those of runs beside it on the same broker.
+CELERY_CONTROL_EXCHANGE = f"durable-test-{RUN}"
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

@@ -39,13 +39,25 @@ def empty_tables(using: str) -> bool:
     return True
 
 
+def truncate_tables(using: str) -> None:
+    """Delete all rows except the seed rows, as a flush does but without signals. PostgreSQL only."""
+    connection = connections[using]
+    names = map(connection.ops.quote_name, sorted(_tables(connection)))
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {', '.join(names)} CASCADE")
+    write_first_rows(using=using)
+
+
+def _tables(connection: BaseDatabaseWrapper) -> set[str]:
+    return set(connection.introspection.django_table_names(include_views=False)) - KEPT
+
+
 def _counts(connection: BaseDatabaseWrapper) -> dict[str, int]:
     """Count the rows of each table up to the maximum, in one statement."""
-    tables = set(connection.introspection.django_table_names(include_views=False)) - KEPT
     each = (
         f"SELECT '{table}', COUNT(*) FROM (SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT"
         f" {MANY + 1}) AS few"
-        for table in sorted(tables)
+        for table in sorted(_tables(connection))
     )
     with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join(each))

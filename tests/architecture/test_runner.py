@@ -18,7 +18,7 @@ from tests.command_pool import CommandPool
 from tests.processor_time import ProcessorTimes
 from tests.report import Result, closing, node_id, servers_that_did_not_run
 from tests.runs import ROOT, Run, in_turn, planned
-from tests.servers import Server
+from tests.servers import Server, missing_programs
 from tests.waiting import until
 
 CHECK = Run("ruff check", "checks", ("ruff",))
@@ -202,6 +202,16 @@ def test_repetitions_come_after_all_others() -> None:
 def test_a_server_counts_as_used_only_when_a_test_ran_on_it() -> None:
     idle, busy = Result(PAIR), Result(DATABASE, passes=1)
     assert servers_that_did_not_run([idle, busy], ["postgresql", "redis"]) == ["redis"]
+
+
+def test_a_missing_program_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing_programs() == ["promtool (apt-get install prometheus)"]
+    program = tmp_path / "promtool"
+    program.touch(0o755)
+    assert missing_programs() == []
 
 
 def test_until_returns_the_answer_or_raises_with_the_condition() -> None:

@@ -1,5 +1,6 @@
 """The default selection: its part of the matrix, and how the report names the rest."""
 
+import os
 import re
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_only_the_default_selection_and_the_newest_versions_repeat_less(
             monkeypatch.setenv(name, value)
         assert repetitions(100) == number
     assert repetitions(4, least=3) == 4
+
+
+def test_a_run_and_the_processes_it_starts_keep_the_bytecode_of_the_project(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in _environment(default_runs()[0], {}, ROOT / "report")
 
 
 @pytest.mark.parametrize(

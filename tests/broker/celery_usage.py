@@ -120,7 +120,7 @@ def _by_command(task_id: str, **options: Any) -> None:
 
 
 def _revoked_before(side: Side, revoke: Callable[..., None]) -> Any:
-    result = side.write.apply_async((side.notes,), countdown=3)
+    result = side.write.apply_async((side.notes,), countdown=5)
     until(lambda: side.kind == "durable" or _reserved(result.id), within=WITHIN)
     revoke(result.id)
     return side.ended(result)
@@ -128,7 +128,7 @@ def _revoked_before(side: Side, revoke: Callable[..., None]) -> Any:
 
 def _reserved(task_id: str) -> bool:
     """Return whether the worker has reserved this plain task for later."""
-    return task_id in str(current_app.control.inspect(timeout=2).scheduled())
+    return task_id in str(current_app.control.inspect(timeout=10, limit=1).scheduled())
 
 
 def _running(side: Side) -> Any:
@@ -155,7 +155,7 @@ def _terminated(side: Side, revoke: Callable[..., None]) -> Any:
 
 def _queried(side: Side) -> Any:
     result = _running(side)
-    answers = current_app.control.inspect(timeout=2).query_task(result.id) or {}
+    answers = current_app.control.inspect(timeout=WITHIN, limit=1).query_task(result.id) or {}
     Path(f"{side.notes}.released").touch()
     return [
         (list(answer) == [result.id], answer[result.id][0]) for answer in answers.values() if answer

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
@@ -26,6 +27,7 @@ def consume(url: str, queue: str, notebook: str) -> None:
     """Write each number as a line until SIGTERM."""
     told_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.append(number))
+    Path(f"{notebook}.{os.getpid()}").touch()  # from here on SIGTERM ends it properly
     file = os.open(notebook, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def note(body: dict[str, Any], message: Any) -> None:

@@ -23,7 +23,7 @@ def test_each_term_has_one_leader() -> None:
         winners = [
             (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
         ]
-        assert len(winners) == 1
+        assert len(winners) == 1, (terms, list(SchedulerLease.objects.values()))
         lease = SchedulerLease.objects.get(name=lease_name())
         assert (lease.holder, lease.term) == winners[0]
         won[winners[0][1]] += 1
@@ -40,14 +40,14 @@ def test_the_lease_of_a_new_region_is_inserted_once_and_acquired_once(settings: 
             (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
         ]
         lease = SchedulerLease.objects.get(name=f"leader@r{number}")
-        assert winners == [(lease.holder, 1)]
+        assert winners == [(lease.holder, 1)], (terms, list(SchedulerLease.objects.values()))
     SchedulerLease.objects.exclude(name=lease_name()).delete()
 
 
 def test_a_concurrent_release_and_acquisition_leave_one_leader() -> None:
     first = uuid.uuid4()
     term = leadership.take(first, 60)
-    assert term is not None
+    assert term is not None, list(SchedulerLease.objects.values())
     rivals = [uuid.uuid4() for _ in range(5)]
     answers = no_errors(
         race(

@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.recurring.schedules import a_schedule, fire
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SCHEDULES, LINES = 100_000, 100_000
+SCHEDULES, LINES = rows(100_000), rows(100_000)
 TABLES = ("durable_tasks_recurring_task", "durable_tasks_occurrence")
 _MORE_SCHEDULES = """
 INSERT INTO durable_tasks_recurring_task ({names})

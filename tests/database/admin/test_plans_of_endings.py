@@ -4,7 +4,7 @@ that an index finds, or the newest ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -20,7 +20,7 @@ from tests.factories import a_task, a_tenant, many_tasks
 
 pytestmark = [
     pytest.mark.postgresql,
-    pytest.mark.django_db(transaction=True),
+    pytest.mark.django_db,
     pytest.mark.timeout(300),
 ]
 MANY, NEWEST = 50_000, 100
@@ -42,10 +42,15 @@ SELECT id, n, CASE WHEN n = 1 THEN 'FAILED' ELSE 'SUCCESS' END, completed_at, co
 """
 
 
-@pytest.fixture
-def oldest(monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
-    """Insert the rows. Return a failed task of which everything is rare; its rows are the oldest."""
+@pytest.fixture(autouse=True)
+def few_newest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the lists look through few rows."""
     monkeypatch.setattr(newest_rows, "LOOKED_THROUGH", NEWEST)
+
+
+@pytest.fixture(scope="module")
+def oldest(committed_rows: Callable[[], None]) -> Task:
+    """Insert the rows. Return a failed task of which everything is rare; its rows are the oldest."""
     row = a_task(
         Status.FAILED,
         key="k-1",
@@ -64,9 +69,7 @@ def oldest(monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
     many_tasks(20, Status.FAILED)
     with connection.cursor() as cursor:
         cursor.execute(f"ANALYZE {TABLES}")
-    yield row
-    with connection.cursor() as cursor:
-        cursor.execute(f"TRUNCATE {TABLES} CASCADE")
+    return row
 
 
 def _opened(model: str, *queries: str) -> Iterator[tuple[str, Touched, list[int]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from tests.factories import a_task
 
 pytestmark = [
     pytest.mark.postgresql,
-    pytest.mark.django_db(transaction=True),
+    pytest.mark.django_db,
     pytest.mark.timeout(300),
 ]
 ENTRIES, MOST = 100_000, 2_500
@@ -33,18 +33,21 @@ SELECT CASE WHEN n %% 1000 = 0 THEN %(rare)s ELSE %(busy)s END, 'API', 'actor ' 
 """
 
 
-@pytest.fixture
-def clients(settings: Any) -> Iterator[tuple[ApiClient, ApiClient]]:
-    """Insert the entries; return the clients of the tenant with most of them, and of the other."""
+@pytest.fixture(autouse=True)
+def api(settings: Any) -> None:
+    """Enable the API."""
     settings.DURABLE_TASKS = dict(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def clients(committed_rows: Callable[[], None]) -> tuple[ApiClient, ApiClient]:
+    """Insert the entries; return the clients of the tenant with most of them, and of the other."""
     busy, rare = a_tenant("busy"), a_tenant("rare")
     found = a_client(busy), a_client(rare)
     with connection.cursor() as cursor:
         cursor.execute(_ROWS, {"busy": busy.pk, "rare": rare.pk, "number": ENTRIES})
         cursor.execute(f"VACUUM ANALYZE {TABLE}")
-    yield found
-    with connection.cursor() as cursor:
-        cursor.execute(f"TRUNCATE {TABLE}")
+    return found
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:

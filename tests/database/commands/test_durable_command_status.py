@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -83,14 +84,14 @@ def test_a_task_that_is_due_for_too_long_exits_with_1(leader: Node, status: Stat
         updated_at=database_now() - timedelta(seconds=61)
     )
     [problem] = _problems()
-    assert "the oldest due task waits since 61 s" in problem
+    assert re.search(r"the oldest due task waits since \d\d s", problem)
 
 
 def test_tasks_waiting_in_a_paused_queue_are_a_warning(leader: Node) -> None:
     a_task(due=-61)
     a_paused_queue(reason="a move")
     assert _problems() == []
-    assert "is paused since 0 s by anna: a move" in _warnings()
+    assert re.search(r"is paused since \d+ s by anna: a move", _warnings())
 
 
 def test_the_thresholds_are_settings(leader: Node, settings: Any) -> None:

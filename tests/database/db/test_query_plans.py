@@ -21,6 +21,7 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 from tests.factories import QUEUE, a_node, a_run, a_task
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-MILLION, SOME = 1_000_000, 10_000
+MILLION, SOME = rows(1_000_000), 10_000
 _ROWS = """
 INSERT INTO durable_tasks_task
        (id, name, queue, priority, args, kwargs, status, run_at, due_at, lease_until, run_id, node, epoch,

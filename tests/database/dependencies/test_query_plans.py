@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from django_durable_tasks.rules.states import Status
 
 pytestmark = [
     pytest.mark.postgresql,
-    pytest.mark.django_db(transaction=True),
+    pytest.mark.django_db,
     pytest.mark.timeout(300),
 ]
 
@@ -61,22 +61,19 @@ def _id(number: int) -> uuid.UUID:
     return uuid.UUID(f"{1:012x}70008000{number:012x}")
 
 
-@pytest.fixture
-def crowd() -> Iterator[int]:
+@pytest.fixture(scope="module")
+def crowd(committed_rows: Callable[[], None]) -> int:
     """Insert many graphs, most of which have ended, and return the number of the last ended task."""
     still_open = TASKS - TASKS // 100
     _sql(_TASKS, run=1, number=TASKS, open=still_open, runs=RUNS)
     _sql(_EDGES, number=TASKS)
     _sql(_ENDINGS, last=_id(still_open - 20))
     _sql("ANALYZE")
-    yield still_open - 1
-    _sql(
-        "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
-    )
+    return still_open - 1
 
 
 @pytest.fixture
-def unanalyzed() -> Iterator[list[int]]:
+def unanalyzed() -> list[int]:
     """Insert one upstream with three thousand dependents without statistics, and return its ending
     event.
     """
@@ -94,10 +91,7 @@ def unanalyzed() -> Iterator[list[int]]:
         ]
     )
     _sql(_ENDINGS, last=_id(0))
-    yield list(EndingEvent.objects.values_list("pk", flat=True))
-    _sql(
-        "TRUNCATE durable_tasks_task, durable_tasks_dependency, durable_tasks_ending_event CASCADE"
-    )
+    return list(EndingEvent.objects.values_list("pk", flat=True))
 
 
 class _Plan:

@@ -19,13 +19,14 @@ from tests.database.db.test_query_plans import _fill
 from tests.database.metrics.counting import totals
 from tests.database.pages import touched_by
 from tests.factories import many_tasks
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(300),
 ]
-ROWS = 300_000
+ROWS = rows(300_000)
 _LOG = """
 INSERT INTO durable_tasks_execution_log
        (task_id, tenant_id, attempt_number, status, started_at, completed_at, run_id)

@@ -20,6 +20,7 @@ from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import a_schedule
 from tests.project import tasks
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-ROWS, LINES, TASKS, DUE = 100_000, 1_000_000, 100_000, 40
+ROWS, LINES, TASKS, DUE = rows(100_000), rows(1_000_000), rows(100_000), 40
 BIG = {model._meta.db_table for model in (RecurringTask, OccurrenceRecord, Task)}
 FAR = timedelta(days=300)
 _SERIES = {"postgresql": "generate_series(1, {}) AS series (seq)", "mysql": "seq_1_to_{} AS series"}

@@ -4,7 +4,7 @@ read a few pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,25 +23,25 @@ from django_durable_tasks.rules.states import Status
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import touched_by
 from tests.factories import a_task, a_tenant, many_tasks
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
-    pytest.mark.django_db(transaction=True),
+    pytest.mark.django_db,
     pytest.mark.timeout(300),
 ]
-MILLION = 1_000_000
-FEW = 300
+MILLION = rows(1_000_000)
+FEW = 600
+"""Pages, among them those of rows that other tests rolled back."""
 
 
-@pytest.fixture
-def million(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def million(request: pytest.FixtureRequest, committed_rows: Callable[[], None]) -> None:
     """Insert a million tasks of one kind, with statistics."""
+    committed_rows()
     _WRITERS[request.param]()
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE durable_tasks_task")
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE durable_tasks_task CASCADE")
 
 
 def _future() -> None:
