@@ -45,9 +45,14 @@ _FIELDS: Mapping[ArgumentType, Any] = {
 
 
 def body_of(
-    name: str, *operations: Operation, without: Collection[str] = ()
+    name: str,
+    *operations: Operation,
+    without: Collection[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> type[serializers.Serializer[Any]]:
-    """Return the serializer of a body with ``reason`` and the fields of these operations."""
+    """Return the serializer of a body with ``reason``, the fields of these operations except
+    ``without``, and ``more`` fields.
+    """
     required = all(one.reason == Reason.REQUIRED for one in operations)
     fields: dict[str, Any] = {
         "reason": Text(
@@ -64,7 +69,7 @@ def body_of(
         for argument in operation.fields:
             if argument.name not in without:
                 fields[argument.name] = _field(argument)
-    return type(name, (Body,), {**fields, "__doc__": str(operations[0].help)})
+    return type(name, (Body,), {**fields, **(more or {}), "__doc__": str(operations[0].help)})
 
 
 def _field(argument: Argument) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rest_framework.request import Request
@@ -59,7 +59,8 @@ class ObjectAction:
     """A path below an object, the scope it needs, and the operations of which it performs one.
 
     ``choose`` selects the operation by the object and the body; by default it is the first one.
-    ``prepare`` checks and completes the fields of the body.
+    ``prepare`` checks and completes the fields of the body, which has ``more`` fields than those of
+    the operations, and not those of ``without``.
     ``result`` returns further fields of the answer. An operation that changes nothing is refused
     unless ``may_change_nothing`` is set.
     """
@@ -69,6 +70,8 @@ class ObjectAction:
     operations: tuple[Operation, ...]
     choose: Callable[[Any, Mapping[str, Any]], Operation] | None = None
     prepare: Prepare = _unchanged
+    more: Mapping[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
     result: Callable[[OperationResult], dict[str, Any]] = _nothing
     may_change_nothing: bool = False
 
@@ -123,7 +126,7 @@ def refused(row: Any, message: str = "") -> Problem:
 def endpoint_of(resource: Resource, action: ObjectAction) -> type[OperationEndpoint]:
     """Return the endpoint of an action."""
     name = "".join(part.title() for part in f"{resource.name}-{action.path}".split("-"))
-    body = body_of(f"{name}Body", *action.operations)
+    body = body_of(f"{name}Body", *action.operations, without=action.without, more=action.more)
     return type(
         f"{name}ApiEndpoint",
         (OperationEndpoint,),

@@ -49,6 +49,15 @@ class NodeAnswer(Body):
     concurrency = Integer()
 
 
+class AlertAnswer(Body):
+    """A condition of the installation that has not ended."""
+
+    kind = Text()
+    subject = Text(allow_blank=True)
+    detail = Text(allow_blank=True)
+    since = Instant()
+
+
 class HealthEndpoint(ApiEndpoint):
     """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
 
@@ -105,6 +114,7 @@ class SchedulerStatusEndpoint(ApiEndpoint):
                 "running": sum(depth.running for depth in found.depths),
                 "open_dead_letters": found.dead_letters,
                 "late_recurring_tasks": found.late_schedules,
+                "alerts": [shown_by(AlertAnswer, alert) for alert in found.alerts],
             }
         )
 

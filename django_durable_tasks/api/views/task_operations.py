@@ -7,15 +7,15 @@ from typing import Any
 
 from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.fields import JsonObject
 from django_durable_tasks.api.problems import invalid_field
-from django_durable_tasks.api.target_mapping import kind_of
 from django_durable_tasks.api.task_fields import is_past
 from django_durable_tasks.api.views.object_operations import ObjectAction
+from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations import gates, tasks, workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.states import REPLAYABLE
-from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 
@@ -25,16 +25,17 @@ def _retry(task: Task, _given: Mapping[str, Any]) -> Operation:
 
 
 def _replay(_task: Task, given: Mapping[str, Any]) -> Operation:
-    return tasks.REPLAY_EDITED if {"args", "kwargs"} & set(given) else tasks.REPLAY
+    return tasks.REPLAY_EDITED if "target_config" in given else tasks.REPLAY
 
 
 def _arguments(task: Task, given: Mapping[str, Any], caller: Caller) -> Mapping[str, Any]:
     """Check edited arguments as PATCH does."""
-    edited = {name: given[name] for name in ("args", "kwargs") if name in given}
-    if not edited:
+    if "target_config" not in given:
         return given
-    config = edited if kind_of(task.name) == TargetType.CELERY_TASK else edited.get("kwargs", {})
-    return {**given, **edited_arguments(task.name, task.args, task.kwargs, config, caller)}
+    config = given["target_config"]
+    edited = edited_arguments(task.name, task.args, task.kwargs, config, caller)
+    check_payload(caller.tenant, [edited["args"], edited["kwargs"]])
+    return {**given, **edited}
 
 
 def _not_in_the_past(_task: Task, given: Mapping[str, Any], _caller: Caller) -> Mapping[str, Any]:
@@ -57,6 +58,12 @@ ACTIONS = (
         operations=(tasks.REPLAY, tasks.REPLAY_EDITED),
         choose=_replay,
         prepare=_arguments,
+        more={
+            "target_config": JsonObject(
+                required=False, help_text="As of PATCH; a mask keeps the stored value."
+            )
+        },
+        without=frozenset({"args", "kwargs"}),
     ),
     ObjectAction(path="force-complete", scope=ApiScope.FORCE, operations=(tasks.FORCE_COMPLETE,)),
     ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(workflows.FORCE_RUN,)),

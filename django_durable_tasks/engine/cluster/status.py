@@ -22,7 +22,7 @@ from django_durable_tasks.engine.limits import operator_limits
 from django_durable_tasks.engine.limits.operator_limits import LimitUsage
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.tasks import dead_letters
-from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.models import Alert, Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.recurring.policies import QUARANTINED
 from django_durable_tasks.rules.states import Status
@@ -32,6 +32,7 @@ _PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
+ALERTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,9 @@ class Overview:
 
     ``unknown`` counts the waiting tasks of each name that this process has not registered.
     ``stalled`` maps nodes that make no progress to the reason. ``leader`` is that of this region.
-    ``limits`` are those for which tasks wait. A schedule is late LATE after its fire time. Late and
-    quarantined schedules are counted up to COUNTED.
+    ``limits`` are those for which tasks wait. ``alerts`` are the oldest ALERTS that are open; the
+    leader records them if NOTIFICATIONS is on. A schedule is late LATE after its fire time. Late
+    and quarantined schedules are counted up to COUNTED.
     """
 
     now: datetime
@@ -52,6 +54,7 @@ class Overview:
     term: int
     led_until: datetime | None
     dead_letters: int
+    alerts: list[Alert]
     late_schedules: int
     quarantined: int
     unknown: dict[str, int]
@@ -92,6 +95,7 @@ def overview(known: Collection[str]) -> Overview:
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
         dead_letters=dead_letters.open_count(),
+        alerts=list(Alert.objects.using(database()).order_by("pk")[:ALERTS]),
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),

@@ -64,6 +64,7 @@ _STATES = (
     "failing",
 )
 _REACH = ("name", "index_state", "wakeups_state")
+_ALERT = ("kind", "subject", "detail", "since")
 
 
 def problems(seen: Overview) -> list[str]:
@@ -302,6 +303,7 @@ def report(seen: Overview, broker: str | None) -> dict[str, Any]:
         "oldest_due": max((_waited(depth, seen) for depth in seen.depths), default=0.0),
         "queues": [_queue_row(depth, seen) for depth in seen.depths],
         "dead_letters": seen.dead_letters,
+        "alerts": [{name: getattr(alert, name) for name in _ALERT} for alert in seen.alerts],
         "leader": (
             {
                 "name": seen.leader.name if seen.leader else "?",
@@ -337,6 +339,7 @@ def _text(data: dict[str, Any], seen: Overview) -> str:
         "",
         table(_NODE, data["nodes"], "no node is alive"),
     ]
+    lines += ["", table(_ALERT, data["alerts"])] if data["alerts"] else []
     reach = [row for row in data["nodes"] if row["index_state"] or row["wakeups_state"]]
     lines += ["", table(_REACH, reach)] if reach else []
     return "\n".join(lines)

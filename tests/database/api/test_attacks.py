@@ -82,13 +82,17 @@ def test_masks_are_not_stored(acme: ApiClient) -> None:
     assert Task.objects.get().kwargs == {"token": "t0p"}
 
 
+def _edited(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"target_config": {"kwargs": kwargs}}
+
+
 def test_a_replay_keeps_a_masked_value_and_does_not_send_it_elsewhere(acme: ApiClient) -> None:
     stored = {"token": "t0p", "url": "https://a.example"}
     row = a_task("FAILED", name=ECHO, kwargs=stored, tenant=acme.tenant)
     operator, path = a_client(acme.tenant, "read", "operate"), f"/tasks/{row.pk}/replay"
-    stolen = operator.post(path, {"kwargs": {"token": MASK, "url": "https://b.example"}})
+    stolen = operator.post(path, _edited({"token": MASK, "url": "https://b.example"}))
     assert (stolen.status_code, pointers(stolen)) == (422, ["#/target_config"])
-    kept = operator.post(path, {"kwargs": {**stored, "token": MASK}})
+    kept = operator.post(path, _edited({**stored, "token": MASK}))
     assert kept.status_code == 200, kept.content
     row.refresh_from_db()
     assert row.kwargs == stored
@@ -112,7 +116,9 @@ def test_edited_arguments_need_a_task_that_clients_may_create(
 ) -> None:
     row = a_task("FAILED", name=ADD, args=[1, 2], tenant=acme.tenant)
     settings.DURABLE_TASKS = {**SETTINGS, "API_TASKS": []}
-    assert acme.post(f"/tasks/{row.pk}/replay", {"args": [3, 4]}).status_code == 422
+    assert (
+        acme.post(f"/tasks/{row.pk}/replay", {"target_config": {"args": [3, 4]}}).status_code == 422
+    )
     assert acme.post(f"/tasks/{row.pk}/replay").status_code == 200
 
 

@@ -8,8 +8,9 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
+from django_durable_tasks.models import Alert, Calendar, QueueControl, SchedulerLease, Task
 from tests.database.api.client import ApiClient, a_client, call, pointers
+from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task, many_tasks
 from tests.project.tasks import noop
 
@@ -139,6 +140,16 @@ def test_the_status_of_the_scheduler_counts_endings_and_names_nodes(acme: ApiCli
     assert (found["completed_24h"], found["failed_24h"], found["running"]) == (2, 1, 1)
     assert [one["name"] for one in found["nodes"]] == [node.name]
     assert a_client(acme.tenant, "read").get("/scheduler/status").status_code == 403
+
+
+def test_the_open_alerts_are_in_the_status(acme: ApiClient) -> None:
+    Alert.objects.unguarded().create(kind="queue_without_worker", subject="mail", detail="3 tasks")
+    (alert,) = acme.get("/scheduler/status").json()["alerts"]
+    assert (alert["kind"], alert["subject"]) == ("queue_without_worker", "mail")
+    assert alert["since"].endswith("Z")
+    shown = durable("status", "--format", "json").data["alerts"]
+    assert [(one["kind"], one["detail"]) for one in shown] == [("queue_without_worker", "3 tasks")]
+    assert "queue_without_worker" in durable("status").out
 
 
 def test_the_history_of_a_task_has_node_time_and_status(acme: ApiClient) -> None:

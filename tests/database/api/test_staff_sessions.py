@@ -120,7 +120,7 @@ def test_an_action_with_two_operations_needs_the_permission_of_the_chosen_one(
 ) -> None:
     failed = many_tasks(1, "FAILED", tenant=acme.tenant)[0]
     user = a_user("view_task", "retry_task")
-    edited: dict[str, Any] = {"args": [], "kwargs": {}}
+    edited: dict[str, Any] = {"target_config": {"args": []}}
     answer = send(user, "POST", f"/tasks/{failed.pk}/replay", edited, tenant="acme")
     assert (answer.status_code, answer.json()["code"]) == (403, "permission_missing")
     assert send(user, "POST", f"/tasks/{failed.pk}/replay", tenant="acme").status_code == 200

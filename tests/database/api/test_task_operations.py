@@ -57,11 +57,40 @@ def test_retry_releases_a_waiting_retry_and_replays_an_ended_task(acme: ApiClien
 
 def test_an_ended_task_is_replayed_with_other_arguments(acme: ApiClient) -> None:
     row = a_task("FAILED", name=ADD, args=[1, "x"], tenant=acme.tenant)
-    bad = acme.post(f"/tasks/{row.pk}/replay", {"args": [1]})
+    bad = acme.post(f"/tasks/{row.pk}/replay", {"target_config": {"args": [1]}})
     assert (bad.status_code, _now(row).status) == (422, "FAILED")
-    assert _ok(acme.post(f"/tasks/{row.pk}/replay", {"args": [1, 2]}))["status"] == "PENDING"
+    assert (
+        _ok(acme.post(f"/tasks/{row.pk}/replay", {"target_config": {"args": [1, 2]}}))["status"]
+        == "PENDING"
+    )
     assert _now(row).args == [1, 2]
     assert not row.dead_letters.open().exists()
+
+
+def test_a_replayed_callback_takes_an_edited_target(acme: ApiClient, settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "API_TASKS": ["django_durable_tasks.*"]}
+    stored = {"url": "https://a.example/", "body": {"n": 1}}
+    name = "django_durable_tasks.http_callback"
+    row = a_task(
+        "FAILED", name=name, target_type="HTTP_CALLBACK", kwargs=stored, tenant=acme.tenant
+    )
+    path = f"/tasks/{row.pk}/replay"
+    old = acme.post(path, {"kwargs": {**stored, "body": {"n": 2}}})
+    assert (old.status_code, pointers(old)) == (400, ["#/kwargs"])
+    bad = acme.post(path, {"target_config": {"adress": "https://a.example/"}})
+    assert (bad.status_code, _now(row).status) == (422, "FAILED")
+    _ok(acme.post(path, {"target_config": {**stored, "body": {"n": 2}}, "reason": "corrected"}))
+    assert "2" in _now(row).kwargs["body"]
+    assert _now(row).status == "PENDING"
+
+
+def test_an_edited_replay_is_within_the_payload_quota(acme: ApiClient, settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"payload_bytes": 40}}
+    row = a_task("FAILED", name=ADD, args=[1, 2], tenant=acme.tenant)
+    config = {"args": [1, 2], "kwargs": {"x" * 50: 1}}
+    answer = acme.post(f"/tasks/{row.pk}/replay", {"target_config": config})
+    assert (answer.status_code, pointers(answer)) == (422, ["#/target_config"])
+    assert _now(row).status == "FAILED"
 
 
 def test_force_complete_needs_its_own_scope(acme: ApiClient) -> None:
