@@ -23,7 +23,7 @@ class DurableTasksConfig(AppConfig):
         """
         from django_durable_tasks import checks
         from django_durable_tasks.celery import call_guard
-        from django_durable_tasks.celery.execution import signal_handlers, worker_node
+        from django_durable_tasks.celery.execution import batch_runs, signal_handlers, worker_node  # noqa: F401
         from django_durable_tasks.celery.transports import filesystem
         from django_durable_tasks.due_index import verify as verify_due_index
         from django_durable_tasks.engine.db.connections import release_databases

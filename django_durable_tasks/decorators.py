@@ -70,6 +70,7 @@ _OURS = frozenset(
         "rate_limit",
         "max_concurrency",
         "weight",
+        "batch",
     }
 )
 
@@ -158,8 +159,8 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
     backoff (FIXED, LINEAR, EXPONENTIAL, a list or a callable), backoff_base, backoff_max, jitter,
     retry_for, give_up_on, max_crashes, on_orphan (RETRY, DEAD_LETTER), timeout, soft_timeout,
     lease, expected_duration, expires_in, unique, unique_for, unique_on_conflict, atomic,
-    max_concurrency, rate_limit, weight, bind. Raises InvalidOption at import, with option, value
-    and remedy.
+    max_concurrency, rate_limit, weight, batch (how many tasks start together at most), bind. Raises
+    InvalidOption at import, with option, value and remedy.
     """
     if function is not None:
         return _decorate(function, options)

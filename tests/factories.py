@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from django.db.utils import load_backend
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks import attempts, batches
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     DeadLetter,
@@ -31,7 +32,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.models.task_queries import new_task_id
+from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tasks.shards import shard_of
@@ -40,6 +41,19 @@ QUEUE = "test"
 NOOP = "tests.project.tasks.noop"
 _number = itertools.count(1)
 _LOG = {Status.SUCCESS: LogStatus.SUCCESS, Status.FAILED: LogStatus.FAILED}
+
+
+def take_batch(number: int, place: attempts.RunLocation) -> list[Run]:
+    """Start at most ``number`` due tasks of the test queue as a worker starts a batch."""
+    run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
+    return batches.take(QUEUE, NOOP, run_ids, place)
+
+
+def take_these(these: TaskQuerySet, number: int, place: attempts.RunLocation) -> list[Run]:
+    """Start at most ``number`` PENDING tasks of the queryset by the transition ``take``."""
+    run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
+    started = transitions.take(these, run_ids, place.node, place.lease)
+    return [attempts.run_of(one, place.node, "") for one in started]
 
 
 def first_rows() -> None:

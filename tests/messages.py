@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app
 
-from django_durable_tasks.celery.publishing.message_id import Envelope, parse
+from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, Envelope, parse
 
 
 def take_messages(queue: str) -> list[Any]:
@@ -21,10 +21,12 @@ def take_messages(queue: str) -> list[Any]:
 
 def take_task_messages(queue: str) -> list[Envelope]:
     """Remove all messages from the queue and return their tasks and epochs, in the order of
-    arrival.
+    arrival. Batch messages are left out, because they name no task.
     """
     found = []
     for message in take_messages(queue):
+        if BATCH_HEADER in message.headers:
+            continue
         envelope = parse(message.headers["id"])
         assert envelope is not None, f"a foreign message: {message.headers}"
         found.append(envelope)

@@ -197,7 +197,12 @@ def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
 
 
 def _soon(context: VerifyContext, rows: Rows, until: datetime) -> Rows:
-    soon = rows.filter(status=Status.PENDING, due_at__gt=context.now + _MARGIN, due_at__lt=until)
+    soon = rows.filter(
+        status=Status.PENDING,
+        in_batch=False,
+        due_at__gt=context.now + _MARGIN,
+        due_at__lt=until,
+    )
     return soon.filter(updated_at__lt=context.ago(PATIENCE))
 
 

@@ -147,6 +147,33 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="BatchMessage",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("queue", models.CharField(max_length=200, verbose_name="queue")),
+                ("name", models.CharField(max_length=200, verbose_name="name")),
+                ("due_at", models.DateTimeField(null=True, verbose_name="due at")),
+                ("publish_count", models.IntegerField(default=0, verbose_name="publish count")),
+            ],
+            options={
+                "verbose_name": "batch message",
+                "verbose_name_plural": "batch messages",
+                "db_table": "durable_tasks_batch_message",
+                "ordering": ["queue", "name"],
+            },
+        ),
+        migrations.AddConstraint(
+            model_name="batchmessage",
+            constraint=models.UniqueConstraint(
+                fields=("queue", "name"), name="durable_one_batch_message"
+            ),
+        ),
+        migrations.CreateModel(
             name="LimitBucket",
             fields=[
                 (
@@ -1067,6 +1094,12 @@ class Migration(migrations.Migration):
                         verbose_name="encryption key",
                     ),
                 ),
+                (
+                    "in_batch",
+                    models.BooleanField(
+                        db_default=False, editable=False, verbose_name="runs in batches"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "task",
@@ -1902,10 +1935,19 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="task",
             index=django_durable_tasks.models.indexes.PartialIndex(
-                elsewhere=("status", "queue", "priority", "due_at"),
+                elsewhere=("status", "in_batch", "queue", "priority", "due_at"),
                 fields=["queue", "priority", "due_at"],
                 name="durable_task_pending",
-                where=models.Q(("status", "PENDING")),
+                where=models.Q(("in_batch", False), ("status", "PENDING")),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("status", "in_batch", "queue", "name", "priority", "due_at"),
+                fields=["queue", "name", "priority", "due_at"],
+                name="durable_task_batch",
+                where=models.Q(("in_batch", True), ("status", "PENDING")),
             ),
         ),
         migrations.AddIndex(

@@ -5,6 +5,7 @@ engine.
 from django_durable_tasks.models.alert import Alert
 from django_durable_tasks.models.api_key import ApiKey
 from django_durable_tasks.models.audit_entry import AuditEntry
+from django_durable_tasks.models.batch_message import BatchMessage
 from django_durable_tasks.models.bulk_operation import BulkKind, BulkOperation
 from django_durable_tasks.models.calendar import Calendar
 from django_durable_tasks.models.calendar_day import CalendarDay
@@ -44,6 +45,7 @@ __all__ = [
     "Alert",
     "ApiKey",
     "AuditEntry",
+    "BatchMessage",
     "BulkKind",
     "BulkOperation",
     "Calendar",

@@ -160,6 +160,9 @@ class Task(GuardedModel):
     encryption_key = models.CharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
+    # Set at the insert and part of the conditions of two indexes: claims read the tasks without it,
+    # batches those with it.
+    in_batch = models.BooleanField(_("runs in batches"), db_default=False, editable=False)
 
     objects = TaskManager()
 
@@ -194,9 +197,15 @@ class Task(GuardedModel):
         indexes: ClassVar = [
             PartialIndex(
                 fields=["queue", "priority", "due_at"],
-                where=Q(status=_PENDING),
-                elsewhere=("status", "queue", "priority", "due_at"),
+                where=Q(status=_PENDING, in_batch=False),
+                elsewhere=("status", "in_batch", "queue", "priority", "due_at"),
                 name="durable_task_pending",
+            ),
+            PartialIndex(
+                fields=["queue", "name", "priority", "due_at"],
+                where=Q(status=_PENDING, in_batch=True),
+                elsewhere=("status", "in_batch", "queue", "name", "priority", "due_at"),
+                name="durable_task_batch",
             ),
             PartialIndex(
                 fields=["due_at"],

@@ -68,18 +68,31 @@ class TaskQuerySet(TaskActions["Task"]):
         """Tasks that are running."""
         return self.filter(status=Status.RUNNING)
 
+    def published_alone(self) -> Self:
+        """PENDING tasks that have messages of their own."""
+        return self.pending().filter(in_batch=False)
+
+    def waiting_for_batch(self) -> Self:
+        """PENDING tasks that workers start in batches."""
+        return self.pending().filter(in_batch=True)
+
     def due(self, now: datetime) -> Self:
         """PENDING tasks that are due, the most urgent first."""
         return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
 
+    def due_alone(self, now: datetime) -> Self:
+        """PENDING tasks with messages of their own that are due."""
+        return self.published_alone().filter(due_at__lte=now)
+
     def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
-        """PENDING tasks that are due after ``now`` and up to ``until``, the earliest first.
+        """PENDING tasks with messages of their own that are due after ``now`` and up to ``until``,
+        the earliest first.
 
         All priorities are listed so that an index is usable. With ``past``, the id of the last task
         of a page, tasks that are due at ``now`` with greater ids are included.
         """
         soon = (
-            self.pending()
+            self.published_alone()
             .filter(priority__in=range(10), due_at__lte=until)
             .order_by("due_at", "id")
         )

@@ -106,9 +106,13 @@ class OnCommitNotifier:
         latest = (
             timezone.now() + _horizon() + _SKEW
         )  # approximate: the database's clock decides after the commit
-        found = [soon for task in waiting if (soon := _soon(task, latest)) is not None]
+        found = [
+            (task.in_batch, soon) for task in waiting if (soon := _soon(task, latest)) is not None
+        ]
         if found and (batch := self._batch()) is not None:
-            batch.created += found
+            batch.created += [soon for in_batch, soon in found if not in_batch]
+            # Tasks of batches wake a scheduler, but are not in the index: they have no messages.
+            batch.moved_to += [soon[0] or timezone.now() for in_batch, soon in found if in_batch]
             _act_unless_registered(batch)
 
     def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
@@ -225,7 +229,7 @@ def _update(
 def _read(ids: Sequence[uuid.UUID]) -> list[DueEntry]:
     """Read the due times of moved tasks; tasks that are no longer PENDING are omitted."""
     columns = ("due_at", "queue", "pk", "priority", "shard_key")
-    waiting = Task.objects.using(conf.settings().DATABASE).pending().order_by()
+    waiting = Task.objects.using(conf.settings().DATABASE).published_alone().order_by()
     return [
         DueEntry(*row)
         for page in _pages(ids)

@@ -134,6 +134,13 @@ _TABLE = (
         "as claim and start at once",
     ),
     _move(
+        "undo_start",
+        "RUNNING",
+        "PENDING",
+        "epoch, run_id; the function was not called",
+        "epoch+1, attempts-1, due_at as before",
+    ),
+    _move(
         "republish", "QUEUED", "QUEUED", "due_at is over", "same epoch, later due_at, publish_count"
     ),
     _move("return_to_pending", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),

@@ -31,6 +31,7 @@ from django_durable_tasks.engine.limits.waitlist import URGENT
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
 from django_durable_tasks.scheduler.queue_rotation import QueueRotation
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
@@ -104,7 +105,7 @@ class DispatchLoop:
         self.sent_at: float | None = None
         self._attempt = attempt
         self._throughput, self._snapshot = ThroughputMeter(), QueueSnapshot()
-        self._rotation = QueueRotation()
+        self._rotation, self._batches = QueueRotation(), BatchDispatch()
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None
         self._heads: dict[str, datetime] = {}
@@ -152,6 +153,7 @@ class DispatchLoop:
         with dedicated_connection():
             self._clock = clock_estimate.read_clock()
             self._heads = heads()
+            self._batches.read(self._clock.database_time)
             self._failed_queues &= self._heads.keys()
             now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
@@ -163,6 +165,7 @@ class DispatchLoop:
             self._throughput.record_queued(self._snapshot.queued)
             backpressure.use_start_rates(self._throughput.rate)
         sent, more = self._dispatch(due, now)
+        sent += self._attempt("Publishing batch messages", self._batches.publish, _TIME_LIMIT)
         if coming:
             self._attempt(
                 "Reading upcoming tasks", partial(self._look_ahead, coming, now, soon), _TIME_LIMIT
@@ -366,7 +369,7 @@ class DispatchLoop:
         waits = [self._next_poll_at() - time.monotonic()]
         waits += [
             (head + _CLOCK_TOLERANCE - now).total_seconds()
-            for head in self._heads.values()
+            for head in (*self._heads.values(), *self._batches.upcoming(now))
             if head > now
         ]
         next_at = self._next_at()

@@ -154,7 +154,7 @@ def test_a_message_that_cannot_be_encoded_does_not_block_others(names: tuple[str
     with application(task_queues=[Queue(names[0])]) as app:
         before_task_publish.connect(spoil)
         try:
-            refused = dispatcher._publish(batch)
+            refused = dispatcher.publish_or_refuse(batch)
         finally:
             before_task_publish.disconnect(spoil)
         assert [one.message for one in refused] == [batch[1]]

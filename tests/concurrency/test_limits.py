@@ -23,7 +23,7 @@ from django_durable_tasks.models.limit_bucket import LOCK, LimitBucket
 from django_durable_tasks.rules.limits.options import Allowance, rate_of
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import WITHIN, no_errors, race
-from tests.factories import NOOP, QUEUE, a_tenant, many_tasks
+from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
 from tests.process_state import new_process_state
 from tests.repetitions import repetitions
 
@@ -151,25 +151,25 @@ def test_claims_of_alternating_tenants_never_exceed_the_rate_limit_of_their_queu
     assert Task.objects.queued().count() == 6
 
 
-def test_concurrent_starts_without_a_broker_never_exceed_a_concurrency_limit() -> None:
-    many_tasks(20, weight=2)
+def test_concurrent_batches_never_exceed_a_concurrency_limit() -> None:
+    many_tasks(20, weight=2, in_batch=True)
     _limit(f"task:{NOOP}", 5)
     place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
-        return len(attempts.take(tables.tasks().due(database_now()), 10, place))
+        return len(take_batch(10, place))
 
     assert sum(no_errors(race([take] * 6))) == 2
     assert Task.objects.running().count() == 2
 
 
-def test_concurrent_starts_without_a_broker_cost_a_token_each() -> None:
-    many_tasks(60)
+def test_tasks_of_concurrent_batches_cost_a_token_each() -> None:
+    many_tasks(60, in_batch=True)
     _limit(f"task:{NOOP}", rate="1/d", burst=40)
     place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
-        return len(attempts.take(tables.tasks().due(database_now()), 5, place))
+        return len(take_batch(5, place))
 
     for _ in range(3):
         no_errors(race([take] * 6))

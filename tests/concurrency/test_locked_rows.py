@@ -32,7 +32,7 @@ from django_durable_tasks.scheduler.maintenance.recompute_fire_times import Reco
 from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE
-from tests.factories import QUEUE, a_task
+from tests.factories import QUEUE, a_task, take_batch
 
 LIMIT, LOCKED, FREE = 3, 7, 2
 
@@ -77,7 +77,7 @@ SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
     "expire": (_due, lambda: transitions.expire(tables.tasks().due(database_now()), LIMIT)),
     "age": (_due, lambda: priority_aging.age(database_now(), 0.0, LIMIT)),
     "claim": (_due, lambda: claim.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
-    "take": (_due, lambda: attempts.take(tables.tasks().due(database_now()), LIMIT, PLACE)),
+    "take": (lambda past: a_task(due=-past, in_batch=True), lambda: take_batch(LIMIT, PLACE)),
 }
 
 

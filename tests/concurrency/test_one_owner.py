@@ -31,7 +31,7 @@ from tests.database.transitions.transition_calls import (
     start,
     succeed,
 )
-from tests.factories import QUEUE, a_run, a_task, many_tasks
+from tests.factories import QUEUE, a_run, a_task, many_tasks, take_batch
 
 ENDINGS: dict[str, Callable[[Task], Any]] = {
     "succeed": succeed,
@@ -153,7 +153,11 @@ def test_a_replay_and_a_discard_close_the_dead_letter_once() -> None:
 
 @pytest.mark.parametrize("operation", ["claim", "take"])
 def test_concurrent_claims_never_take_the_same_task_and_together_take_all(operation: str) -> None:
-    rows = [row for priority in (0, 5, 9) for row in many_tasks(40, priority=priority)]
+    rows = [
+        row
+        for priority in (0, 5, 9)
+        for row in many_tasks(40, priority=priority, in_batch=operation == "take")
+    ]
     batches: list[int] = []
 
     def claim_until_empty() -> list[uuid.UUID]:
@@ -182,7 +186,7 @@ def _batch(operation: str, node: uuid.UUID) -> list[uuid.UUID]:
     if operation == "claim":
         return [message.task_id for message in claim.claim(QUEUE, database_now(), 7, node)]
     place = attempts.RunLocation(node=node, worker="w", lease=60.0)
-    runs: list[Run] = attempts.take(Task.objects.due(database_now()), 7, place)
+    runs: list[Run] = take_batch(7, place)
     return [run.task_id for run in runs]
 
 

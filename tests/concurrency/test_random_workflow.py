@@ -26,7 +26,7 @@ from django_durable_tasks.rules.workflows.upstreams import edges_to
 from tests.concurrency.racing import no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
 from tests.database.transitions.transition_calls import FAILURE, PLACE
-from tests.factories import QUEUE
+from tests.factories import QUEUE, take_these
 from tests.project.tasks import noop
 
 NODES, WORKERS, OPERATIONS = 240, 8, 25
@@ -61,7 +61,7 @@ class _Crew:
             return None
         row = dice.choice(ready)
         if row.status == Status.PENDING:
-            taken = attempts.take(Task.objects.filter(pk=row.pk), 1, PLACE)
+            taken = take_these(Task.objects.filter(pk=row.pk), 1, PLACE)
             return taken[0] if taken else None
         run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
         return run if isinstance(run, Run) else None

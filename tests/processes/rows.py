@@ -12,6 +12,7 @@ from django.db import IntegrityError, OperationalError
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
 from django_durable_tasks.models import (
+    BatchMessage,
     DeadLetter,
     EndingEvent,
     Node,
@@ -58,6 +59,7 @@ def _emptied() -> bool:
         WorkflowRun,
         EndingEvent,
         TaskRequest,
+        BatchMessage,
     ):
         try:
             model._base_manager.all().delete()
@@ -139,3 +141,17 @@ def release(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "released").touch()
+
+
+def all_ended(number: int, within: float = 60) -> None:
+    """Wait until this many tasks have ended."""
+
+    def done() -> bool:
+        return bool(Task.objects.filter(completed_at__isnull=False).count() >= number)
+
+    until(done, within=within, message=f"{number} tasks have ended")
+
+
+def lines(file: Path) -> list[str]:
+    """Return the lines of a notebook."""
+    return file.read_text().splitlines() if file.exists() else []

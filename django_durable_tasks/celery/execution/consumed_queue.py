@@ -14,7 +14,7 @@ from typing import Any
 from celery import current_app
 from kombu import Message
 
-from django_durable_tasks.celery.publishing.message_id import HEADER
+from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, HEADER
 
 CONSUMED_FROM = "durable_consumed_from"
 
@@ -41,7 +41,7 @@ def _deliver(queue: str, callback: Callable[[Any], Any], message: Any) -> Any:
         if isinstance(message, Message)
         else message.properties.get("application_headers")
     )
-    if headers and HEADER in headers:
+    if headers and (HEADER in headers or BATCH_HEADER in headers):
         headers[CONSUMED_FROM] = queue
     return callback(message)
 

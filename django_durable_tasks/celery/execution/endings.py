@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from django.db import Error
 
@@ -30,6 +31,7 @@ from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdic
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.workflows.followups import FollowUp
 
+T = TypeVar("T")
 logger = logging.getLogger("django_durable_tasks.runs")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _idle = threading.Event()
@@ -46,13 +48,13 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
     if live.recorded:
         return live.verdict
     try:
-        live.verdict = _persist(
+        live.verdict = persist(
             lambda: write_ending(live, outcome, followups), conf.settings().RESULT_WRITE_TIMEOUT
         )
         live.recorded = True
     finally:
         process_runs.leases.remove(live)
-    _report(live, outcome)
+    report(live, outcome)
     resolve_dependents(live)
     return live.verdict
 
@@ -61,7 +63,7 @@ def close_committed(live: LiveRun, outcome: Outcome) -> None:
     """Finish a run whose success was committed in the transaction of its atomic body."""
     live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
     process_runs.leases.remove(live)
-    _report(live, outcome)
+    report(live, outcome)
     resolve_dependents(live)
 
 
@@ -74,8 +76,8 @@ def close_fenced(live: LiveRun) -> None:
     if not live.recorded:
         live.recorded = True
         fenced = Outcome(kind=EndingKind.SUCCEEDED, error="The success was refused.")
-        _persist(lambda: _fence(live, fenced), conf.settings().RESULT_WRITE_TIMEOUT)
-        _report(live, fenced)
+        persist(lambda: _fence(live, fenced), conf.settings().RESULT_WRITE_TIMEOUT)
+        report(live, fenced)
 
 
 def resolve_dependents(live: LiveRun) -> None:
@@ -138,7 +140,10 @@ def _fence(live: LiveRun, outcome: Outcome) -> None:
         attempts.fence(live.run, live.worker, outcome.error)
 
 
-def _persist(write: Callable[[], Verdict | None], seconds: float) -> Verdict | None:
+def persist(write: Callable[[], T], seconds: float) -> T:
+    """Return what ``write`` returns; repeat it with growing pauses for ``seconds`` if the database
+    fails, then raise EndingNotRecorded.
+    """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while True:
         try:
@@ -156,9 +161,13 @@ def _persist(write: Callable[[], Verdict | None], seconds: float) -> Verdict | N
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _report(live: LiveRun, outcome: Outcome) -> None:
+def report(live: LiveRun, outcome: Outcome) -> None:
+    """Log how a run ended."""
     run, verdict = live.run, live.verdict
     status = str(verdict.log) if verdict else "FENCED"
+    level = logging.INFO if status in ("SUCCESS", "CANCELLED") else logging.WARNING
+    if not logger.isEnabledFor(level):
+        return
     details = {
         "task_name": run.name,
         "task_id": str(run.task_id),
@@ -167,7 +176,6 @@ def _report(live: LiveRun, outcome: Outcome) -> None:
         "duration": round(time.monotonic() - live.began, 6),
         "error": outcome.error,
     }
-    level = logging.INFO if status in ("SUCCESS", "CANCELLED") else logging.WARNING
     logger.log(
         level,
         "%s id=%s attempt=%d status=%s duration=%.3f error=%r",

@@ -48,7 +48,7 @@ _idle = threading.Event()
 """Never set: waiting for it is a pause."""
 
 
-class _Fenced(Exception):
+class Fenced(Exception):
     """The success was refused, so the transaction of an atomic task is rolled back."""
 
 
@@ -59,7 +59,7 @@ def run_message(task: Any, envelope: Envelope) -> Any:
     task if it failed.
     """
     live = _open(task, envelope)
-    body = _atomic_body if task.durable_options.atomic else _plain_body
+    body = atomic_body if task.durable_options.atomic else _plain_body
     try:
         if not live.eager:
             process_runs.leases.add(live)
@@ -71,7 +71,7 @@ def run_message(task: Any, envelope: Envelope) -> Any:
             except EndingNotRecorded:
                 raise
             except BaseException as error:  # noqa: BLE001 - interrupts are endings too
-                raise _closed_by(task, live, error) from None
+                raise closed_by(task, live, error) from None
     finally:
         # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway.
         process_runs.leases.remove(live)
@@ -164,7 +164,7 @@ def _start_or_read_back(
 
 
 def _plain_body(task: Any, live: LiveRun) -> Any:
-    value = _run(task, live)
+    value = call_function(task, live)
     followups = live.followups(value)
     outcome = outcome_of_result(task.name, value)
     try:
@@ -174,11 +174,11 @@ def _plain_body(task: Any, live: LiveRun) -> Any:
         # have been committed, so it is repeated.
         verdict = endings.close(live, outcome, followups)
     if verdict is None:
-        raise _Fenced
+        raise Fenced
     return None if followups_of(value) else value
 
 
-def _run(task: Any, live: LiveRun) -> Any:
+def call_function(task: Any, live: LiveRun) -> Any:
     """Call the function. Raise the retry that ``self.retry(throw=False)`` requested."""
     live.args, live.kwargs = _arguments(live)
     with of_row(task.request, live):
@@ -199,21 +199,21 @@ def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
         return results.resolve(args, kwargs, run.tenant_id)
 
 
-def _atomic_body(task: Any, live: LiveRun) -> Any:
+def atomic_body(task: Any, live: LiveRun) -> Any:
     """Call the function and record its success in one transaction on the project's connection.
 
     If the success is refused, the writes of the function are rolled back.
     """
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
-            value = _run(task, live)
+            value = call_function(task, live)
             followups = live.followups(value)
             outcome = outcome_of_result(task.name, value)
             if not _succeed_within(live, outcome, followups):
-                raise _Fenced
+                raise Fenced
     except Exception as error:
         # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
-        if isinstance(error, _Fenced) or not _is_committed(live):
+        if isinstance(error, Fenced) or not _is_committed(live):
             raise
         logger.warning(
             "Run %s succeeded and was committed, but an error followed: %s",
@@ -245,9 +245,9 @@ def _is_committed(live: LiveRun) -> bool:
         return False
 
 
-def _closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
+def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
     """Record the ending of a run by this exception; return the exception to raise to Celery."""
-    if isinstance(error, _Fenced):
+    if isinstance(error, Fenced):
         endings.close_fenced(live)
         return Ignore("Fenced: the task has another epoch.")
     if not isinstance(error, Exception) and worker_node.in_pool_child():

@@ -21,10 +21,10 @@ from django_durable_tasks.celery.execution import consumed_queue, endings
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.execution.worker_node import place
-from django_durable_tasks.celery.publishing.message_id import HEADER, Envelope, parse
+from django_durable_tasks.celery.publishing.message_id import HEADER, Envelope, batch_token, parse
 from django_durable_tasks.celery.stored_exceptions import described
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import claim, dead_child_processes, operator_actions
+from django_durable_tasks.engine.tasks import batches, claim, dead_child_processes, operator_actions
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
@@ -42,6 +42,11 @@ def on_success(sender: Any = None, result: Any = None, **_: Any) -> None:
 
 def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
     """Record the failure of a body in this process, or the loss of a child process."""
+    token = batch_token(task_id)
+    if token is not None:
+        if isinstance(exception, (WorkerLostError, SystemExit, TimeLimitExceeded)):
+            _record_batch_in_parent(token, exception, task_id)
+        return
     options = _options(sender)
     if options is None:
         return
@@ -194,6 +199,17 @@ def _record_in_parent(envelope: Envelope, outcome: Outcome) -> None:
             )
 
     _try_twice(write, envelope.celery_id)
+
+
+def _record_batch_in_parent(token: bytes, exception: BaseException, celery_id: str) -> None:
+    """Mark the runs LOST that a child process started from this batch message and did not end."""
+    here = place(conf.settings().LEASE)
+
+    def write() -> int:
+        with dedicated_connection():
+            return batches.end_runs_of_dead_child(token, here.node, text_of(exception), here.worker)
+
+    _try_twice(write, celery_id)
 
 
 def _try_twice(write: Callable[[], Any], celery_id: str) -> None:

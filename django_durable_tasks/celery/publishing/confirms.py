@@ -26,6 +26,7 @@ from django_durable_tasks.exceptions import UnknownQueue
 from django_durable_tasks.ports import TaskMessage
 
 _BODY = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_BATCH_BODY = '[[], %s, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _HIDDEN = "<durable>"
 _DIRECTLY = ""
 """The default exchange. Each queue is bound to it by its name only."""
@@ -78,15 +79,22 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
     }
 
 
+def _body(message: TaskMessage) -> str:
+    if message.batch_of is None:
+        return _BODY
+    arguments: str = dumps({"queue": message.queue, "name": message.batch_of})
+    return _BATCH_BODY % arguments
+
+
 def _prepare_message(broker: BrokerConnection, message: TaskMessage, queue: Any) -> Any:
     # Redis delivers the lowest number first, RabbitMQ the highest.
     priority = 9 - message.priority if broker.driver == "redis" else message.priority
-    headers = _headers(message)
+    headers, body = _headers(message), _body(message)
     properties = {"correlation_id": headers["id"], "reply_to": "", "delivery_mode": 2}
     if signals.before_task_publish.receivers:
         signals.before_task_publish.send(
             sender=message.name,
-            body=_BODY,
+            body=body,
             exchange=_DIRECTLY,
             routing_key=queue.name,
             headers=headers,
@@ -95,7 +103,7 @@ def _prepare_message(broker: BrokerConnection, message: TaskMessage, queue: Any)
             retry_policy=None,
         )
     return broker.channel.prepare_message(
-        _BODY, priority, "application/json", "utf-8", headers, properties
+        body, priority, "application/json", "utf-8", headers, properties
     )
 
 

@@ -117,7 +117,7 @@ def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
     """Do the same as ``send``; return how many were accepted of each queue."""
     if not messages:
         return Counter()
-    refused = _publish(messages)
+    refused = publish_or_refuse(messages)
     if refused:
         with dedicated_connection():
             broker_outage.return_to_pending(refused)
@@ -126,7 +126,7 @@ def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
     )
 
 
-def _publish(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
+def publish_or_refuse(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
     """Publish and return what was not accepted, whatever the reason."""
     try:
         return publisher.publish(messages)
@@ -135,7 +135,7 @@ def _publish(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
         return [NotAccepted(message, 0.0) for message in messages]
     except Exception:
         if len(messages) > 1:  # one that cannot be published must not prevent the others
-            return [refused for message in messages for refused in _publish([message])]
+            return [refused for message in messages for refused in publish_or_refuse([message])]
         (message,), again = messages, conf.settings().REPUBLISH_AFTER
         logger.exception(
             "Publishing task %s (%s) to queue %r failed unexpectedly; it is tried again in %g s.",
@@ -150,7 +150,7 @@ def _publish(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
 
 def publish(messages: Sequence[TaskMessage]) -> None:
     """Publish tasks that are already QUEUED; called by schedulers, outside of any transaction."""
-    refused = _publish(messages)
+    refused = publish_or_refuse(messages)
     if refused:
         with dedicated_connection():
             broker_outage.undo_publish(refused)
@@ -181,7 +181,7 @@ def publish_after_commit(messages: Sequence[TaskMessage]) -> None:
         for one in messages:
             publisher.run_here(one)
         return
-    refused = _publish(messages)
+    refused = publish_or_refuse(messages)
     if not refused:
         return
     try:

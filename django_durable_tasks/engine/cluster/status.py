@@ -179,6 +179,7 @@ def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
         failures=task.failures,
         max_attempts=task.max_attempts,
         crashes=task.crashes,
+        in_batch=task.in_batch,
         publish_count=task.publish_count,
         unresolved=task.unresolved_dependencies_count,
         reason=task.reason,

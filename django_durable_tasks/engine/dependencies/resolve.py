@@ -350,6 +350,7 @@ def _may_publish_at_once(row: Any) -> bool:
     in_time = row.run_at <= row.read_at and row.expires_at is None and row.overlap_key is None
     return (
         in_time
+        and not row.in_batch
         and ports.broker_open()
         and ports.fast_path.is_open(row.name, row.queue, row.tenant_id)
     )

@@ -306,7 +306,7 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
     """Return the next due tasks of these queues by priority, at most ``limit`` in equal parts per
     queue.
     """
-    due, part = tables.tasks().due(now).order_by("due_at"), max(1, limit // len(queues))
+    due, part = tables.tasks().due_alone(now).order_by("due_at"), max(1, limit // len(queues))
     # One short index scan per priority; a single ORDER BY would sort all due tasks.
     scans = [
         (due.filter(queue=queue, priority=level), part)

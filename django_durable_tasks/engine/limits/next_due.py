@@ -30,7 +30,11 @@ def heads() -> dict[str, datetime]:
     sql = statement("heads")
     if sql is None:
         return dict(
-            tables.tasks().pending().order_by().values_list("queue").annotate(head=Min("due_at"))
+            tables.tasks()
+            .published_alone()
+            .order_by()
+            .values_list("queue")
+            .annotate(head=Min("due_at"))
         )
     found, past = dict[str, datetime](), ""
     with connections[tables.database()].cursor() as cursor:

@@ -229,7 +229,7 @@ class _FreeCapacity:
         Due tasks may belong to tenants without waiting tasks. If only one tenant waits, it gets all
         of a limited queue. Half of a window is enough to keep every worker busy.
         """
-        due = tables.tasks().due(self._now).order_by()
+        due = tables.tasks().due_alone(self._now)
         queries = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
         due_counts = Counter(
             row[0] for row in waitlist.first(queries, self._relevant_due, ("queue",))

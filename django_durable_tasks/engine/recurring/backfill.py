@@ -286,7 +286,7 @@ class _Backfill:
         planned = PlannedRun(one.fire_time, one.fire_time)
         verdict = OverlapDecision(runs=True)
         task = occurrence_tasks.occurrence_task(self.template, planned, place["run_at"], verdict)
-        return task._replace(**place)
+        return task._replace(**place, in_batch=False)
 
     def _write(
         self, created: dict[datetime, NewTask], known: dict[datetime, OccurrenceRecord]

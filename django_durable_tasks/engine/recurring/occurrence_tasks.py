@@ -41,13 +41,15 @@ def template(row: RecurringTask) -> NewTask:
         },
     )
     call = Call(registry.get(row.task), tuple(row.args), row.kwargs, options)
-    task = planned_task(call)
+    task, overlap_key = planned_task(call), overlap_key_of(row)
     expires_in = task.expires_in if row.expires_in is None else row.expires_in
     return task._replace(
         recurring_task_id=row.pk,
         time_zone=row.time_zone,
-        overlap_key=overlap_key_of(row),
+        overlap_key=overlap_key,
         expires_in=expires_in,
+        # Overlap keys are checked after a claim, before its messages are published.
+        in_batch=task.in_batch and overlap_key is None,
     )
 
 

@@ -22,7 +22,6 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.limits import admission, config
 from django_durable_tasks.engine.tasks.misrouted import count_misrouted
 from django_durable_tasks.engine.transitions import StartedRun, attempt_log
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
@@ -103,26 +102,6 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id:
     """
     found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
     return run_of(found[0], place.node, celery_id) if found else None
-
-
-def take(queryset: TaskQuerySet, limit: int, place: RunLocation) -> list[Run]:
-    """Claim and start due tasks in one step, for a process that runs them without a broker.
-
-    Tasks that a limit refuses wait from the same transaction, as by a claim.
-    """
-    limit_config = config.limits_in_force()
-    if limit_config.empty:
-        started = transitions.take(queryset, limit, place.node, place.lease)
-        return [run_of(one, place.node, "") for one in started]
-    with tables.atomic():
-        gate = admission.LimitAdmission(limit_config)
-        # The rows are locked first, so that no other process spends rate-limit tokens for them.
-        ids = gate.admit(transitions.locked_pending(queryset, limit), database_now())
-        gate.close()
-        started = transitions.take(
-            tables.tasks().filter(pk__in=ids), len(ids), place.node, place.lease
-        )
-    return [run_of(one, place.node, "") for one in started]
 
 
 def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
@@ -232,6 +211,16 @@ def succeeded(run: Run) -> bool:
     return _is_logged(run, LogStatus.SUCCESS)
 
 
+def succeeded_of(runs: Sequence[Run]) -> set[uuid.UUID]:
+    """Return the run ids of those of these runs whose success is in the log."""
+    found = TaskExecutionLog.objects.using(tables.database()).filter(
+        task_id__in=[run.task_id for run in runs],
+        run_id__in=[run.run_id for run in runs],
+        status=LogStatus.SUCCESS,
+    )
+    return {run_id for run_id in found.values_list("run_id", flat=True) if run_id is not None}
+
+
 def _is_logged(run: Run, *statuses: LogStatus) -> bool:
     """Return whether the log contains an ending of this run, found by its ``run_id``."""
     return (
@@ -336,6 +325,7 @@ def _end_runs(
                     error=outcome.error,
                     queue=outcome.queue if verdict.log == LogStatus.RETRY else None,
                     max_attempts=outcome.max_attempts,
+                    leaves_batch=row.in_batch and verdict.log == LogStatus.LOST,
                 )
             )
             results.append(result)
@@ -357,6 +347,7 @@ def _budgets(row: Task) -> Budgets:
         max_crashes=row.max_crashes,
         on_orphan=row.on_orphan,
         cancel_requested=row.cancel_requested_at is not None,
+        in_batch=row.in_batch,
     )
 
 

@@ -27,10 +27,11 @@ def queued_if_possible(task: NewTask) -> NewTask:
 def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
     """Return whether this task may be inserted as QUEUED and published at commit.
 
-    It must be due: ``run_at`` is None or has certainly passed by the database's clock.
+    It must not run in a batch, and it must be due: ``run_at`` is None or has certainly passed by
+    the database's clock.
     """
     settings, connection = conf.settings(), connections[tables.database()]
-    if not settings.FAST_PATH:
+    if not settings.FAST_PATH or task.in_batch:
         return False
     if not connection.in_atomic_block and not connection.get_autocommit():
         return False

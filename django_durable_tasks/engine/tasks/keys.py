@@ -167,6 +167,7 @@ def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
         ),
         limit_key=task.limit_key,
         weight=task.weight,
+        in_batch=task.in_batch,
     )
     return row.id
 

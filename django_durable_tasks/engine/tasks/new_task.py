@@ -101,6 +101,7 @@ def _new_task(call: Call, kwargs: Mapping[str, Any], options: Mapping[str, Any])
         unique_key=_unique_key(call),
         on_upstream_failure=given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
         target_type=call.task.target.type.value,
+        in_batch=task.batch is not None and given.fits_batch and not ports.eager(),
     )
 
 

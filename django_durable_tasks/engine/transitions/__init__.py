@@ -8,6 +8,15 @@ that changes rows sends ``tasks_transitioned``. Frequent transitions also have a
 ``db/sql/``, which passes the same tests as the ORM form.
 """
 
+from django_durable_tasks.engine.transitions.batches import (
+    Success,
+    due_in_batch,
+    owned,
+    succeed_many,
+    take,
+    take_due,
+    undo_starts,
+)
 from django_durable_tasks.engine.transitions.claims import (
     claim,
     claim_these,
@@ -16,7 +25,6 @@ from django_durable_tasks.engine.transitions.claims import (
     not_published,
     republish,
     return_to_pending,
-    take,
 )
 from django_durable_tasks.engine.transitions.dependencies import (
     Released,
@@ -85,6 +93,7 @@ __all__ = [
     "ClaimedTask",
     "Released",
     "StartedRun",
+    "Success",
     "age",
     "blame",
     "block",
@@ -96,6 +105,7 @@ __all__ = [
     "claimed_tasks",
     "create",
     "create_many",
+    "due_in_batch",
     "edit",
     "end",
     "expire",
@@ -115,6 +125,7 @@ __all__ = [
     "messages_for",
     "name_key",
     "not_published",
+    "owned",
     "release",
     "release_and_publish",
     "release_key",
@@ -133,6 +144,9 @@ __all__ = [
     "started_runs",
     "still_owned",
     "succeed",
+    "succeed_many",
     "take",
+    "take_due",
     "take_key",
+    "undo_starts",
 ]

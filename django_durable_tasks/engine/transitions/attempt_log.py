@@ -78,9 +78,9 @@ class AttemptResult:
     celery_id: str = ""
 
 
-def log_success(run: Run, worker: str) -> None:
-    """Insert the log entry of a success, in the caller's transaction."""
-    _insert([_log_of(run, LogStatus.SUCCESS, worker)])
+def log_successes(runs: Sequence[Run], worker: str) -> None:
+    """Insert the log entries of these successes, in the caller's transaction."""
+    _insert([_log_of(run, LogStatus.SUCCESS, worker) for run in runs])
 
 
 def log_refused(run: Run, status: LogStatus, worker: str, error: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The transitions before a run (claim, take, republish, return_to_pending), and their messages."""
+"""The transitions before a run (claim, republish, return_to_pending), and their messages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ from django_durable_tasks.engine.transitions.guarded_update import (
 )
 from django_durable_tasks.engine.transitions.returned_rows import (
     ClaimedTask,
-    StartedRun,
     claimed_tasks,
-    started_runs,
 )
-from django_durable_tasks.engine.transitions.runs import start_writes
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
@@ -61,7 +58,7 @@ def claim(
     """
     sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
     if sql is None:
-        due = tasks().due(now).order_by("due_at")
+        due = tasks().due_alone(now).order_by("due_at")
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
         return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
@@ -171,7 +168,7 @@ def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[
     sql = statement("claim_these")
     if sql is not None:
         return _read(sql, {"ids": list(ids), "node": node, "wait": wait})
-    due = tasks().pending().filter(pk__in=list(ids), due_at__lte=NOW)
+    due = tasks().published_alone().filter(pk__in=list(ids), due_at__lte=NOW)
     return _claim_locked(partial(locked, due, len(ids)), node, wait)
 
 
@@ -181,29 +178,6 @@ def locked_pending(queryset: TaskQuerySet, limit: int) -> list[uuid.UUID]:
     Rows that other transactions have locked are skipped.
     """
     return [task_id for task_id, _ in first_locked(queryset.filter(status=Status.PENDING), limit)]
-
-
-def take(queryset: TaskQuerySet, limit: int, node: uuid.UUID, lease: float) -> list[StartedRun]:
-    """PENDING to RUNNING for at most ``limit`` tasks, by the process that will run them.
-
-    ``lease`` is in seconds.
-    """
-    with atomic():
-        pairs = locked(queryset.filter(status=Status.PENDING), limit)
-        runs = Case(
-            *(When(pk=task_id, then=Value(uuid.uuid4())) for task_id, _ in pairs), default=None
-        )
-        if not move(
-            "take",
-            pairs,
-            Status.RUNNING,
-            ready_at=F("due_at"),
-            queued_at=DatabaseNow(),
-            **start_writes(runs, node, lease),
-            waiting_for_limit=None,
-        ):
-            return []
-        return started_runs(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
 
 
 def republish(

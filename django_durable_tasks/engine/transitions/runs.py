@@ -194,7 +194,7 @@ def _succeed(run: Run, result: str | None, worker: str) -> int:
             **CLOSED,
         )
         if changed:
-            attempt_log.log_success(run, worker)
+            attempt_log.log_successes([run], worker)
             attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
     return changed
 
@@ -252,6 +252,7 @@ def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
     failed = {end.task_id: Value(end.verdict.failed) for end in ends}
     crashed = {end.task_id: Value(end.verdict.crashed) for end in ends}
     limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
+    alone = {end.task_id: Value(False) for end in ends if end.leaves_batch}
     return {
         "status": _by_task({end.task_id: Value(end.verdict.status) for end in ends}),
         "failures": F("failures") + _by_task(failed, Value(0)),
@@ -259,6 +260,7 @@ def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
         "last_error": _by_task({end.task_id: Value(end.error) for end in ends}, Value("")),
         "reason": _by_task(reasons, Value("")),
         **({"max_attempts": _by_task(limits, F("max_attempts"))} if limits else {}),
+        **({"in_batch": _by_task(alone, F("in_batch"))} if alone else {}),
     }
 
 

@@ -52,7 +52,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """The state of a running task that the decision depends on."""
+    """The state of a running task that the decision depends on.
+
+    ``in_batch``: the run started in a batch, so another task may be the cause of a crash.
+    """
 
     failures: int
     max_attempts: int
@@ -60,6 +63,7 @@ class Budgets:
     max_crashes: int
     on_orphan: str
     cancel_requested: bool
+    in_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingDecision:
     """The transition of one locked run; ``delay`` in seconds until its next attempt; ``queue`` and
-    ``max_attempts`` None leave the columns unchanged.
+    ``max_attempts`` None leave the columns unchanged. ``leaves_batch``: its next run is alone.
     """
 
     task_id: uuid.UUID
@@ -87,6 +91,7 @@ class EndingDecision:
     error: str = ""
     queue: str | None = None
     max_attempts: int | None = None
+    leaves_batch: bool = False
 
 
 def decide(outcome: Outcome, row: Budgets) -> Verdict:
@@ -129,6 +134,9 @@ def _verdict_of_crash(row: Budgets) -> Verdict:
     status, reason = Status.PENDING, ""
     if row.cancel_requested:
         status, reason = Status.CANCELLED, "CANCELLED"
+    elif row.in_batch:
+        # The next run is alone, so that only the task that ends its process is charged.
+        return Verdict(transition="lose", status=status, log=LogStatus.LOST)
     elif row.on_orphan == OnOrphan.DEAD_LETTER:
         status, reason = Status.FAILED, "ORPHANED"
     elif row.crashes + 1 >= row.max_crashes:

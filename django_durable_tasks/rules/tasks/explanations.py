@@ -55,6 +55,7 @@ class TaskSituation:
     schedulers: int = 0
     workers: int = 0
     known: bool = True
+    in_batch: bool = False
 
 
 _FAILED = {
@@ -160,6 +161,9 @@ def _pending(it: TaskSituation) -> list[Sentence]:
     if not it.schedulers:
         found.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
     since = f"since {ago(late)}" if late >= 1 else "now"
+    if it.in_batch:
+        text = f"It is due {since} and waits for a batch: a worker starts it together with others."
+        return [*found, _wait(text)]
     return [
         *found,
         _wait(f"It is due {since} and waits for its turn: more urgent and older rows go first."),

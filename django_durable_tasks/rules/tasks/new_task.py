@@ -61,6 +61,7 @@ class NewTask(NamedTuple):
     step: str | None = None
     target_type: str = TargetType.CELERY_TASK
     encryption_key: str | None = None
+    in_batch: bool = False
 
     def waiting_for(self, unresolved: int, join_count: int | None) -> NewTask:
         """Return the task as BLOCKED by this many upstreams; as PENDING if there are none."""

@@ -30,6 +30,7 @@ from django_durable_tasks.rules.tasks.retries import RetryPolicy, policy
 
 KEY_MAX = 200
 ATTEMPTS_MAX = 1_000
+BATCH_MAX = 1_000
 HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
 _NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
 _OF_TASKS = ("rate_limit", "max_concurrency")
@@ -105,6 +106,7 @@ class TaskOptions:
     rate_limit: Rate | PerKey | None = None
     max_concurrency: int | PerKey | None = None
     weight: int = 1
+    batch: int | None = None
     given: frozenset[str] = frozenset()
 
     @property
@@ -146,6 +148,7 @@ DEFAULTABLE = frozenset(
         "expected_duration",
         "expires_in",
         "on_orphan",
+        "batch",
     }
 )
 """The options that ``DURABLE_TASKS["TASK_DEFAULTS"]`` may set for all tasks of the project."""
@@ -188,7 +191,15 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_concurrency": places_option,
     "weight": lambda option, value: checked_count(option, value, 1, HEAVIEST),
     "atomic": lambda option, value: bool(value),
+    "batch": lambda option, value: checked_count(option, value, 2, BATCH_MAX),
 }
+_NOT_IN_BATCH = {
+    "timeout": "a time limit ends the process, and with it the other tasks of the batch",
+    "soft_timeout": "a soft time limit would interrupt whichever task of the batch runs then",
+    "unique_for": "recent successes are looked up for each message",
+    "on_orphan": "the tasks behind the one that ended the process would become dead letters too",
+}
+"""Options that a task in a batch cannot have, with the reason."""
 
 
 def _checked(option: str, value: Any) -> Any:
@@ -218,6 +229,9 @@ def task_options(
         for option, value in chosen_.items()
         if option in known and value is not None
     }
+    refused = _options_without_batch(values)
+    if refused and "batch" not in given:
+        values.pop("batch", None)  # the default of the project is for tasks that may have it
     options = TaskOptions(
         **{**values, "name": _checked("name", name)},
         retry=policy(
@@ -227,6 +241,11 @@ def task_options(
     )
     _check_together(options)
     return options
+
+
+def _options_without_batch(values: Mapping[str, Any]) -> list[str]:
+    """Return the options in ``values`` with which a task cannot run in batches."""
+    return [option for option in _NOT_IN_BATCH if values.get(option) not in (None, OnOrphan.RETRY)]
 
 
 def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -243,6 +262,12 @@ def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_together(options: TaskOptions) -> None:
+    refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
+    if options.batch is not None and refused:
+        raise InvalidOption(
+            f"batch={options.batch} cannot be combined with {refused[0]}=...:"
+            f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
+        )
     key_of(options.rate_limit, options.max_concurrency)
     if options.soft_timeout and options.timeout and options.soft_timeout >= options.timeout:
         raise InvalidOption(
@@ -282,6 +307,17 @@ class CallOptions:
     depends_on: Any = None
     join: str | int = "ALL"
     on_upstream_failure: str | None = None
+
+    @property
+    def fits_batch(self) -> bool:
+        """Whether a call with these options may run in a batch."""
+        return not _options_without_batch(
+            {
+                "timeout": self.timeout,
+                "soft_timeout": self.soft_timeout,
+                "on_orphan": self.on_orphan,
+            }
+        )
 
     def overrides(self) -> dict[str, Any]:
         """Return the options that differ from the registered ones and are read when a run starts,

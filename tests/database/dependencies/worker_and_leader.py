@@ -15,6 +15,7 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.database.transitions.transition_calls import PLACE, question
+from tests.factories import take_these
 
 HOPELESS = Outcome(
     kind=EndingKind.FAILED, error="Hopeless: no", error_type="Hopeless", retryable=False
@@ -25,7 +26,7 @@ def begin(task: Task | uuid.UUID) -> Run:
     """Start a task that is PENDING and due, or QUEUED. Raises AssertionError if it may not start."""
     row = Task.objects.get(pk=getattr(task, "pk", task))
     if row.status == Status.PENDING:
-        (taken,) = attempts.take(question(row), 1, PLACE)
+        (taken,) = take_these(question(row), 1, PLACE)
         return taken
     run = attempts.open_run(row.pk, row.epoch, PLACE, "celery", None)
     assert not isinstance(run, Refusal), (row.status, run)

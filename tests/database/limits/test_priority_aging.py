@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import priority_aging
 from django_durable_tasks.engine.tasks import attempts
@@ -16,7 +15,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler.maintenance import job
 from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
-from tests.factories import NOOP, a_task, many_tasks
+from tests.factories import NOOP, a_task, many_tasks, take_batch
 
 pytestmark = pytest.mark.django_db
 
@@ -85,10 +84,10 @@ def test_a_pass_over_many_queues_returns_after_each_slice_and_raises_each_task_o
     assert aging(database_now(), monitor) == 0
 
 
-def test_tasks_started_without_a_broker_obey_limits() -> None:
-    rows = [a_task(due=-9 + number, weight=2) for number in range(4)]
+def test_tasks_started_in_a_batch_obey_limits() -> None:
+    rows = [a_task(due=-9 + number, weight=2, in_batch=True) for number in range(4)]
     limit(f"task:{NOOP}", 5)
     place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
-    runs = attempts.take(tables.tasks().due(database_now()), 10, place)
+    runs = take_batch(10, place)
     assert {run.task_id for run in runs} == set(ids(rows[:2]))
     assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == set(ids(rows[2:]))

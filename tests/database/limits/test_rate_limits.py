@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import config, release
 from django_durable_tasks.engine.tasks import attempts, retention
@@ -16,7 +15,7 @@ from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.limit_bucket import LOCK
 from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
-from tests.factories import QUEUE, a_task, a_tenant, many_tasks
+from tests.factories import QUEUE, a_task, a_tenant, many_tasks, take_batch
 
 __all__ = ["limited_tasks"]
 pytestmark = pytest.mark.django_db
@@ -107,17 +106,17 @@ def test_very_many_buckets_are_read_page_by_page() -> None:
     assert left[-1] == 5
 
 
-# Started without a broker -------------------------------------------------------------------------
+# Started in a batch -------------------------------------------------------------------------------
 
 
-def test_a_released_task_that_is_started_without_a_broker_waits_for_no_limit() -> None:
-    rows = many_tasks(2)
+def test_a_released_task_that_is_started_in_a_batch_waits_for_no_limit() -> None:
+    rows = many_tasks(2, in_batch=True)
+    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
     limit("tenant:1", 0)
-    claim()
+    assert take_batch(10, place) == []
     limit("tenant:1", 2)
     assert release.release_waiting(database_now(), 100) == 2
-    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
-    runs = attempts.take(tables.tasks().due(database_now()), 10, place)
+    runs = take_batch(10, place)
     assert {run.task_id for run in runs} == {row.pk for row in rows}
     assert not Task.objects.filter(waiting_for_limit__isnull=False).exists()
 

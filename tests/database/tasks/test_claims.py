@@ -23,7 +23,7 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
-from tests.database.transitions.transition_calls import PLACE, question
+from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -237,22 +237,6 @@ def test_a_task_without_code_waits_without_using_its_retries() -> None:
     assert claim.return_unknown_task(row.pk, row.epoch) == 1
     assert _due_in(row) == pytest.approx(30, abs=5)
     assert (row.status, row.attempts, row.failures, row.crashes) == (Status.PENDING, 0, 0, 0)
-
-
-def test_claiming_and_starting_without_a_broker_respect_their_limit() -> None:
-    rows = many_tasks(10)
-    assert len(_claim(4)) == 4
-    assert len(attempts.take(question(*rows), 4, PLACE)) == 4
-    assert Task.objects.pending().count() == 2
-
-
-def test_starting_without_a_broker_opens_a_separate_run_per_task() -> None:
-    rows = many_tasks(3, args=[1])
-    runs = attempts.take(Task.objects.due(database_now()), 10, PLACE)
-    assert {run.task_id for run in runs} == {row.pk for row in rows}
-    assert len({run.run_id for run in runs}) == 3
-    assert {(run.attempt, tuple(run.args), run.epoch) for run in runs} == {(1, (1,), 1)}
-    assert Task.objects.running().count() == 3
 
 
 def test_a_batch_is_published_by_priority_and_then_by_time() -> None:

@@ -40,7 +40,7 @@ from tests.database.transitions.transition_calls import (
     question,
 )
 from tests.delivery import deliver
-from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
+from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks, take_these
 from tests.process_state import new_process_state
 from tests.project import tasks
 
@@ -93,7 +93,7 @@ def cached_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
-    "take": (Status.PENDING, lambda rows: attempts.take(question(*rows), 100, PLACE)),
+    "take": (Status.PENDING, lambda rows: take_these(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
     "move": (
         Status.QUEUED,

@@ -19,7 +19,8 @@ from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from tests.factories import QUEUE, a_run, a_task
+from django_durable_tasks.rules.tasks.runs import Run
+from tests.factories import QUEUE, a_run, a_task, take_these
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
 FAILURE = Outcome(
@@ -70,11 +71,19 @@ def succeed(row: Task, result: str | None = None) -> bool:
 
 
 def _succeed_without_run(row: Task) -> bool:
+    return transitions.succeed(_foreign_run(row), None, "worker@host")
+
+
+def undo_start(row: Task) -> int:
+    """Return the task to PENDING as if its function was not called."""
+    return transitions.undo_starts([a_run(row) if row.run_id else _foreign_run(row)])
+
+
+def _foreign_run(row: Task) -> Run:
     started = transitions.started_runs(Task.objects.filter(pk=row.pk))[0]
-    run = attempts.run_of(
+    return attempts.run_of(
         started._replace(run_id=uuid.uuid4(), started_at=row.created_at), PLACE.node, ""
     )
-    return transitions.succeed(run, None, "worker@host")
 
 
 def _later() -> Any:
@@ -101,7 +110,8 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "force_run": lambda row: transitions.force_run(question(row), "by an operator"),
     "edit": lambda row: transitions.edit(question(row), run_at=_later()),
     "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
-    "take": lambda row: attempts.take(question(row), 10, PLACE),
+    "take": lambda row: take_these(question(row), 10, PLACE),
+    "undo_start": undo_start,
     "republish": lambda row: claim.republish(question(row), database_now(), 10),
     "return_to_pending": lambda row: transitions.return_to_pending(question(row), 0.0),
     "start": start,

@@ -45,6 +45,7 @@ def _explained(status: str, **facts: Any) -> str:
             "The next attempt is not due yet: in 10 min.",
         ),
         ("PENDING", {"due_at": _in(600), "failures": 2}, "It failed 2 of 5 times."),
+        ("PENDING", {"due_at": _in(-5), "in_batch": True}, "waits for a batch"),
         ("PENDING", {"due_at": _in(5), "failures": 2, "crashes": 1}, "and its worker died 1 times"),
         (
             "PENDING",

@@ -17,7 +17,7 @@ WITH due AS MATERIALIZED (
       CROSS JOIN LATERAL (
         SELECT id, waiting_for_limit, overlap_key
           FROM durable_tasks_task
-         WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority AND due_at <= %(now)s
+         WHERE status = 'PENDING' AND NOT in_batch AND queue = asked.queue AND priority = level.priority AND due_at <= %(now)s
            AND (%(shards)s::smallint[] IS NULL OR shard_key = ANY (%(shards)s::smallint[]) OR due_at <= %(late)s)
          ORDER BY due_at
          LIMIT asked.number

@@ -7,7 +7,7 @@
 WITH due AS MATERIALIZED (
   SELECT id, waiting_for_limit, overlap_key
     FROM durable_tasks_task
-   WHERE id = ANY (%(ids)s::uuid[]) AND status || '' = 'PENDING' AND due_at <= clock_timestamp()
+   WHERE id = ANY (%(ids)s::uuid[]) AND status || '' = 'PENDING' AND NOT in_batch AND due_at <= clock_timestamp()
    ORDER BY id
      FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE durable_tasks_task AS task

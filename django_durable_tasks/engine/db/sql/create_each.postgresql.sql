@@ -4,13 +4,13 @@ INSERT INTO durable_tasks_task
         publish_count, max_attempts, max_crashes, on_orphan, expected_duration, idempotency_key, unique_key,
         open_unique_key, time_zone, recurring_task_id, fire_time, overlap_key, shard_key, workflow_id, step, join_count,
         on_upstream_failure, unresolved_dependencies_count, has_dependents, limit_key, weight, target_type,
-        encryption_key)
+        encryption_key, in_batch)
 SELECT created.id, tenant_id, name, queue, priority, args::jsonb, kwargs::jsonb, options::jsonb, status, run_at,
        CASE WHEN status = 'BLOCKED' THEN NULL ELSE COALESCE(due_at, run_at) END, expires_at, epoch, publish_count, max_attempts, max_crashes, on_orphan,
        expected_duration * interval '1 second', idempotency_key, unique_key, unique_key, COALESCE(time_zone, ''),
        recurring_task_id, fire_time, overlap_key, shard_key, workflow_id, step, join_count,
        COALESCE(on_upstream_failure, 'SKIP'), COALESCE(unresolved, 0), COALESCE(has_dependents, false), limit_key,
-       COALESCE(weight, 1), target_type, encryption_key
+       COALESCE(weight, 1), target_type, encryption_key, COALESCE(in_batch, false)
   FROM json_to_recordset(%(rows)s::json)
        AS created (id uuid, tenant_id bigint, name text, queue text, priority smallint, args text, kwargs text,
                 options text, status text, run_at timestamptz, due_at timestamptz, expires_at timestamptz,
@@ -19,4 +19,4 @@ SELECT created.id, tenant_id, name, queue, priority, args::jsonb, kwargs::jsonb,
                 recurring_task_id uuid, fire_time timestamptz, overlap_key text, shard_key smallint,
                 workflow_id uuid, step text, join_count integer, on_upstream_failure text, unresolved integer,
                 has_dependents boolean, limit_key text, weight smallint, target_type text,
-                encryption_key text)
+                encryption_key text, in_batch boolean)

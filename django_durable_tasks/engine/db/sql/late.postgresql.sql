@@ -6,5 +6,5 @@ SELECT asked.queue
      FROM generate_series(0, 9) AS level (priority)
     CROSS JOIN LATERAL (
       SELECT 1 FROM durable_tasks_task
-       WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority AND due_at < %(since)s
+       WHERE status = 'PENDING' AND NOT in_batch AND queue = asked.queue AND priority = level.priority AND due_at < %(since)s
        LIMIT 1) AS hit)

@@ -34,7 +34,7 @@ waiting AS MATERIALIZED (
 locked AS MATERIALIZED (
   SELECT id, epoch, status, join_count, unresolved_dependencies_count AS wants,
          queue = ANY (%(open)s::text[]) AND run_at <= clock_timestamp() AND expires_at IS NULL AND overlap_key IS NULL
-         AND name <> ALL (%(limited)s::text[]) AS publish
+         AND NOT in_batch AND name <> ALL (%(limited)s::text[]) AS publish
     FROM durable_tasks_task
    WHERE id = ANY (ARRAY(SELECT task_id FROM fresh) || ARRAY(SELECT task_id FROM waiting))
    ORDER BY id

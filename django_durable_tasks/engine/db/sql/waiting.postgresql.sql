@@ -8,7 +8,7 @@ SELECT asked.queue, pending.number, due.number
              FROM generate_series(0, 9) AS level (priority)
             CROSS JOIN LATERAL (
              SELECT 1 FROM durable_tasks_task
-              WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority
+              WHERE status = 'PENDING' AND NOT in_batch AND queue = asked.queue AND priority = level.priority
               LIMIT %(limit)s) AS hit
             LIMIT %(limit)s) AS counted
  ) AS pending
@@ -18,7 +18,7 @@ SELECT asked.queue, pending.number, due.number
              FROM generate_series(0, 9) AS level (priority)
             CROSS JOIN LATERAL (
              SELECT 1 FROM durable_tasks_task
-              WHERE status = 'PENDING' AND queue = asked.queue AND priority = level.priority AND due_at <= %(now)s
+              WHERE status = 'PENDING' AND NOT in_batch AND queue = asked.queue AND priority = level.priority AND due_at <= %(now)s
               LIMIT %(limit)s) AS hit
             LIMIT %(limit)s) AS counted
  ) AS due

@@ -1,0 +1,246 @@
+"""Runs batches: starts due tasks together, calls their functions one after another, and records
+their successes together.
+
+The Celery task ``run_batch`` receives the batch messages. A message contains a queue and a task
+name; which tasks run is decided by the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from celery import current_app, shared_task
+from celery._state import _task_stack
+from django.db import Error, close_old_connections
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.celery.execution import (
+    batch_in_progress,
+    consumed_queue,
+    endings,
+    gate,
+    worker_node,
+)
+from django_durable_tasks.celery.execution.batch_events import TaskEvents
+from django_durable_tasks.celery.execution.batch_in_progress import BatchInProgress
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.execution.outcomes import outcome_of_result
+from django_durable_tasks.celery.publishing import batch_publisher
+from django_durable_tasks.celery.publishing.batch_publisher import CARRIER
+from django_durable_tasks.celery.publishing.message_id import batch_token
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.db.outages import reason_of
+from django_durable_tasks.engine.tasks import batch_messages, batches
+from django_durable_tasks.engine.tasks.attempts import RunLocation
+from django_durable_tasks.engine.tasks.batches import Success
+from django_durable_tasks.exceptions import EndingNotRecorded, RunCancelled
+from django_durable_tasks.rules.tasks.options import TaskOptions
+from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.workflows.followups import followups_of
+
+logger = logging.getLogger("django_durable_tasks.runs")
+DURATION = 0.2
+"""Seconds that a message should take: its batches have as many tasks as fit."""
+_FIRST_SIZE = 10
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_COPIED = ("hostname", "delivery_info", "origin", "logfile", "loglevel", "is_eager", "utc")
+"""The attributes of the message's request that the requests of its tasks have too."""
+_idle = threading.Event()
+"""Never set: waiting for it is a pause."""
+
+
+class BatchSizes:
+    """How many tasks of each name fit into DURATION, by the last batches of this process."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    def of(self, name: str, most: int) -> int:
+        """Return the size of the next batch, at most ``most``."""
+        return min(self._sizes.get(name, _FIRST_SIZE), most)
+
+    def ran(self, name: str, number: int, seconds: float) -> None:
+        """Record that a batch of ``number`` tasks took this long. The size at most doubles."""
+        fitting = int(number * DURATION / max(seconds, 0.001))
+        self._sizes[name] = max(1, min(fitting, 2 * max(number, self._sizes.get(name, 1))))
+
+
+_sizes = BatchSizes()
+
+
+@shared_task(
+    name=CARRIER, bind=True, ignore_result=True, acks_late=False, reject_on_worker_lost=False
+)
+def run_batch(self: Any, queue: str, name: str) -> None:
+    """Run due tasks of this name in this queue for about DURATION seconds."""
+    task, token = current_app.tasks.get(name), batch_token(self.request.id)
+    options: TaskOptions | None = getattr(task, "durable_options", None)
+    if task is None or options is None or token is None:
+        logger.error(
+            "Ignored batch message %.60r: this worker has no durable task named %.200r.",
+            self.request.id,
+            name,
+        )
+        return
+    place = worker_node.place(
+        options.lease or conf.settings().LEASE, consumed_queue.names_of(self.request)
+    )
+    if place.queues and queue not in place.queues:
+        logger.error(
+            "Ignored batch message %s: it is for queue %r, but was consumed from queue %r.",
+            self.request.id,
+            queue,
+            place.queues[0],
+        )
+        return
+    _Message(task, queue, token, place, self.request).run()
+
+
+class _Message:
+    """One batch message."""
+
+    def __init__(
+        self, task: Any, queue: str, token: bytes, place: RunLocation, request: Any
+    ) -> None:
+        self._task, self._queue, self._place = task, queue, place
+        self._options: TaskOptions = task.durable_options
+        self._token, self._events = token, TaskEvents(task)
+        self._request = {name: value for name, value in vars(request).items() if name in _COPIED}
+        self._is_received, self._taken_at = False, 0.0
+
+    def run(self) -> None:
+        """Run batches until no task is due or DURATION is over.
+
+        If more tasks may be due than the first batch contains, the next message is published before
+        its functions are called, so that another process can start them.
+        """
+        name, began, is_published = self._task.name, time.monotonic(), False
+        while True:
+            # Tasks from before a deployment that removed the option run one by one.
+            size = _sizes.of(name, self._options.batch or 1)
+            runs = self._take(size)
+            if len(runs) == size and not is_published:
+                batch_publisher.publish({(self._queue, name): self._options.priority})
+                is_published = True
+            if not runs or not self._run_all(runs):
+                return
+            _sizes.ran(name, len(runs), time.monotonic() - self._taken_at)
+            if len(runs) < size or time.monotonic() - began > DURATION:
+                return
+
+    def _take(self, size: int) -> list[Run]:
+        """Start due tasks. After an error the runs are read back, because the statement may have
+        been executed although its reply was lost. Gives up after HEARTBEAT seconds.
+        """
+        deadline, pause, tried = (
+            time.monotonic() + conf.settings().HEARTBEAT,
+            0.0,
+            list[uuid.UUID](),
+        )
+        while True:
+            try:
+                with dedicated_connection():
+                    if not self._is_received:
+                        batch_messages.received(self._queue, self._task.name)
+                        self._is_received = True
+                    before, run_ids = list(tried), batches.run_ids_of(self._token, size)
+                    tried += run_ids
+                    found = batches.taken(before, self._place) if before else []
+                    if not found:
+                        found = batches.take(self._queue, self._task.name, run_ids, self._place)
+                    self._taken_at = time.monotonic()
+                    return found
+            except Error as error:
+                if time.monotonic() + pause > deadline:
+                    logger.warning("No batch was started: %s", reason_of(error))
+                    return []
+            _idle.wait(pause)
+            pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+    def _run_all(self, runs: Sequence[Run]) -> bool:
+        """Call the functions of these runs; return False if endings could not be recorded.
+
+        Those runs stay RUNNING until they are marked LOST. This message does not call them again.
+        """
+        lives = [
+            LiveRun(
+                run,
+                lease=run.options.get("lease", self._place.lease),
+                timeout=None,
+                worker=self._place.worker,
+                eager=False,
+            )
+            for run in runs
+        ]
+        for live in lives:
+            process_runs.leases.add(live)
+        batch, thread = BatchInProgress(lives, self._place.worker), batch_in_progress.thread()
+        thread.add(batch)
+        _task_stack.push(self._task)
+        try:
+            try:
+                while (live_run := batch.next_run()) is not None:
+                    self._call(batch, live_run)
+            finally:
+                batch.finish()
+        except EndingNotRecorded:
+            return False  # logged where the time was over
+        finally:
+            _task_stack.pop()
+            thread.remove(batch)
+        return True
+
+    def _call(self, batch: BatchInProgress, live: LiveRun) -> None:
+        """Call the function of one run and record or collect its ending."""
+        if live.lost or live.lease_may_be_over:
+            process_runs.leases.remove(live)  # another process may have started the task
+            return
+        live.began = time.monotonic()
+        celery_id = live.run.celery_id
+        self._task.push_request(
+            **self._request,
+            id=celery_id,
+            root_id=celery_id,
+            correlation_id=celery_id,
+            retries=live.run.failures,
+            called_directly=False,
+        )
+        try:
+            with process_runs.running(live):
+                self._events.before(live)
+                with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
+                    self._body(batch, live)
+        except EndingNotRecorded:
+            raise
+        except BaseException as error:
+            shown = gate.closed_by(self._task, live, error)
+            if not isinstance(error, Exception):
+                raise
+            self._events.failed(live, shown)
+        finally:
+            self._task.pop_request()
+            process_runs.forget(celery_id)
+            close_old_connections()  # as Celery does after each message
+
+    def _body(self, batch: BatchInProgress, live: LiveRun) -> None:
+        if live.cancel_requested:
+            raise RunCancelled
+        if self._options.atomic:
+            self._events.succeeded(live, gate.atomic_body(self._task, live))
+            return
+        value = gate.call_function(self._task, live)
+        followups = live.followups(value)
+        outcome = outcome_of_result(self._task.name, value)
+        if not followups and not self._events.follow_success:
+            wait = live.began - self._taken_at
+            batch.add(live, Success(run=live.run, result=outcome.result, wait=wait))
+            return
+        if endings.close(live, outcome, followups) is None:
+            raise gate.Fenced
+        self._events.succeeded(live, None if followups_of(value) else value)

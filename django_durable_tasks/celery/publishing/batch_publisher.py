@@ -1,0 +1,55 @@
+"""Publishes batch messages: at most one is outstanding for each queue and task name.
+
+The record of a message is committed before it is published. If the broker does not accept it, the
+record is changed, so that a scheduler publishes the next one when the broker accepts messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+
+from django_durable_tasks.celery.publishing import broker_outage, dispatcher
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.ports import TaskMessage
+
+logger = logging.getLogger("django_durable_tasks.broker")
+CARRIER = "django_durable_tasks.run_batch"
+"""The name of the Celery task that starts batches."""
+
+
+def publish(priorities: Mapping[tuple[str, str], int]) -> int:
+    """Publish a message for each of these queues and task names that has none outstanding, with
+    these priorities; return how many the broker accepted.
+
+    Queues that the broker rejects are left out, and nothing is published while the breaker is open,
+    except a single message as a probe.
+    """
+    room = broker_outage.capacity()
+    pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0][:room]
+    if not pairs:
+        return 0
+    with dedicated_connection():
+        reserved = batch_messages.reserve(pairs)
+    messages = [_message(queue, name, priorities[queue, name]) for queue, name in reserved]
+    refused = dispatcher.publish_or_refuse(messages) if messages else ()
+    for one in refused:
+        with dedicated_connection():
+            batch_messages.not_published(
+                [(one.message.queue, str(one.message.batch_of))], one.delay
+            )
+    return len(messages) - len(refused)
+
+
+def _message(queue: str, name: str, priority: int) -> TaskMessage:
+    return TaskMessage(
+        task_id=uuid.uuid4(),
+        epoch=0,
+        number=1,
+        name=CARRIER,
+        queue=queue,
+        priority=priority,
+        batch_of=name,
+    )

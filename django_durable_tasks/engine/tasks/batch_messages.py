@@ -1,0 +1,131 @@
+"""Which batch messages are needed: at most one is outstanding for each queue and task name.
+
+A scheduler records a message and publishes it after the commit. The worker that receives it records
+that, starts a batch, and publishes the next message if more tasks are due. A message that was lost
+is published again after REPUBLISH_AFTER, and then after growing times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Case, F, Max, Min, Q, When
+
+from django_durable_tasks import conf
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.db.tables import NOW
+from django_durable_tasks.models import BatchMessage
+
+_AT_ONCE = 500
+
+
+class BatchHead(NamedTuple):
+    """The tasks of a name in a queue that wait for a batch: when the first one is due, and the
+    highest priority of those that are due; None if none is due.
+    """
+
+    queue: str
+    name: str
+    due_at: datetime
+    priority: int | None
+
+
+def heads(now: datetime) -> list[BatchHead]:
+    """Return the queues and task names with tasks that wait for a batch; a constant number of
+    statements for up to 500 of them.
+    """
+    sql = statement("batch_heads")
+    if sql is None:
+        return _grouped(now)
+    found, past = list[BatchHead](), ("", "")
+    while True:
+        rows = tables.read(sql, {"queue": past[0], "name": past[1], "limit": _AT_ONCE, "now": now})
+        found += [BatchHead._make(row) for row in rows]
+        if len(rows) < _AT_ONCE:
+            return found
+        past = found[-1].queue, found[-1].name
+
+
+def _grouped(now: datetime) -> list[BatchHead]:
+    waiting = tables.tasks().waiting_for_batch().order_by().values_list("queue", "name")
+    rows = waiting.annotate(head=Min("due_at"), level=Max("priority", filter=Q(due_at__lte=now)))
+    return [
+        BatchHead(queue, name, head if head.tzinfo else head.replace(tzinfo=UTC), level)
+        for queue, name, head, level in rows
+    ]
+
+
+def reserve(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Record a message for each of these queues and task names that has none outstanding; return
+    those to publish after the commit.
+    """
+    if not pairs:
+        return []
+    settings, ordered = conf.settings(), sorted(set(pairs))
+    first, longest = settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX
+    sql = statement("reserve_batch_messages")
+    if sql is not None:
+        queues, names = (list(column) for column in zip(*ordered, strict=True))
+        parameters = {"queues": queues, "names": names, "first": first, "longest": longest}
+        return [(queue, name) for queue, name in tables.read(sql, parameters)]
+    return _reserve(ordered, first, longest)
+
+
+def _reserve(
+    pairs: Sequence[tuple[str, str]], first: float, longest: float
+) -> list[tuple[str, str]]:
+    rows = BatchMessage.objects.using(tables.database())
+    known = set(rows.filter(_any_of(pairs)).values_list("queue", "name"))
+    missing = [BatchMessage(queue=queue, name=name) for queue, name in set(pairs) - known]
+    if missing:
+        rows.bulk_create(missing, ignore_conflicts=True)
+    with tables.atomic():
+        free = rows.filter(_any_of(pairs)).filter(Q(due_at=None) | Q(due_at__lte=NOW))
+        locked = tables.locked_for_change(free.order_by("pk"), skip_locked=_skips())
+        found = {pk: (queue, name) for pk, queue, name in locked.values_list("pk", "queue", "name")}
+        steps: list[Any] = [
+            When(publish_count=number, then=after(min(first * 2**number, longest)))
+            for number in range(8)
+        ]
+        rows.filter(pk__in=list(found)).update(
+            due_at=Case(*steps, default=after(longest)), publish_count=F("publish_count") + 1
+        )
+    return sorted(found.values())
+
+
+def _skips() -> bool:
+    return connections[tables.database()].features.has_select_for_update_skip_locked
+
+
+def _any_of(pairs: Sequence[tuple[str, str]]) -> Q:
+    return Q(*(Q(queue=queue, name=name) for queue, name in pairs), _connector=Q.OR)
+
+
+def received(queue: str, name: str) -> None:
+    """Record that a worker has received the message of this queue and task name."""
+    sql = statement("receive_batch_message")
+    if sql is not None:
+        tables.count(sql, {"queue": queue, "name": name})
+        return
+    rows = BatchMessage.objects.using(tables.database()).filter(queue=queue, name=name)
+    rows.filter(due_at__isnull=False).update(due_at=None, publish_count=0)
+
+
+def not_published(pairs: Sequence[tuple[str, str]], delay: float) -> None:
+    """Record that the broker did not accept these messages; they are due again in ``delay``
+    seconds.
+    """
+    rows = BatchMessage.objects.using(tables.database()).filter(_any_of(pairs))
+    rows.update(due_at=after(delay), publish_count=0)
+
+
+def publish_again(queue: str | None = None) -> int:
+    """Make outstanding messages due now, because the broker may have lost them; return how many."""
+    rows = BatchMessage.objects.using(tables.database()).filter(due_at__gt=NOW)
+    these = rows if queue is None else rows.filter(queue=queue)
+    return these.update(due_at=NOW)

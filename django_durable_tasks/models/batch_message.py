@@ -1,0 +1,33 @@
+"""BatchMessage: whether a message for the batches of one task name in one queue is outstanding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class BatchMessage(models.Model):
+    """The last batch message of a task name in a queue.
+
+    ``due_at``: when another one may be published although no worker has received this one. None if
+    a worker has received it.
+    """
+
+    queue = models.CharField(_("queue"), max_length=200)
+    name = models.CharField(_("name"), max_length=200)
+    due_at = models.DateTimeField(_("due at"), null=True)
+    publish_count = models.IntegerField(_("publish count"), default=0)
+
+    class Meta:
+        db_table = "durable_tasks_batch_message"
+        verbose_name = _("batch message")
+        verbose_name_plural = _("batch messages")
+        ordering: ClassVar = ["queue", "name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["queue", "name"], name="durable_one_batch_message"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.queue}"

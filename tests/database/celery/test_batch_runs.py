@@ -1,0 +1,147 @@
+"""A batch message in the process of a worker."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections
+from django.db.backends.signals import connection_created
+
+from django_durable_tasks.celery.execution import batch_runs
+from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.db import connections as dedicated
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
+from tests.database.transitions.transition_calls import CRASH
+from tests.factories import QUEUE
+from tests.messages import take_messages
+from tests.project import batched
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def small_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test start with the first size of batches."""
+    monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
+
+
+def _deliver(name: str, queue: str = QUEUE) -> None:
+    token = uuid.uuid4().hex[:12]
+    batch_runs.run_batch.apply(
+        kwargs={"queue": queue, "name": name}, task_id=f"batch.{token}", throw=True
+    )
+
+
+def _schedule(notebook: Path, number: int) -> None:
+    using = batched.note.using(queue=QUEUE)
+    using.schedule_many([(str(notebook), one) for one in range(number)])
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@contextmanager
+def _no_success_is_written() -> Iterator[None]:
+    """Make the database refuse the statements that record successes."""
+
+    def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "'SUCCESS'" in sql or (params and "SUCCESS" in str(params) and sql.startswith("UPDATE")):
+            raise OperationalError("the server closed the connection")
+        return execute(sql, params, many, context)
+
+    def connected(connection: Any, **_: Any) -> None:
+        connection.execute_wrappers.append(refuse)
+
+    dedicated.close_all()
+    connection_created.connect(connected)
+    connections["default"].execute_wrappers.append(refuse)
+    try:
+        yield
+    finally:
+        connections["default"].execute_wrappers.remove(refuse)
+        connection_created.disconnect(connected)
+        dedicated.close_all()
+
+
+def test_messages_run_batches_until_no_task_is_due(tmp_path: Path) -> None:
+    _schedule(tmp_path / "notes", 40)
+    assert Counter(Task.objects.values_list("status", "in_batch")) == {("PENDING", True): 40}
+    while Task.objects.pending().exists():
+        _deliver(batched.note.name)
+    assert Counter(_lines(tmp_path / "notes")) == Counter(map(str, range(40)))
+    assert Counter(Task.objects.values_list("status", "attempts")) == {("SUCCESS", 1): 40}
+    assert TaskExecutionLog.objects.count() == 40
+
+
+def test_the_next_message_is_published_if_more_tasks_are_due(tmp_path: Path) -> None:
+    _schedule(tmp_path / "notes", 11)
+    _deliver(batched.note.name)
+    assert BatchMessage.objects.get().due_at is not None
+    _deliver(batched.note.name)
+    assert BatchMessage.objects.get().due_at is None
+
+
+def test_runs_whose_endings_could_not_be_recorded_are_not_called_again(
+    tmp_path: Path, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RESULT_WRITE_TIMEOUT": 0.1}
+    _schedule(tmp_path / "notes", 30)
+    with _no_success_is_written():
+        _deliver(batched.note.name)
+    called = Counter(_lines(tmp_path / "notes"))
+    assert set(called.values()) == {1}
+    running = Task.objects.running()
+    assert sorted(str(task.args[1]) for task in running) == sorted(called)
+    assert not process_runs.leases._runs
+    assert Task.objects.pending().count() == 30 - len(called)
+    attempts.end_runs(running, lambda _: CRASH)
+    assert Counter(Task.objects.values_list("status", "in_batch", "crashes")) == {
+        ("PENDING", False, 0): len(called),
+        ("PENDING", True, 0): 30 - len(called),
+    }
+
+
+def test_a_message_from_another_queue_or_of_an_unknown_task_starts_nothing(tmp_path: Path) -> None:
+    _schedule(tmp_path / "notes", 2)
+    _deliver("no.such.task")
+    _deliver(batched.note.name, queue="other")
+    assert Task.objects.pending().count() == 2
+
+
+def test_a_call_with_a_time_limit_has_a_message_of_its_own(tmp_path: Path) -> None:
+    task = batched.note.using(queue=QUEUE, timeout=5).schedule(str(tmp_path / "notes"), 1)
+    assert not Task.objects.get(pk=task.pk).in_batch
+
+
+def test_an_edit_by_key_decides_again_whether_the_task_runs_in_a_batch(tmp_path: Path) -> None:
+    using = batched.note.using(queue=QUEUE, key="one")
+    task = using.schedule(str(tmp_path / "notes"), 1)
+    assert Task.objects.get(pk=task.pk).in_batch
+    using.using(timeout=5).schedule(str(tmp_path / "notes"), 1)
+    assert not Task.objects.get(pk=task.pk).in_batch
+
+
+def test_a_scheduler_publishes_one_message_for_many_due_tasks(tmp_path: Path) -> None:
+    _schedule(tmp_path / "notes", 5)
+    dispatch = BatchDispatch()
+    dispatch.read(database_now())
+    queues.pause(QUEUE, by="bob", reason="")
+    assert dispatch.publish() == 0
+    queues.resume(QUEUE, by="bob", reason="")
+    assert dispatch.publish() == 1
+    assert dispatch.publish() == 0
+    (message,) = take_messages(QUEUE)
+    assert message.headers["durable_batch"] == batched.note.name
+    assert Task.objects.filter(status=Status.PENDING).count() == 5

@@ -1,0 +1,92 @@
+"""At most one batch message is outstanding for each queue and task name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.models import BatchMessage
+from tests.factories import NOOP, QUEUE, a_task, many_tasks
+
+PAIR = (QUEUE, NOOP)
+pytestmark = pytest.mark.django_db
+
+
+def _due_in() -> float:
+    due_at = BatchMessage.objects.get().due_at
+    assert due_at is not None
+    return (due_at - database_now()).total_seconds()
+
+
+def _overdue() -> None:
+    BatchMessage.objects.update(due_at=database_now() - timedelta(seconds=1))
+
+
+def test_a_message_is_published_once_until_a_worker_receives_it() -> None:
+    assert batch_messages.reserve([PAIR, PAIR]) == [PAIR]
+    assert batch_messages.reserve([PAIR]) == []
+    batch_messages.received(*PAIR)
+    assert batch_messages.reserve([PAIR]) == [PAIR]
+    assert BatchMessage.objects.count() == 1
+
+
+def test_a_lost_message_is_published_again_after_growing_times() -> None:
+    batch_messages.reserve([PAIR])
+    waits = [_due_in()]
+    for _ in range(2):
+        _overdue()
+        assert batch_messages.reserve([PAIR]) == [PAIR]
+        waits.append(_due_in())
+    assert waits == pytest.approx([15, 30, 60], abs=5)
+    batch_messages.received(*PAIR)
+    batch_messages.reserve([PAIR])
+    assert _due_in() == pytest.approx(15, abs=5)
+
+
+def test_a_message_that_the_broker_refused_is_due_after_its_delay() -> None:
+    batch_messages.reserve([PAIR, ("other", NOOP)])
+    batch_messages.not_published([PAIR], 0.0)
+    assert batch_messages.reserve([PAIR, ("other", NOOP)]) == [PAIR]
+
+
+def test_after_an_outage_of_the_broker_all_outstanding_messages_are_due() -> None:
+    batch_messages.reserve([PAIR, ("other", NOOP)])
+    assert batch_messages.publish_again(QUEUE) == 1
+    assert batch_messages.reserve([PAIR, ("other", NOOP)]) == [PAIR]
+    assert batch_messages.publish_again() == 2
+
+
+def test_heads_name_the_first_due_time_and_the_highest_due_priority() -> None:
+    now = database_now()
+    rows = [
+        a_task(in_batch=True, due=-9),
+        a_task(in_batch=True, due=-5, priority=4),
+        a_task(in_batch=True, due=60, priority=9),
+        a_task(in_batch=True, due=30, queue="other"),
+    ]
+    a_task(due=-99)
+    found = {(head.queue, head.name): head for head in batch_messages.heads(now)}
+    assert {key: head.priority for key, head in found.items()} == {PAIR: 4, ("other", NOOP): None}
+    assert found[PAIR].due_at == rows[0].due_at
+    assert found["other", NOOP].due_at == rows[3].due_at
+
+
+@pytest.mark.parametrize("act", ["heads", "reserve"])
+def test_many_names_cost_the_same_statements_as_one(act: str) -> None:
+    counts = []
+    for number in (1, 50):
+        for name in range(number):
+            many_tasks(1, in_batch=True, name=f"{act}.{number}.{name}")
+        pairs = [(QUEUE, f"{act}.{number}.{name}") for name in range(number)]
+        with CaptureQueriesContext(connection) as captured:
+            if act == "heads":
+                batch_messages.heads(database_now())
+            else:
+                batch_messages.reserve(pairs)
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
