@@ -1,5 +1,7 @@
 """For receivers: ``@verify_webhook`` accepts signed requests only, each once.
 
+``verified_id`` is the check alone, also for servers that do not use Django.
+
 The signatures are those of Standard Webhooks, as ``http_callback`` and other senders create them.
 The project that receives needs no table and no setting of this package.
 """
@@ -10,8 +12,8 @@ import functools
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
@@ -28,8 +30,20 @@ _KEPT = 7 * 86_400
 """Seconds for which the id of a processed request is remembered."""
 
 
+class ReceivedRequest(Protocol):
+    """What a signature covers: a request of Django, or an object with the same two attributes."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers; upper and lower case do not matter."""
+
+    @property
+    def body(self) -> bytes:
+        """The body as it was received."""
+
+
 def verified_id(
-    request: HttpRequest, secrets: Sequence[str], *, tolerance: float = TOLERANCE
+    request: ReceivedRequest, secrets: Sequence[str], *, tolerance: float = TOLERANCE
 ) -> str:
     """Return the ``webhook-id`` of a request whose signature is valid; raises InvalidSignature.
 

@@ -80,7 +80,7 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 
-_prefix = os.environ.get("QUEUE_PREFIX", "")
+_prefix = QUEUE_PREFIX = os.environ.get("QUEUE_PREFIX", "")
 CELERY_TASK_DEFAULT_QUEUE = f"{_prefix}billing"
 CELERY_TASK_QUEUES = [
     Queue(name, routing_key=name) for name in (f"{_prefix}billing", f"{_prefix}reports")
@@ -89,9 +89,17 @@ CELERY_TASK_ROUTES = {"billing.tasks.build_usage_report": {"queue": f"{_prefix}r
 
 # The atomic tasks take milliseconds, so that the single writer of SQLite is soon available again.
 SILENCED_SYSTEM_CHECKS = ["durable_tasks.W011"]
+
+# Three customers use the scheduler over HTTP: config.urls, billing.accounts.
+CUSTOMERS = ("acme", "globex", "initech")
+CUSTOMERS_PORT = int(os.environ.get("CUSTOMERS_PORT") or 8100)
 DURABLE_TASKS = {
-    "API": True,
-    "API_TASKS": ["billing.tasks.*"],
+    "API": True,  # without API_TASKS, clients create callbacks and messages, and no other task
+    "HTTP_SIGNING_KEYS": ["only for the example: a random text of your own"],
+    "HTTP_ALLOW": [f"127.0.0.1:{CUSTOMERS_PORT}"],  # the simulated servers are on this machine
+    "QUEUE_ALLOW": [f"{_prefix}customer.{slug}" for slug in CUSTOMERS],
+    "NOTIFICATIONS": True,
+    "NOTIFICATION_EMAIL_ALLOW": [f"*@{slug}.example" for slug in CUSTOMERS],
     **json.loads(os.environ.get("DURABLE_TASKS", "{}")),
 }
 SPECTACULAR_SETTINGS = {

@@ -1,4 +1,4 @@
-"""A small production setup: the site, two schedulers, two workers."""
+"""A small production setup: the site, two schedulers, two workers, and the customers' servers."""
 
 import itertools
 import signal
@@ -58,6 +58,7 @@ class Platform:
     def start(self) -> None:
         """Start everything and wait until it is ready; raises NotStarted and Interrupted."""
         self._run("site", "manage.py", "runserver", "--noreload", f"127.0.0.1:{self.port}")
+        self._run("customers", "-m", "customers.server", str(settings.CUSTOMERS_PORT))
         for _ in range(2):
             self.add_scheduler()
             self.add_worker()
@@ -107,7 +108,10 @@ class Platform:
 
     def is_ready(self, program: Program) -> bool:
         """Return whether a process is ready."""
-        return listens(self.port) if program.name == "site" else self.node_of(program) is not None
+        ports = {"site": self.port, "customers": settings.CUSTOMERS_PORT}
+        if program.name in ports:
+            return listens(ports[program.name])
+        return self.node_of(program) is not None
 
     def node_of(self, program: Program) -> Node | None:
         """Return the Node of a scheduler or worker."""

@@ -101,7 +101,7 @@ def problems(
         *(f"doubled: {one}" for one in fires.doubled),
     ]
     found += [*(f"released early: {one}" for one in graphs.early), *graphs.wrong]
-    found += demonstration.platform.problems
+    found += [*demonstration.platform.problems, *demonstration.visits.problems()]
     if report.rolled_back:
         found.append(f"{report.rolled_back} tasks exist whose transaction was rolled back")
     if report.lags and report.lags[0] < 0:

@@ -1,4 +1,6 @@
-"""Runs the example's rolling restart with its own database and queues, on any database and broker."""
+"""Runs the example with its own database and queues, on any database and broker: its rolling restart,
+and the platform with its customers.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from kombu import Connection
 from tests.backends import address, broker_settings
 from tests.runs import ROOT
 
+CUSTOMERS = ("acme", "globex", "initech")
+OWN_VARIABLES = frozenset(
+    {"DURABLE_TASKS", "BILLING_ENTERED", "BILLING_FOLDER", "BILLING_CADENCE", "CUSTOMERS_PORT"}
+)
 _ENDING = 100
 
 
 @contextmanager
-def _database(vendor: str) -> Iterator[str]:
+def own_database(vendor: str) -> Iterator[str]:
     """Return the address of an empty database that is dropped at the end, or none for SQLite, which
     uses a file in its folder.
     """
@@ -50,7 +56,7 @@ def _tell(*statements: str) -> None:
 
 
 @contextmanager
-def _queues(broker: str) -> Iterator[dict[str, str]]:
+def own_queues(broker: str) -> Iterator[dict[str, str]]:
     """Configure the example to use its own queues, which are deleted at the end."""
     if broker == "filesystem":
         yield {"BROKER_URL": ""}
@@ -60,7 +66,7 @@ def _queues(broker: str) -> Iterator[dict[str, str]]:
         yield {"BROKER_URL": url, "QUEUE_PREFIX": prefix}
     finally:
         with Connection(url) as away, away.channel() as channel:
-            for queue in ("billing", "reports"):
+            for queue in ("billing", "reports", *(f"customer.{slug}" for slug in CUSTOMERS)):
                 channel.queue_delete(f"{prefix}{queue}")
 
 
@@ -71,9 +77,10 @@ def rolling_restart(
     `within` seconds.
     """
     log = folder / "rolling.log"
-    with _database(vendor) as database, _queues(broker) as queues, log.open("wb") as said:
-        strangers = ("DURABLE_TASKS", "BILLING_ENTERED", "BILLING_FOLDER", "BILLING_CADENCE")
-        environment = {name: value for name, value in os.environ.items() if name not in strangers}
+    with own_database(vendor) as database, own_queues(broker) as queues, log.open("wb") as said:
+        environment = {
+            name: value for name, value in os.environ.items() if name not in OWN_VARIABLES
+        }
         process = subprocess.Popen(
             [
                 sys.executable,

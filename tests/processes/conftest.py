@@ -11,6 +11,7 @@ __all__ = ["cluster", "db", "rows", "shared_database"]
 
 HOME = {"postgresql": "rabbitmq", "mariadb": "rabbitmq", "sqlite": "filesystem"}
 ONCE_A_DATABASE = {
+    "test_customers",
     "test_draining",
     "test_eager",
     "test_fences",

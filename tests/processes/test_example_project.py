@@ -23,9 +23,10 @@ STARTING = 300
 """Six interpreters start one after the other on a possibly busy machine: `run` itself gives each of
 them a minute.
 """
+RUN = ("run", "--port", "0", "--customers-port", "0", "--folder")
 MANAGE = ROOT / "example_project" / "manage.py"
 ELSEWHERE = {"DATABASE_URL", "BROKER_URL", "QUEUE_PREFIX", "DURABLE_TASKS"}
-ELSEWHERE |= {"BILLING_FOLDER", "BILLING_ENTERED", "BILLING_CADENCE"}
+ELSEWHERE |= {"BILLING_FOLDER", "BILLING_ENTERED", "BILLING_CADENCE", "CUSTOMERS_PORT"}
 
 
 def _environment() -> dict[str, str]:
@@ -122,6 +123,8 @@ def test_the_demo_loses_and_duplicates_nothing_while_a_worker_and_the_leader_are
     assert lost == rerun > 0
     assert re.search(r"SIGKILL: worker-\d", said)
     assert re.search(r"SIGKILL: scheduler-\d", said)
+    assert said.count("429 quota_exceeded") == said.count("404 not_found (2 times)") == 3
+    assert len(re.findall(r"1 message in customer\.\w+; (\d+) of \1 signatures valid", said)) == 3
     assert not [group for group in _nodes(tmp_path / "demo") if _exists(group)]
 
 
@@ -140,7 +143,7 @@ def test_a_stopped_run_leaves_no_process_behind(
     tmp_path: Path, default_sighup: None, number: signal.Signals
 ) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
-    with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
+    with _started(log, *RUN, str(folder)) as process:
         address = urlsplit(_started_run(folder, log, process))
         groups = _nodes(folder)
         assert len([group for group in groups if _exists(group)]) == 4
@@ -157,7 +160,7 @@ def test_a_stopped_run_leaves_no_process_behind(
 )
 def test_processes_stop_when_run_itself_is_killed(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
-    with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
+    with _started(log, *RUN, str(folder)) as process:
         _started_run(folder, log, process)
         process.kill()
     until(lambda: not _nodes(folder, "stopped_at IS NULL"), within=60, message="all say goodbye")
@@ -165,7 +168,7 @@ def test_processes_stop_when_run_itself_is_killed(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_does_not_wait_for_running_tasks(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
-    with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
+    with _started(log, *RUN, str(folder)) as process:
         _started_run(folder, log, process)
         groups = _nodes(folder)
         process.send_signal(signal.SIGINT)
@@ -177,7 +180,7 @@ def test_a_second_ctrl_c_does_not_wait_for_running_tasks(tmp_path: Path) -> None
 
 def test_the_printed_login_opens_the_admin(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "said.log"
-    with _started(log, "run", "--port", "0", "--folder", str(folder)) as process:
+    with _started(log, *RUN, str(folder)) as process:
         address = urlsplit(_started_run(folder, log, process))
         site = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
         site.request("GET", "/admin/login/")

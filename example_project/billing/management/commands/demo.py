@@ -10,13 +10,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+from customers.visits import report as customers_report
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from supervision import fires, graphs, printing, report
 from supervision.demonstration import Demonstration
 from supervision.entrance import enter
 from supervision.platform import NotStarted, Platform
-from supervision.processes import Interrupted, Patience
+from supervision.processes import Interrupted, Patience, free_port
 from supervision.screen import Screen
 
 from billing.management.commands.seed import seed
@@ -40,7 +41,7 @@ class Command(BaseCommand):
         given = options["folder"]
         entered = os.environ.get("BILLING_ENTERED")
         folder = (given or Path(entered or tempfile.mkdtemp(prefix="billing-demo-"))).resolve()
-        enter(folder, printing.SHORTENED, BILLING_CADENCE="quick")
+        enter(folder, printing.SHORTENED, BILLING_CADENCE="quick", CUSTOMERS_PORT=str(free_port()))
         screen, code = Screen(self.stdout._out), 1
         try:
             code = 0 if self._report(self._play(screen, options["customers"])) else 1
@@ -84,7 +85,11 @@ class Command(BaseCommand):
         drawn = graphs.read()
         wrong = printing.problems(found, fired, drawn, demonstration)
         self.stdout.write("")
-        for line in printing.lines(found, fired, drawn, demonstration):
+        for line in (
+            *printing.lines(found, fired, drawn, demonstration),
+            "",
+            *customers_report(demonstration.visits),
+        ):
             self.stdout.write(line)
         for problem in wrong:
             self.stderr.write(f"  {problem}")

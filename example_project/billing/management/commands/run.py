@@ -4,13 +4,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+from customers.invitation import open_accounts
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from supervision.entrance import enter
 from supervision.platform import NotStarted, Platform
-from supervision.processes import Interrupted, Patience
+from supervision.processes import Interrupted, Patience, free_port
 from supervision.workload import Workload
 
 from billing import schedules
@@ -33,6 +34,12 @@ class Command(BaseCommand):
             "--port", type=int, default=8000, help="of the site, if it is free (default: 8000)"
         )
         parser.add_argument(
+            "--customers-port",
+            type=int,
+            default=8100,
+            help="of the simulated servers of the customers, if it is free (default: 8100)",
+        )
+        parser.add_argument(
             "--folder",
             type=Path,
             default=settings.PROJECT / "var" / "run",
@@ -40,9 +47,13 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        enter(options["folder"].resolve(), {})
+        enter(
+            options["folder"].resolve(),
+            {},
+            CUSTOMERS_PORT=str(free_port(options["customers_port"])),
+        )
         patience = Patience()
-        self.stdout.write("Preparing the database, then starting five processes ...")
+        self.stdout.write("Preparing the database, then starting six processes ...")
         self._prepare()
         try:
             with Platform(patience, self.stdout.write, options["port"]) as platform:
@@ -72,9 +83,10 @@ class Command(BaseCommand):
         names = ", ".join(sorted(program.name for program in platform.programs))
         self.stdout.write(
             f"\n  Site    {platform.address}\n  Admin   {platform.address}admin/   login: admin /"
-            f" admin\n  Runs    {names}\n  Files   {settings.FOLDER} (database, logs, mails)\n\n "
-            " Ctrl-C stops everything.\n"
+            f" admin\n  Runs    {names}\n  Files   {settings.FOLDER} (database, logs, mails)\n"
         )
+        self.stdout.write(open_accounts(f"{platform.address}api/v1"))
+        self.stdout.write("  Ctrl-C stops everything.\n")
         self.stdout.flush()
 
     def _stay(self, platform: Platform, patience: Patience) -> None:
