@@ -163,7 +163,9 @@ class Visit:
             yield from pause(LOOK_EVERY)
         corrected = self._target(callback, {"invoice": 7, "amount": 4_900})
         reason = "the amount was missing"
-        self._expect(http.HTTPStatus.OK, f"{path}/replay", {"kwargs": corrected, "reason": reason})
+        self._expect(
+            http.HTTPStatus.OK, f"{path}/replay", {"target_config": corrected, "reason": reason}
+        )
         self.fixed = task["last_error"]
         yield
 

@@ -70,7 +70,7 @@ def test_a_customer_is_notified_reads_why_a_callback_failed_and_replays_it_corre
 
     until(notified, within=WITHIN, message="Slack and e-mail report the dead letter")
     corrected = {"url": f"{globex.url}/check", "body": {"invoice": 7, "amount": 4_900}}
-    answer = globex.api.post(f"/tasks/{failed}/replay", {"kwargs": corrected})
+    answer = globex.api.post(f"/tasks/{failed}/replay", {"target_config": corrected})
     assert answer.ok, answer.body
     assert globex.ended(failed)["status"] == "SUCCESS"
     until(lambda: globex.received("webhook"), within=WITHIN, message="the webhook arrives")
