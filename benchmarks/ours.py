@@ -70,19 +70,21 @@ def later(n: int, rate: int, ahead: float) -> float:
     then be caused by this process.
     """
     from benchmarks.project.tasks import stamp
-    from django_durable_tasks.engine.tasks.enqueue import schedule_many
-    from django_durable_tasks.engine.tasks.new_task import Call
+    from django_durable_tasks.engine.tasks.enqueue import insert_many
+    from django_durable_tasks.engine.tasks.new_task import Call, new_task
     from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
     began, moments = time.perf_counter(), instants(n, rate, ahead)
     registered = stamp.using().registered
-    schedule_many(
+    insert_many(
         [
-            Call(
-                registered,
-                (due,),
-                {},
-                call_options(CallOptions(), {"run_at": datetime.fromtimestamp(due, UTC)}),
+            new_task(
+                Call(
+                    registered,
+                    (due,),
+                    {},
+                    call_options(CallOptions(), {"run_at": datetime.fromtimestamp(due, UTC)}),
+                )
             )
             for due in moments
         ]

@@ -80,6 +80,7 @@ def _bind_ports() -> None:
         calendar_port=calendars,
         schedule_operations=manager_operations.ManagerOperations(),
         queue_port=routing.queue_of,
+        routes_port=routing.routes_by_arguments,
         broker_port=broker_outage.is_open_for,
         fast_path_port=backpressure.FastPath(),
         eager_port=publisher.eager,

@@ -102,7 +102,18 @@ class DurableFunction(Protocol[P, R_co]):
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> list[uuid.UUID]:
-        """Create one task for each tuple of arguments."""
+        """Create one task for each tuple of arguments, all or none; return their ids."""
+
+    def schedule_stream(
+        self,
+        arguments: Iterable[Iterable[Any]],
+        *,
+        run_at: datetime | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Create one task for each tuple of an iterable of any length, all or none, in constant
+        memory; return their number.
+        """
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
         """Create the task; the arguments are those of Celery's ``apply_async``."""

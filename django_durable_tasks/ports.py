@@ -183,6 +183,12 @@ class QueueOf(Protocol):
     ) -> str: ...
 
 
+class RoutesByArguments(Protocol):
+    """Returns whether ``queue_of`` may give different queues to calls of one task."""
+
+    def __call__(self, queue: str | None) -> bool: ...
+
+
 class BrokerOpen(Protocol):
     """Returns whether messages may be published.
 
@@ -289,6 +295,7 @@ queues: QueueOperations = _Unbound()
 calendars: CalendarOperations = _Unbound()
 schedules: ScheduleOperations = _Unbound()
 queue_of: QueueOf = _Unbound()
+routes_by_arguments: RoutesByArguments = _Unbound()
 broker_open: BrokerOpen = _Unbound()
 fast_path: FastPathPort = _Unbound()
 eager: Eager = _Unbound()
@@ -315,6 +322,7 @@ def bind(
     calendar_port: CalendarOperations,
     schedule_operations: ScheduleOperations,
     queue_port: QueueOf,
+    routes_port: RoutesByArguments,
     broker_port: BrokerOpen,
     fast_path_port: FastPathPort,
     eager_port: Eager,
@@ -325,7 +333,16 @@ def bind(
 ) -> None:
     """Assign the ports; called once by ``apps.ready()``."""
     global publish, tasks, dead_letters, queues, calendars, schedules
-    global queue_of, broker_open, fast_path, eager, due, load_tasks, schedule_zone, apply_requests
+    global \
+        queue_of, \
+        routes_by_arguments, \
+        broker_open, \
+        fast_path, \
+        eager, \
+        due, \
+        load_tasks, \
+        schedule_zone, \
+        apply_requests
     publish, tasks, dead_letters, queues, calendars = (
         publish_port,
         task_port,
@@ -333,9 +350,10 @@ def bind(
         pause_port,
         calendar_port,
     )
-    schedules, queue_of, broker_open, fast_path = (
+    schedules, queue_of, routes_by_arguments, broker_open, fast_path = (
         schedule_operations,
         queue_port,
+        routes_port,
         broker_port,
         fast_path_port,
     )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, UnknownTask
 from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.tasks.arguments import CallShape, bind
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 
@@ -39,6 +40,15 @@ class Registered:
     signature: inspect.Signature
     function: Any
     target: TaskTarget = TaskTarget()
+    shape: CallShape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", CallShape(self.signature))
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check that a call fits the signature; raises InvalidArguments."""
+        if not self.shape.fits(args, kwargs):
+            bind(self.signature, self.options.name, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)

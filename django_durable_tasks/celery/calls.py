@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -106,13 +106,25 @@ class Using:
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> list[uuid.UUID]:
-        """Create one task per tuple of arguments, with one statement per batch; return their
-        ids.
+        """Create one task per tuple of arguments, all or none; return their ids."""
+        return enqueue.schedule_many(self.registered, self._at(run_at), arguments)
+
+    def schedule_stream(
+        self,
+        arguments: Iterable[Iterable[Any]],
+        *,
+        run_at: datetime | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Create one task per tuple of an iterable of any length, all or none, in constant memory;
+        return their number.
+
+        ``progress`` is called after each 5,000 tasks with the number of tasks so far.
         """
-        options = self.options if run_at is None else call_options(self.options, {"run_at": run_at})
-        return enqueue.schedule_many(
-            [Call(self.registered, tuple(args), {}, options) for args in arguments]
-        )
+        return enqueue.schedule_stream(self.registered, self._at(run_at), arguments, progress)
+
+    def _at(self, run_at: datetime | None) -> CallOptions:
+        return self.options if run_at is None else call_options(self.options, {"run_at": run_at})
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, **celery_options: Any

@@ -94,13 +94,15 @@ class DurableTask(CeleryTask):
         """
         return calls.of(self.name).schedule(*args, **kwargs)
 
-    def schedule_many(
-        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
-    ) -> Any:
-        """Create one task per tuple of arguments, with one statement per batch; return their
-        ids.
+    def schedule_many(self, arguments: Iterable[Iterable[Any]], **options: Any) -> Any:
+        """Create one task per tuple of arguments, all or none; return their ids."""
+        return calls.of(self.name).schedule_many(arguments, **options)
+
+    def schedule_stream(self, arguments: Iterable[Iterable[Any]], **options: Any) -> int:
+        """Create one task per tuple of an iterable of any length, all or none, in constant memory;
+        return their number.
         """
-        return calls.of(self.name).schedule_many(arguments, run_at=run_at)
+        return calls.of(self.name).schedule_stream(arguments, **options)
 
     def delay(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult."""

@@ -37,6 +37,12 @@ def new_task_id() -> uuid.UUID:
     return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
+def new_task_ids(number: int) -> list[uuid.UUID]:
+    """Return new UUIDv7s of one millisecond."""
+    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
+    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
+
+
 class TaskQuerySet(TaskActions["Task"]):
     """The queryset of tasks; it can be filtered further and passed to operations."""
 

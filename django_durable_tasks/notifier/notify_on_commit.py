@@ -42,6 +42,8 @@ logger = logging.getLogger("django_durable_tasks.notifier")
 INTERVAL = 0.05
 _SKEW = timedelta(seconds=600)
 _PAGE = 500
+_MOST = 20_000
+"""The number of new tasks of a transaction that are announced; polls find the others."""
 _MARGIN = timedelta(seconds=2)
 """New tasks are added a little beyond the horizon, so that a clock difference between this process
 and the leader leaves no gap.
@@ -54,6 +56,9 @@ def lookahead() -> float:
     """
     settings = conf.settings()
     return max(settings.LOOKAHEAD, 2 * settings.POLL)
+
+
+_Created = tuple[datetime | None, str, uuid.UUID, int, int]
 
 
 class Limiter:
@@ -79,7 +84,7 @@ class _Batch(CommitHook):
     def __init__(self, owner: OnCommitNotifier) -> None:
         super().__init__()
         self.owner = owner
-        self.created: list[tuple[datetime | None, str, uuid.UUID, int, int]] = []
+        self.created: list[_Created] = []
         self.moved: list[uuid.UUID] = []
         self.moved_to: list[datetime] = []
         self.leader_work: list[datetime | None] = []
@@ -100,19 +105,17 @@ class OnCommitNotifier:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
         the commit.
         """
-        waiting = [task for task in rows if task.status == Status.PENDING]
-        if not waiting or not _has_listeners():
+        if not any(task.status == Status.PENDING for task in rows) or not _has_listeners():
             return
-        latest = (
-            timezone.now() + _horizon() + _SKEW
-        )  # approximate: the database's clock decides after the commit
-        found = [
-            (task.in_batch, soon) for task in waiting if (soon := _soon(task, latest)) is not None
-        ]
+        # Approximate: the database's clock decides after the commit.
+        found = _soon(rows, timezone.now() + _horizon() + _SKEW)
         if found and (batch := self._batch()) is not None:
-            batch.created += [soon for in_batch, soon in found if not in_batch]
+            alone = [task for task in found if not task.in_batch]
+            room = max(0, _MOST - len(batch.created))
+            batch.created += [_created(task) for task in alone[:room]]
             # Tasks of batches wake a scheduler, but are not in the index: they have no messages.
-            batch.moved_to += [soon[0] or timezone.now() for in_batch, soon in found if in_batch]
+            due = [_due_at(task) or timezone.now() for task in found if task.in_batch]
+            batch.moved_to += [min(due)] if due else []
             _act_unless_registered(batch)
 
     def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
@@ -206,13 +209,28 @@ def _notifies() -> bool:
     return bool(connections[conf.settings().DATABASE].vendor == "postgresql")
 
 
-def _soon(
-    task: NewTask, latest: datetime
-) -> tuple[datetime | None, str, uuid.UUID, int, int] | None:
-    at = task.due_at or task.run_at
-    if at is not None and at > latest:
-        return None
-    return at, task.queue, task.id, task.priority, task.shard_key
+def _soon(rows: Sequence[NewTask], latest: datetime) -> list[NewTask]:
+    """Return the PENDING tasks that are due until ``latest``.
+
+    Without the index in Redis, only the earliest is needed. One that is due now is as early.
+    """
+    found: list[NewTask] = []
+    for task in rows:
+        at = _due_at(task)
+        if task.status != Status.PENDING or (at is not None and at > latest):
+            continue
+        found.append(task)
+        if at is None and redis_client.url() is None:
+            return found[-1:]
+    return found
+
+
+def _due_at(task: NewTask) -> datetime | None:
+    return task.due_at or task.run_at
+
+
+def _created(task: NewTask) -> _Created:
+    return _due_at(task), task.queue, task.id, task.priority, task.shard_key
 
 
 def _update(

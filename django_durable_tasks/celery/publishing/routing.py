@@ -28,9 +28,14 @@ def queue_of(
     functions are called for every call with its arguments, as in Celery.
     """
     app = current_app._get_current_object()
-    if queue is not None or _is_static(app):
-        return _fixed(app, name, queue)
-    return _routed(app, name, args, kwargs)
+    if routes_by_arguments(queue):
+        return _routed(app, name, args, kwargs)
+    return _fixed(app, name, queue)
+
+
+def routes_by_arguments(queue: str | None) -> bool:
+    """Return whether calls that name this queue may be routed by their arguments."""
+    return queue is None and not _is_static(current_app._get_current_object())
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -24,7 +24,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.targets.content_id import after_edit
-from django_durable_tasks.rules.tasks.arguments import bind, encode
+from django_durable_tasks.rules.tasks.arguments import encode
 from django_durable_tasks.rules.tasks.comments import done_by
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, checked_name
 from django_durable_tasks.rules.workflows.plan import REFERS
@@ -136,10 +136,10 @@ def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dic
     settings, task = conf.settings(), registry.get(row.name)
     call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
     if REFERS in (row.options or {}):
-        bind(task.signature, row.name, args, kwargs)
+        task.check(args, kwargs)
         stored: Mapping[str, Any] = kwargs
     else:
-        stored = prepared_kwargs(call)
+        stored = prepared_kwargs(task, call.args, kwargs)
     payload = encode(
         row.name,
         args,

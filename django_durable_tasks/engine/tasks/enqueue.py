@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
 
 from django.db import OperationalError, connections
 
@@ -15,10 +18,11 @@ from django_durable_tasks.engine.dependencies.edges import tally_of
 from django_durable_tasks.engine.tasks.fast_path import queued_if_possible
 from django_durable_tasks.engine.tasks.insert import insert
 from django_durable_tasks.engine.tasks.keys import acquire_unique, key_owners, same_call, upsert
-from django_durable_tasks.engine.tasks.new_task import Call, new_task
-from django_durable_tasks.engine.tasks.traces import traced, traced_together
+from django_durable_tasks.engine.tasks.new_task import Call, new_task, template
+from django_durable_tasks.engine.tasks.traces import traced, tracer
 from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption
 from django_durable_tasks.models import Task
+from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import needed, needed_of
 from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
@@ -27,6 +31,8 @@ from django_durable_tasks.rules.workflows.upstreams import edges_to
 
 _TRIES = 5
 _DEADLOCK = 1213
+BULK = 5_000
+"""The number of tasks that one statement of a bulk call writes."""
 
 
 def submit(call: Call) -> uuid.UUID:
@@ -105,19 +111,88 @@ def schedule(call: Call) -> Task:
     return row
 
 
-def schedule_many(calls: Sequence[Call]) -> list[uuid.UUID]:
-    """Create many tasks without keys in one statement per batch; the next poll publishes them."""
-    if any(call.options.depends_on is not None for call in calls):
+Progress = Callable[[int], object]
+"""Called with the number of tasks that were created so far, which are not committed yet."""
+
+
+def schedule_many(
+    task: Registered, options: CallOptions, arguments: Iterable[Iterable[Any]]
+) -> list[uuid.UUID]:
+    """Create one task without keys per tuple of arguments, all or none; return their ids.
+
+    The next poll publishes them. A statement writes up to BULK of them.
+    """
+    ids: list[uuid.UUID] = []
+    _create_all(task, options, arguments, lambda new: ids.extend([one.id for one in new]))
+    return ids
+
+
+def schedule_stream(
+    task: Registered,
+    options: CallOptions,
+    arguments: Iterable[Iterable[Any]],
+    progress: Progress | None = None,
+) -> int:
+    """Create tasks as ``schedule_many`` does; return their number.
+
+    Needs the memory of BULK tasks, for any number of tuples. An exception of the iterable or of
+    ``progress`` is raised, and no task is created.
+    """
+    number = 0
+
+    def written(new: Sequence[NewTask]) -> None:
+        nonlocal number
+        number += len(new)
+        if progress is not None:
+            progress(number)
+
+    _create_all(task, options, arguments, written)
+    return number
+
+
+def _create_all(
+    task: Registered,
+    options: CallOptions,
+    arguments: Iterable[Iterable[Any]],
+    written: Callable[[Sequence[NewTask]], None],
+) -> None:
+    """Create the tasks in parts of BULK, in one transaction or savepoint if there is more than
+    one part.
+
+    The database writes a part while the next one is built. The iterable is read before that, and
+    may use the connection.
+    """
+    _check_keys(task, options)
+    found, rest = template(task, options), iter(arguments)
+    new = found.many(_tuples(rest))
+    with_trace = tracer(new, arguments)
+    with nullcontext() if len(new) < BULK else tables.atomic():
+        while new:
+            following, calls = list[NewTask](), _tuples(rest) if len(new) == BULK else []
+            with transitions.creating_many(with_trace(new)):
+                if not found.calls_project_code:
+                    following = found.many(calls)
+            if found.calls_project_code:
+                following = found.many(calls)
+            written(new)
+            new = following
+
+
+def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(args) for args in islice(rest, BULK)]
+
+
+def _check_keys(task: Registered, options: CallOptions) -> None:
+    if options.depends_on is not None:
         raise InvalidOption(
             "schedule_many() takes no depends_on: build a Workflow, or schedule those one by one."
         )
-    new_tasks = [new_task(call) for call in calls]
-    if any(task.has_key for task in new_tasks):
+    keys = (options.task_id, options.key, options.idempotency_key, task.options.unique)
+    if any(key is not None for key in keys):
         raise InvalidOption(
             "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
             " one."
         )
-    return insert_many(traced_together(new_tasks))
 
 
 def needs_own_insert(call: Call, task: NewTask) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,18 @@ from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.db.isolation import is_of_another_database
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID
-from django_durable_tasks.models.task_queries import new_task_id
+from django_durable_tasks.models.task_queries import new_task_id, new_task_ids
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import Join, OnUpstreamFailure
 from django_durable_tasks.rules.limits.options import key_of
 from django_durable_tasks.rules.tasks.arguments import bind, encode
 from django_durable_tasks.rules.tasks.key_templates import formatted
-from django_durable_tasks.rules.tasks.new_task import NewTask
-from django_durable_tasks.rules.tasks.options import CallOptions, checked_key, checked_name
+from django_durable_tasks.rules.tasks.new_task import NO_ID, PER_CALL, NewTask
+from django_durable_tasks.rules.tasks.options import (
+    CallOptions,
+    checked_key,
+    checked_name,
+)
 from django_durable_tasks.rules.tasks.shards import shard_of
 from django_durable_tasks.rules.workflows.plan import REFERS
 
@@ -36,6 +41,108 @@ class Call:
     options: CallOptions = CallOptions()
 
 
+class TaskTemplate:
+    """Builds the tasks of calls of one durable task that have the same options.
+
+    The constructor checks the options. It and the methods raise DurableTasksError and write
+    nothing.
+    """
+
+    def __init__(self, task: Registered, options: CallOptions, stored: Mapping[str, Any]) -> None:
+        settings = conf.settings()
+        check_options(options, settings)
+        self._task, self._options = task, options
+        self._bytes, self._depth = settings.PAYLOAD_MAX_BYTES, settings.JSON_MAX_DEPTH
+        self._queue = options.queue or task.options.queue
+        limited = key_of(task.options.rate_limit, task.options.max_concurrency) is not None
+        self._has_limit_key = limited or task.target.endpoint is not None
+        self._shared = {"": _shared_values(task, options, stored)[PER_CALL:]}
+        self._fixed: tuple[Any, ...] | None = None
+        if not ports.routes_by_arguments(self._queue):
+            self._fixed = self._shared_by(ports.queue_of(task.options.name, self._queue))
+
+    @property
+    def calls_project_code(self) -> bool:
+        """Whether building a task may call functions that use the database connection."""
+        target = self._task.target
+        return self._fixed is None or target.endpoint is not None or target.prepared is not None
+
+    def many(self, calls: Sequence[tuple[Any, ...]]) -> list[NewTask]:
+        """Return a task for each tuple of positional arguments, PENDING."""
+        ids = new_task_ids(len(calls))
+        return [self.called(args, {}, task_id) for args, task_id in zip(calls, ids, strict=True)]
+
+    def called(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], task_id: uuid.UUID
+    ) -> NewTask:
+        """Return the task of a call whose arguments must fit the function, PENDING."""
+        return self.task(args, kwargs, prepared_kwargs(self._task, args, kwargs), task_id)
+
+    def task(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        stored: Mapping[str, Any],
+        task_id: uuid.UUID,
+    ) -> NewTask:
+        """Return the task of a call whose arguments were checked, PENDING.
+
+        ``stored`` are the keyword arguments as the target stores them.
+        """
+        task, shared, key = self._task.options, self._fixed, None
+        name = task.name
+        payload = encode(name, args, stored, max_bytes=self._bytes, max_depth=self._depth)
+        if self._has_limit_key:
+            key = limit_key(Call(self._task, args, kwargs, self._options))
+        if shared is None:
+            shared = self._shared_by(ports.queue_of(name, self._queue, args, kwargs))
+        new = NewTask._make(
+            (task_id, payload.args, payload.kwargs, shard_of(task_id), key, *shared)
+        )
+        if task.unique is None:
+            return new
+        return new._replace(unique_key=_unique_key(task.name, task.unique, args, kwargs))
+
+    def _shared_by(self, queue: str) -> tuple[Any, ...]:
+        found = self._shared.get(queue)
+        if found is None:
+            first = NewTask._make((*[None] * PER_CALL, *self._shared[""]))
+            found = first._replace(queue=checked_name("queue", queue))[PER_CALL:]
+            self._shared[queue] = found
+        return found
+
+
+def _shared_values(task: Registered, given: CallOptions, stored: Mapping[str, Any]) -> NewTask:
+    """Return a task with the values that do not depend on the arguments of a call."""
+    options = task.options
+    return NewTask(
+        id=NO_ID,
+        args="[]",
+        kwargs="{}",
+        shard_key=0,
+        limit_key=None,
+        tenant_id=_tenant_id(given.tenant),
+        name=options.name,
+        queue="",
+        priority=options.priority if given.priority is None else given.priority,
+        max_attempts=given.max_attempts or options.max_attempts,
+        max_crashes=given.max_crashes or options.max_crashes,
+        on_orphan=str(given.on_orphan or options.on_orphan),
+        weight=given.weight or options.weight,
+        options=json.dumps(stored) if stored else None,
+        run_at=given.run_at,
+        expires_at=given.expires_at,
+        expires_in=options.expires_in if given.expires_in is None else given.expires_in,
+        expected_duration=given.expected_duration or options.expected_duration,
+        has_given_id=given.task_id is not None,
+        idempotency_key=given.idempotency_key,
+        key=given.key,
+        on_upstream_failure=given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
+        target_type=task.target.type.value,
+        in_batch=options.batch is not None and given.fits_batch and not ports.eager(),
+    )
+
+
 def planned_task(call: Call, *, refers: bool = False) -> NewTask:
     """Return the task of a workflow step or an occurrence, PENDING; raises DurableTasksError like
     ``new_task``.
@@ -46,63 +153,34 @@ def planned_task(call: Call, *, refers: bool = False) -> NewTask:
     if not refers:
         return new_task(call)
     # The target checks the arguments when the task starts and the references are resolved.
-    bind(call.task.signature, call.task.options.name, call.args, call.kwargs)
-    return _new_task(call, call.kwargs, {**call.options.overrides(), REFERS: 1})
+    call.task.check(call.args, call.kwargs)
+    stored = {**call.options.overrides(), REFERS: 1}
+    found = TaskTemplate(call.task, call.options, stored)
+    task_id = call.options.task_id or new_task_id()
+    return found.task(call.args, call.kwargs, call.kwargs, task_id)
 
 
 def new_task(call: Call) -> NewTask:
     """Check a call and return its task, PENDING. Raises DurableTasksError; writes nothing."""
-    return _new_task(call, prepared_kwargs(call), call.options.overrides())
+    task_id = call.options.task_id or new_task_id()
+    return template(call.task, call.options).called(call.args, call.kwargs, task_id)
 
 
-def prepared_kwargs(call: Call) -> Mapping[str, Any]:
+def template(task: Registered, options: CallOptions) -> TaskTemplate:
+    """Return the template of calls of this task with these options; raises DurableTasksError."""
+    return TaskTemplate(task, options, options.overrides())
+
+
+def prepared_kwargs(
+    task: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the keyword arguments of a call as its target stores them; raises
     DurableTasksError.
     """
-    bind(call.task.signature, call.task.options.name, call.args, call.kwargs)
-    prepared = call.task.target.prepared
-    return call.kwargs if prepared is None else prepared(call.kwargs)
-
-
-def _new_task(call: Call, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> NewTask:
-    task, given, settings = call.task.options, call.options, conf.settings()
-    payload = encode(
-        task.name,
-        call.args,
-        kwargs,
-        max_bytes=settings.PAYLOAD_MAX_BYTES,
-        max_depth=settings.JSON_MAX_DEPTH,
-    )
-    check_options(given, settings)
-    queue = ports.queue_of(task.name, given.queue or task.queue, call.args, call.kwargs)
-    task_id = given.task_id or new_task_id()
-    return NewTask(
-        id=task_id,
-        args=payload.args,
-        kwargs=payload.kwargs,
-        shard_key=shard_of(task_id),
-        limit_key=limit_key(call),
-        tenant_id=_tenant_id(given.tenant),
-        name=task.name,
-        queue=checked_name("queue", queue),
-        priority=task.priority if given.priority is None else given.priority,
-        max_attempts=given.max_attempts or task.max_attempts,
-        max_crashes=given.max_crashes or task.max_crashes,
-        on_orphan=str(given.on_orphan or task.on_orphan),
-        weight=given.weight or task.weight,
-        options=json.dumps(options) if options else None,
-        run_at=given.run_at,
-        expires_at=given.expires_at,
-        expires_in=task.expires_in if given.expires_in is None else given.expires_in,
-        expected_duration=given.expected_duration or task.expected_duration,
-        has_given_id=given.task_id is not None,
-        idempotency_key=given.idempotency_key,
-        key=given.key,
-        unique_key=_unique_key(call),
-        on_upstream_failure=given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
-        target_type=call.task.target.type.value,
-        in_batch=task.batch is not None and given.fits_batch and not ports.eager(),
-    )
+    if not task.shape.fits(args, kwargs):
+        bind(task.signature, task.options.name, args, kwargs)
+    prepared = task.target.prepared
+    return kwargs if prepared is None else prepared(kwargs)
 
 
 def _tenant_id(tenant: Any) -> int:
@@ -138,25 +216,24 @@ def check_options(given: CallOptions, settings: conf.Settings) -> None:
         )
 
 
-def _unique_key(call: Call) -> str | None:
-    unique = call.task.options.unique
-    if unique is None:
-        return None
-    if not isinstance(unique, str):
-        return checked_key("unique", _called(unique, call))
-    return formatted("unique", unique, call.args, {**call.kwargs, "task": call.task.options.name})
-
-
-def _called(unique: Callable[..., str], call: Call) -> str:
+def _unique_key(
+    name: str,
+    unique: str | Callable[..., str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> str:
+    if isinstance(unique, str):
+        return formatted("unique", unique, args, {**kwargs, "task": name})
     try:
-        return unique(*call.args, **call.kwargs)
+        found = unique(*args, **kwargs)
     except (Exception, SystemExit) as error:
         # An error of this connection may need a retry of the whole transaction.
         ours = isinstance(error, OperationalError | InterfaceError)
         if isinstance(error, DurableTasksError) or (ours and not is_of_another_database(error)):
             raise
-        name, kind = call.task.options.name, type(error).__name__
+        kind = type(error).__name__
         raise InvalidOption(f"unique={unique!r} of {name} raised {kind}: {error}") from error
+    return checked_key("unique", found)
 
 
 def limit_key(call: Call) -> str | None:

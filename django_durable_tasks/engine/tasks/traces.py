@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any
 
 from django_durable_tasks import ports
 from django_durable_tasks.models import Task
@@ -19,16 +20,35 @@ def traced(task: NewTask, upstreams: Sequence[Task] = ()) -> NewTask:
     return task if context is None else _with_trace(task, context, links)
 
 
-def traced_together(tasks: Sequence[NewTask], name: str = "") -> list[NewTask]:
-    """Return tasks that are created together, all with one context.
+def traced_together(tasks: Sequence[NewTask], name: str) -> list[NewTask]:
+    """Return the tasks of the workflow of this name, all with one context."""
+    return list(_tracer(tasks, len(tasks), name)(tasks))
 
-    ``name``: that of their workflow. Otherwise they are tasks of the same name and options.
+
+def tracer(
+    first: Sequence[NewTask], calls: Iterable[Any]
+) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
+    """Return a function that adds one context to all tasks of a bulk call.
+
+    ``first``: the first tasks. ``calls``: all calls, which are counted if they have a length.
     """
+    return _tracer(first, len(calls) if isinstance(calls, Sized) else len(first))
+
+
+def _tracer(
+    tasks: Sequence[NewTask], number: int, name: str = ""
+) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
     if ports.traces is None or not tasks:
-        return list(tasks)
+        return _unchanged
     first = tasks[0]
-    context = ports.traces.created(name or first.name, first.queue, "", len(tasks), [])
-    return list(tasks) if context is None else [_with_trace(one, context) for one in tasks]
+    context = ports.traces.created(name or first.name, first.queue, "", number, [])
+    if context is None:
+        return _unchanged
+    return lambda new: [_with_trace(one, context) for one in new]
+
+
+def _unchanged(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
+    return tasks
 
 
 def _with_trace(task: NewTask, context: str, links: Sequence[str] = ()) -> NewTask:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
 from django.db.models import Case, F, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.engine.db.copy import copy_time, copying
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, callers_transaction, count, tasks
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.change_tracking import observe
+from django_durable_tasks.engine.transitions.copied_rows import rows_of
 from django_durable_tasks.engine.transitions.guarded_update import (
     locked,
     matches_epochs,
@@ -36,7 +40,9 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
-_BULK = 2_000
+_BULK = 5_000
+_COPIED = 200
+"""From this number of tasks on, COPY and the query before it take less time than one INSERT."""
 
 
 def create(task: NewTask) -> bool:
@@ -85,19 +91,42 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
 
     The caller has checked that their keys, if they have any, are free.
     """
+    with creating_many(new_tasks):
+        pass
+
+
+@contextmanager
+def creating_many(new_tasks: Sequence[NewTask]) -> Iterator[None]:
+    """Insert many tasks as ``create_many`` does, while the block runs.
+
+    The block must not use the connection. If it raises an exception, the caller rolls back.
+    """
     new_tasks = encrypted_tasks(new_tasks)
-    alike = are_alike(new_tasks)
-    sql = statement("create_many" if alike else "create_each")
-    for first in range(0, len(new_tasks), _BULK):
-        batch = new_tasks[first : first + _BULK]
-        if sql is not None:
-            count(sql, columns_of(batch) if alike else records_of(batch))
-        else:
-            tasks().bulk_create([object_of(task) for task in batch])
+    now = copy_time() if len(new_tasks) >= _COPIED else None
+    last = max(0, len(new_tasks) - 1) // _BULK * _BULK
+    for first in range(0, last, _BULK):
+        with _inserting(new_tasks[first : first + _BULK], now):
+            pass
+    with _inserting(new_tasks[last:], now):
+        yield
     for status in {task.status for task in new_tasks}:
         ids = [task.id for task in new_tasks if task.status == status]
         announce("create", Status(status), ids)
     ports.due.created(new_tasks)
+
+
+def _inserting(batch: Sequence[NewTask], now: datetime | None) -> AbstractContextManager[None]:
+    """Insert by COPY if ``now``, the time of the database, is given."""
+    sql = statement("copy_tasks")
+    if sql is not None and now is not None:
+        return copying(sql, rows_of(batch, now))
+    alike = are_alike(batch)
+    sql = statement("create_many" if alike else "create_each")
+    if sql is None:
+        tasks().bulk_create([object_of(task) for task in batch])
+    elif batch:
+        count(sql, columns_of(batch) if alike else records_of(batch))
+    return nullcontext()
 
 
 def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:

@@ -43,6 +43,8 @@ def encrypted_tasks(tasks_: Sequence[NewTask]) -> list[NewTask]:
     """Return new tasks with encrypted arguments. All have the same key id, so that they stay
     alike.
     """
+    if current_key_id() is None and not any(MARK in task.kwargs for task in tasks_):
+        return list(tasks_)
     found = [encrypted_task(task) for task in tasks_]
     key = next((task.encryption_key for task in found if task.encryption_key is not None), None)
     return found if key is None else [task._replace(encryption_key=key) for task in found]

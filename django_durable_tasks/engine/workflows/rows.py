@@ -18,7 +18,6 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, Workf
 from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.rules.dependencies import layers, needed
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.arguments import bind
 from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.shards import shard_of
 from django_durable_tasks.rules.workflows.plan import (
@@ -115,7 +114,7 @@ def _runs_of(
             found.append(inside)
             continue
         for name in scope.callbacks.values():
-            bind(registry.get(name).signature, name, ["the id of the run"], {})
+            registry.get(name).check(["the id of the run"], {})
         run_id = new_task_id()
         deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
         if isinstance(scope.deadline, float):

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.target_types import TargetType
 
-_PER_CALL = 5
+PER_CALL = 5
+"""The number of the first fields, in which the tasks of calls with the same options differ."""
+NO_ID = uuid.UUID(int=0)
 
 
 class NewTask(NamedTuple):
@@ -21,7 +23,7 @@ class NewTask(NamedTuple):
     BLOCKED task has no ``due_at`` and no ``wait``. The SQL statements read the fields by name.
     """
 
-    # The tasks of one ``schedule_many`` call differ only in the first five fields.
+    # The fields of PER_CALL.
     id: uuid.UUID
     args: str
     kwargs: str
@@ -87,4 +89,4 @@ class NewTask(NamedTuple):
 
     def is_like(self, other: NewTask) -> bool:
         """Return whether the two differ only in id, arguments, shard and limit key."""
-        return self[_PER_CALL:] == other[_PER_CALL:]
+        return self[PER_CALL:] == other[PER_CALL:]

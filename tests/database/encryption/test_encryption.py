@@ -52,7 +52,7 @@ def test_a_task_is_encrypted_in_the_database_and_runs() -> None:
     assert_nowhere()
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [1, 3, 250])
 def test_bulk_inserts_encrypt(number: int) -> None:
     echo.schedule_many([(SECRET,)] * number)
     wf = Workflow("encrypted")

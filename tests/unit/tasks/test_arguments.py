@@ -22,7 +22,7 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
     UnserializableResult,
 )
-from django_durable_tasks.rules.tasks.arguments import bind, encode, encode_result
+from django_durable_tasks.rules.tasks.arguments import CallShape, bind, encode, encode_result
 
 KIB = 1024
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
@@ -188,3 +188,44 @@ def test_a_result_that_is_not_json_or_too_large_is_refused() -> None:
         encode_result("job", object(), max_bytes=100, max_depth=16)
     with pytest.raises(ResultTooLarge, match="102 bytes of JSON, at most 101"):
         encode_result("job", "x" * 100, max_bytes=101, max_depth=16)
+
+
+_names = st.sampled_from("abc")
+
+
+def _signatures() -> list[inspect.Signature]:
+    functions: list[Any] = [
+        lambda: None,
+        lambda a, b: None,
+        lambda a, b=1: None,
+        lambda a, /, b: None,
+        lambda a=1, /, b=2: None,
+        lambda *a: None,
+        lambda a, *b: None,
+        lambda **a: None,
+        lambda a, /, **b: None,
+        lambda *, a: None,
+        lambda *, a=1, b: None,
+        lambda a, *, b=1: None,
+        lambda a, *b, c: None,
+    ]
+    return [inspect.signature(function) for function in functions]
+
+
+@pytest.mark.parametrize("signature", _signatures(), ids=str)
+@given(args=st.lists(st.just(1), max_size=3), kwargs=st.dictionaries(_names, st.just(1)))
+def test_a_call_that_fits_by_its_shape_can_be_bound(
+    signature: inspect.Signature, args: list[int], kwargs: dict[str, int]
+) -> None:
+    if CallShape(signature).fits(args, kwargs):
+        bind(signature, "task", args, kwargs)
+
+
+def test_the_usual_calls_fit_by_their_shape() -> None:
+    shape = CallShape(inspect.signature(lambda a, b=1: None))
+    assert shape.fits([1], {})
+    assert shape.fits([1, 2], {})
+    assert shape.fits([], {"a": 1})
+    assert not shape.fits([], {})
+    assert not shape.fits([], {"b": 1})
+    assert not shape.fits([1, 2, 3], {})
