@@ -32,7 +32,7 @@ from django_durable_tasks.rules.targets.answers import (
     delay,
     interpret,
 )
-from django_durable_tasks.rules.targets.deliveries import Delivery, TaskOrigin
+from django_durable_tasks.rules.targets.deliveries import Delivery
 from django_durable_tasks.rules.targets.headers import masked_headers
 from django_durable_tasks.rules.targets.http_request import (
     HttpRequest,
@@ -85,13 +85,9 @@ def http_callback(
         raise InvalidOption("http_callback sends requests from a worker only: schedule it.")
     # The kwargs of the run, with references replaced by results.
     request = http_request(live.kwargs, outgoing.limits())
-    with database_of(live):
-        origin = deliveries.origin_of(live.run.task_id)
-    if origin is None:
-        raise DeliveryFailed(f"Task {live.run.task_id} was deleted; its request is not sent.")
     key = endpoint_key(live.run.tenant_id, live.kwargs)
     shown_url = masked_url(request.url.origin + request.url.path)
-    return RequestOfRun(live, request, origin, key, shown_url).sent()
+    return RequestOfRun(live, request, key, shown_url).sent()
 
 
 def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,14 +115,13 @@ class RequestOfRun:
         self,
         live: LiveRun,
         request: HttpRequest,
-        origin: TaskOrigin,
         key: str | None,
         shown_url: str,
     ) -> None:
         self._live, self._run, self._request = live, live.run, request
         self._key, self._shown_url = key, shown_url
         self._began = estimated_now()
-        self._headers = outgoing.headers_of(request, live.run, origin, self._began)
+        self._headers = outgoing.headers_of(request, live.run, self._began)
 
     def sent(self) -> dict[str, Any]:
         """Send the request, record it, and return the result or raise."""

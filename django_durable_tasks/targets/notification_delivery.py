@@ -17,7 +17,6 @@ from django_durable_tasks import registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.notifications import deliveries, setting_changes
-from django_durable_tasks.engine.tasks.deliveries import origin_of
 from django_durable_tasks.exceptions import (
     DeliveryFailed,
     DeliveryStopped,
@@ -110,10 +109,6 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
     key = _endpoint(live.run.tenant_id, live.kwargs)
     if row.delivery_type == DeliveryType.EMAIL:
         return notification_email.send(live, row.delivery_config, content, key)
-    with database_of(live):
-        origin = origin_of(live.run.task_id)
-    if origin is None:
-        raise DeliveryFailed(f"Task {live.run.task_id} was deleted; its message is not sent.")
     is_slack = row.delivery_type == DeliveryType.SLACK_WEBHOOK
     request = http_request(
         {
@@ -125,7 +120,7 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
         outgoing.limits(),
     )
     shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
-    answer = RequestOfRun(live, request, origin, key, shown).sent()
+    answer = RequestOfRun(live, request, key, shown).sent()
     return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
 
 

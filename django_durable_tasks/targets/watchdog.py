@@ -12,13 +12,12 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
-from django_durable_tasks.engine.tasks.deliveries import origin_of
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption, InvalidTarget
 from django_durable_tasks.rules.notifications.events import WATCHDOG_TASK
 from django_durable_tasks.rules.targets.http_request import http_request
 from django_durable_tasks.rules.tasks.masking import masked_url
 from django_durable_tasks.targets.http import outgoing
-from django_durable_tasks.targets.http_callback import RequestOfRun, database_of
+from django_durable_tasks.targets.http_callback import RequestOfRun
 
 _ATTEMPTS, _PAUSE = 3, 5
 
@@ -39,15 +38,11 @@ def watchdog(self: Any) -> dict[str, Any]:
         raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
     if settings.WATCHDOG_URL is None:
         return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
-    with database_of(live):
-        origin = origin_of(live.run.task_id)
-    if origin is None:
-        raise DeliveryFailed(f"Task {live.run.task_id} was deleted; its request is not sent.")
-    waited = (estimated_now() - origin.scheduled_for).total_seconds()
+    waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     arguments: dict[str, Any] = {"url": settings.WATCHDOG_URL, "method": settings.WATCHDOG_METHOD}
     if settings.WATCHDOG_METHOD == "POST":
         arguments["body"] = {"task_id": str(live.run.task_id), "waited": round(waited, 3)}
     request = http_request(arguments, outgoing.limits())
     shown = masked_url(request.url.origin + request.url.path)
-    answer = RequestOfRun(live, request, origin, None, shown).sent()
+    answer = RequestOfRun(live, request, None, shown).sent()
     return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}

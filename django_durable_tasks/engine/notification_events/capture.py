@@ -21,6 +21,7 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import in_transaction
+from django_durable_tasks.engine.db.statements import recordset, statement
 from django_durable_tasks.engine.notification_events.subscriptions import (
     Subscriptions,
     subscriptions,
@@ -31,6 +32,7 @@ from django_durable_tasks.rules.notifications.events import OF_TRANSITION, OWN_T
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+from django_durable_tasks.rules.tasks.runs import Run
 
 logger = logging.getLogger("django_durable_tasks.notifications")
 _TOGETHER = 500
@@ -76,15 +78,48 @@ def notification_events() -> NotificationEventQuerySet:
     return found.unguarded()
 
 
-def transaction_for(transition: str, status: Status) -> AbstractContextManager[Any]:
-    """Return a transaction for a transition that is one statement, if its events are recorded.
-
-    Then the events and the transition are committed together.
+def transaction_of_success(run: Run) -> AbstractContextManager[Any]:
+    """Return a transaction for the success of a run, which is one statement, if a setting may
+    select it. Then the event and the success are committed together.
     """
-    return tables.atomic() if _selecting(OF_TRANSITION.get((transition, status), ())) else _nothing
+    found = _selecting(_OF_SUCCESS)
+    if found is None or run.name in OWN_TASKS:
+        return _nothing
+    return tables.atomic() if found.may_select(_OF_SUCCESS, _subject_of(run)) else _nothing
 
 
 _nothing = nullcontext()
+_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
+
+
+def capture_success(run: Run) -> None:
+    """Record the events of a run that succeeded. The task is read only for the name of its
+    schedule.
+    """
+    found = _selecting(_OF_SUCCESS)
+    if found is None or run.name in OWN_TASKS:
+        return
+    if found.may_select(_OF_SUCCESS, _subject_of(run)):
+        _guarded(lambda: record_events(found, _of_run(found, run)))
+
+
+def _subject_of(run: Run) -> EventSubject:
+    return EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
+
+
+def _of_run(found: Subscriptions, run: Run) -> Iterable[OccurredEvent]:
+    if run.recurring_task_id is not None:
+        return _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, [run.task_id])
+    row = {
+        "pk": run.task_id,
+        "tenant_id": run.tenant_id,
+        "name": run.name,
+        "queue": run.queue,
+        "recurring_task__name": None,
+        "attempts": run.attempt,
+        "max_attempts": run.max_attempts,
+    }
+    return [_of_task(_OF_SUCCESS, Status.SUCCESS, row)]
 
 
 def capture_transition(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
@@ -110,49 +145,67 @@ def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
     if not types or not conf.settings().NOTIFICATIONS:
         return None
-    known = list[Subscriptions]()
-    _guarded(lambda: known.append(subscriptions()))
-    return known[0] if known and not known[0].types.isdisjoint(types) else None
+    try:
+        # It reads in a savepoint of its own, and rarely, so that a savepoint here would be the
+        # larger part of the cost.
+        found = subscriptions()
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
+        _failed(error)
+        return None
+    return None if found.types.isdisjoint(types) else found
 
 
 def _guarded(act: Callable[[], None]) -> None:
     """Call the function in a savepoint, if there is a transaction. Its errors are logged."""
-    health, connection = process_state.of(CaptureHealth), connections[tables.database()]
     try:
         with tables.atomic() if in_transaction() else nullcontext():
             act()
-    except Exception as error:
-        # If the rollback to the savepoint failed too, for example after a deadlock on MariaDB, the
-        # transition has been rolled back. The caller must not continue as if it had not.
-        if connection.in_atomic_block and connection.needs_rollback:
-            raise
-        health.failed(error)
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
+        _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    connection = connections[tables.database()]
+    # If the rollback to the savepoint failed too, for example after a deadlock on MariaDB, the
+    # transition has been rolled back. The caller must not continue as if it had not.
+    if connection.in_atomic_block and connection.needs_rollback:
+        raise error
+    process_state.of(CaptureHealth).failed(error)
 
 
 def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
-    now, rows = estimated_now(), list[NotificationEvent]()
+    now, rows = estimated_now(), list[dict[str, Any]]()
     for event in occurred:
         for subscription, kind in found.selecting(event.types, event.subject):
             due_at = subscription.due_at(now)
-            rows.append(new_event(subscription.setting_id, kind, event, now, due_at))
+            rows.append(_new_event(subscription.setting_id, kind, event, now, due_at))
     if rows:
-        notification_events().bulk_create(rows, batch_size=_TOGETHER)
+        _insert(rows)
         process_state.of(CaptureHealth).worked()
 
 
-def new_event(
+def _insert(rows: list[dict[str, Any]]) -> None:
+    sql = statement("insert_events")
+    if sql is not None:
+        tables.count(sql, {"rows": recordset(rows)})
+        return
+    new = [NotificationEvent(**row) for row in rows]
+    notification_events().bulk_create(new, batch_size=_TOGETHER)
+
+
+def _new_event(
     setting_id: int, kind: EventType, event: OccurredEvent, now: datetime, due_at: datetime
-) -> NotificationEvent:
-    """Return the row of an event for one setting."""
-    return NotificationEvent(
-        setting_id=setting_id,
-        type=kind,
-        subject=shortened(event.shown_as, 200),
-        data=dict(event.data),
-        created_at=now,
-        due_at=due_at,
-    )
+) -> dict[str, Any]:
+    """Return the columns of an event for one setting."""
+    return {
+        "setting_id": setting_id,
+        "type": str(kind),
+        "subject": shortened(event.shown_as, 200),
+        "data": dict(event.data),
+        "created_at": now,
+        "due_at": due_at,
+    }
 
 
 _COLUMNS = (

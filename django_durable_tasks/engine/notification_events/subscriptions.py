@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from django.db import Error
@@ -75,6 +76,13 @@ class Subscriptions:
     def tenants(self) -> frozenset[int]:
         """The tenants that have a subscription."""
         return frozenset(self._by_tenant)
+
+    def may_select(self, types: Sequence[EventType], subject: EventSubject) -> bool:
+        """Return whether a subscription selects an event of this subject, whatever its schedule."""
+        return any(
+            replace(one, schedule="").selected(types, subject) is not None
+            for one in self._by_tenant.get(subject.tenant_id, ())
+        )
 
     def selecting(
         self, types: Sequence[EventType], subject: EventSubject

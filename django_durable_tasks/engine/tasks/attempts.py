@@ -127,8 +127,10 @@ def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
         celery_id=celery_id,
         workflow_id=started.workflow_id,
         has_dependents=bool(started.has_dependents),
-        ready_at=None if started.ready_at is None else _aware(started.ready_at),
+        ready_at=started.ready_at and _aware(started.ready_at),
         queued_at=_aware(started.queued_at or started.created_at),
+        fire_time=started.fire_time and _aware(started.fire_time),
+        recurring_task_id=started.recurring_task_id,
     )
 
 
@@ -141,17 +143,13 @@ def _aware(value: datetime) -> datetime:
 
 
 def _refusal(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
-    row = (
-        tables.tasks()
-        .filter(pk=task_id)
-        .only("status", "epoch", "queue", "expires_at", "reason")
-        .first()
-    )
+    this = tables.tasks().filter(pk=task_id)
+    row = this.only("status", "epoch", "queue", "expires_at", "reason").first()
     if row is None:
         return Refusal.MISSING
     if row.status != Status.QUEUED or row.epoch != epoch:
         return Refusal.STALE if row.is_open else Refusal.TERMINAL
-    this = tables.tasks().filter(pk=task_id, epoch=epoch)
+    this = this.filter(epoch=epoch)
     if row.expires_at is not None and row.expires_at <= database_now():
         transitions.expire(this, 1)
         return Refusal.EXPIRED

@@ -16,6 +16,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Endpoint
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.endpoint import EndpointQuerySet
@@ -37,17 +38,14 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
 
     After the pause one task at a time is started as a probe.
     """
-    row = (
-        _endpoints()
-        .filter(key=Subquery(tables.tasks().filter(pk=task_id).values("limit_key")[:1]))
-        .first()
-    )
-    if row is None or row.open_until is None:
+    found = _open_endpoint(task_id)
+    if found is None:
         return False
-    wait = EndpointHealth(open_until=row.open_until).waits(estimated_now())
+    endpoint_id, open_until = found
+    wait = EndpointHealth(open_until=open_until).waits(estimated_now())
     if wait:
         again = breaker.spread(wait, random.random())
-    elif _probes(row):
+    elif _probes(endpoint_id, open_until):
         return False
     else:
         again = breaker.while_probing(random.random())
@@ -55,17 +53,32 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
     return bool(transitions.return_to_pending(this, again, {task_id: epoch}))
 
 
-def _probes(row: Endpoint) -> bool:
+def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
+    """Return id and end of the pause of the task's endpoint; None if its breaker is closed."""
+    sql = statement("open_endpoint")
+    if sql is not None:
+        rows = tables.read(sql, {"id": task_id})
+        return (rows[0][0], rows[0][1]) if rows else None
+    key = Subquery(tables.tasks().filter(pk=task_id).values("limit_key")[:1])
+    row = _endpoints().filter(key=key, open_until__isnull=False).first()
+    return None if row is None or row.open_until is None else (row.pk, row.open_until)
+
+
+def _probes(endpoint_id: int, open_until: datetime) -> bool:
     """Become the only prober until the longest request would have ended; return whether."""
     free = _endpoints().filter(Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow()))
     longest = conf.settings().HTTP_TIMEOUT_MAX + _PROBE_MARGIN
     return bool(
-        free.filter(pk=row.pk, open_until=row.open_until).update(probe_until=after(longest))
+        free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=after(longest))
     )
 
 
 def succeeded(key: str) -> None:
     """Record an answer that shows that the endpoint works; close its breaker."""
+    sql = statement("close_endpoint")
+    if sql is not None:
+        tables.count(sql, {"key": key})
+        return
     _endpoints().filter(Q(failures__gt=0) | Q(open_until__isnull=False), key=key).update(
         failures=0, openings=0, open_until=None, probe_until=None, updated_at=DatabaseNow()
     )

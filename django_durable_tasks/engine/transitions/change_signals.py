@@ -12,24 +12,34 @@ from typing import Any
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.notification_events.capture import capture_transition
+from django_durable_tasks.engine.notification_events.capture import (
+    capture_success,
+    capture_transition,
+)
 from django_durable_tasks.engine.transitions.change_tracking import in_preview
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.signals import tasks_transitioned
 
 logger = logging.getLogger("django_durable_tasks.signals")
 
 
-def announce(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
-    """Record events, and send the signal in a savepoint.
+def announce(
+    transition: str, status: Status, task_ids: Sequence[uuid.UUID], succeeded: Run | None = None
+) -> None:
+    """Record events, and send the signal in a savepoint. ``succeeded``: the run whose success it
+    is.
 
     If a receiver fails, the writes of the receivers are rolled back, but not the transition.
     Nothing is sent during a preview.
     """
     if not task_ids or in_preview():
         return
-    capture_transition(transition, status, task_ids)
+    if succeeded is None:
+        capture_transition(transition, status, task_ids)
+    else:
+        capture_success(succeeded)
     if not tasks_transitioned.has_listeners(Task):
         return
     database = conf.settings().DATABASE

@@ -69,6 +69,8 @@ class StartedRun(NamedTuple):
     ready_at: datetime | None
     queued_at: datetime | None
     created_at: datetime
+    fire_time: datetime | None
+    recurring_task_id: uuid.UUID | None
 
 
 class BlockedDependent(NamedTuple):

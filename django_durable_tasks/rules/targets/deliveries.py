@@ -36,11 +36,3 @@ class Delivery:
     tls_seconds: float | None
     first_byte_seconds: float | None
     total_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOrigin:
-    """When a task should have started, and the schedule that created it."""
-
-    scheduled_for: datetime
-    schedule_id: uuid.UUID | None

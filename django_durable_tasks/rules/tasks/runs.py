@@ -39,3 +39,10 @@ class Run:
     has_dependents: bool = False
     ready_at: datetime | None = None
     queued_at: datetime | None = None
+    fire_time: datetime | None = None
+    recurring_task_id: uuid.UUID | None = None
+
+    @property
+    def scheduled_for(self) -> datetime:
+        """The nominal time of the start."""
+        return self.fire_time or self.run_at

@@ -6,7 +6,6 @@ from datetime import datetime
 
 from django_durable_tasks import __version__, conf, process_state
 from django_durable_tasks.rules.targets.content_id import request_id
-from django_durable_tasks.rules.targets.deliveries import TaskOrigin
 from django_durable_tasks.rules.targets.http_request import HttpLimits, HttpRequest
 from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
 from django_durable_tasks.rules.targets.signing import derived_secret, signed_headers
@@ -64,7 +63,7 @@ def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
     return [derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
 
 
-def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime) -> dict[str, str]:
+def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
     """Return the headers of one attempt: ours, the signature, and those of the caller.
 
     One id identifies the request over all attempts and unedited replays.
@@ -75,10 +74,10 @@ def headers_of(request: HttpRequest, run: Run, origin: TaskOrigin, now: datetime
         "Durable-Task-Id": str(run.task_id),
         "Durable-Attempt": str(run.attempt),
         "Durable-Max-Attempts": str(run.max_attempts),
-        "Durable-Scheduled-For": _instant(origin.scheduled_for),
+        "Durable-Scheduled-For": _instant(run.scheduled_for),
     }
-    if origin.schedule_id is not None:
-        ours["Durable-Schedule-Id"] = str(origin.schedule_id)
+    if run.recurring_task_id is not None:
+        ours["Durable-Schedule-Id"] = str(run.recurring_task_id)
     if "user-agent" not in {name.lower() for name in request.headers}:
         ours["User-Agent"] = f"django-durable-tasks/{__version__}"
     secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)

@@ -129,6 +129,40 @@ def test_an_ending_that_no_setting_selects_costs_no_statement(settings: Any) -> 
     assert counts[0] == counts[1]
 
 
+def _statements_of_a_success() -> list[str]:
+    run = a_run(a_task("RUNNING"))
+    with CaptureQueriesContext(connection) as captured:
+        assert attempts.succeed(run, None, "worker")
+    return [query["sql"] for query in captured]
+
+
+def test_a_selected_success_costs_one_insert(settings: Any) -> None:
+    a_setting(on_success=True)
+    recent = process_state.of(RecentSubscriptions)
+    recent.in_background = True
+    recent.get()
+    _statements_of_a_success()  # measures the clock
+    statements = _statements_of_a_success()
+    own = [sql for sql in statements if "notification" in sql]
+    assert [sql.split()[0] for sql in own] == ["INSERT"]
+    assert types() == ["task.succeeded"] * 2
+    settings.DURABLE_TASKS = {"NOTIFICATIONS": False}
+    markers = ("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT")
+    without = [sql for sql in _statements_of_a_success() if not sql.startswith(markers)]
+    with_it = [sql for sql in statements if not sql.startswith(markers)]
+    assert len(with_it) == len(without) + 1
+
+
+def test_a_success_of_another_task_than_the_selected_ones_costs_no_statement(settings: Any) -> None:
+    a_setting(on_success=True, task_name="another.*")
+    recent = process_state.of(RecentSubscriptions)
+    recent.in_background = True
+    recent.get()
+    statements = _statements_of_a_success()
+    settings.DURABLE_TASKS = {"NOTIFICATIONS": False}
+    assert len(statements) == len(_statements_of_a_success())
+
+
 def test_an_ending_that_is_rolled_back_leaves_no_event() -> None:
     a_setting(**ALL)
     task = a_task("RUNNING")
