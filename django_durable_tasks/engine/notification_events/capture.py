@@ -78,48 +78,58 @@ def notification_events() -> NotificationEventQuerySet:
     return found.unguarded()
 
 
-def transaction_of_success(run: Run) -> AbstractContextManager[Any]:
-    """Return a transaction for the success of a run, which is one statement, if a setting may
-    select it. Then the event and the success are committed together.
+def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
+    """Return a transaction for the successes of runs, which are one statement, if a setting may
+    select one. Then the events and the successes are committed together.
     """
-    found = _selecting(_OF_SUCCESS)
-    if found is None or run.name in OWN_TASKS:
-        return _nothing
-    return tables.atomic() if found.may_select(_OF_SUCCESS, _subject_of(run)) else _nothing
+    return tables.atomic() if _selectable(_selecting(_OF_SUCCESS), runs) else _nothing
 
 
 _nothing = nullcontext()
 _OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
 
 
-def capture_success(run: Run) -> None:
-    """Record the events of a run that succeeded. The task is read only for the name of its
-    schedule.
+def capture_successes(runs: Sequence[Run]) -> None:
+    """Record the events of runs that succeeded. Tasks are read only for the names of their
+    schedules.
     """
     found = _selecting(_OF_SUCCESS)
-    if found is None or run.name in OWN_TASKS:
-        return
-    if found.may_select(_OF_SUCCESS, _subject_of(run)):
-        _guarded(lambda: record_events(found, _of_run(found, run)))
+    selectable = _selectable(found, runs)
+    if found is not None and selectable:
+        _guarded(lambda: record_events(found, _of_runs(found, selectable)))
 
 
-def _subject_of(run: Run) -> EventSubject:
-    return EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
+def _selectable(found: Subscriptions | None, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose success a setting may select."""
+    if found is None:
+        return []
+    return [
+        run
+        for run in runs
+        if run.name not in OWN_TASKS
+        and found.may_select(
+            _OF_SUCCESS,
+            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
+        )
+    ]
 
 
-def _of_run(found: Subscriptions, run: Run) -> Iterable[OccurredEvent]:
-    if run.recurring_task_id is not None:
-        return _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, [run.task_id])
-    row = {
-        "pk": run.task_id,
-        "tenant_id": run.tenant_id,
-        "name": run.name,
-        "queue": run.queue,
-        "recurring_task__name": None,
-        "attempts": run.attempt,
-        "max_attempts": run.max_attempts,
-    }
-    return [_of_task(_OF_SUCCESS, Status.SUCCESS, row)]
+def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterable[OccurredEvent]:
+    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
+    if scheduled:
+        yield from _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, scheduled)
+    for run in runs:
+        if run.recurring_task_id is None:
+            row = {
+                "pk": run.task_id,
+                "tenant_id": run.tenant_id,
+                "name": run.name,
+                "queue": run.queue,
+                "recurring_task__name": None,
+                "attempts": run.attempt,
+                "max_attempts": run.max_attempts,
+            }
+            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
 
 
 def capture_transition(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
-from django_durable_tasks.engine.notification_events.capture import transaction_for
+from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
 from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.endings import expire
@@ -176,10 +176,10 @@ def succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     """RUNNING to SUCCESS for these runs, with log entries and ending events; return the run ids of
     those that were accepted. The others were fenced.
     """
-    with transaction_for("succeed", Status.SUCCESS):
+    with transaction_of_successes([one.run for one in successes]):
         accepted = _succeed_many(successes, worker)
-        changed = [one.run.task_id for one in successes if one.run.run_id in accepted]
-        announce("succeed", Status.SUCCESS, changed)
+        runs = [one.run for one in successes if one.run.run_id in accepted]
+        announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
     return accepted
 
 

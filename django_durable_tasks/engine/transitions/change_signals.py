@@ -13,7 +13,7 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.notification_events.capture import (
-    capture_success,
+    capture_successes,
     capture_transition,
 )
 from django_durable_tasks.engine.transitions.change_tracking import in_preview
@@ -26,20 +26,20 @@ logger = logging.getLogger("django_durable_tasks.signals")
 
 
 def announce(
-    transition: str, status: Status, task_ids: Sequence[uuid.UUID], succeeded: Run | None = None
+    transition: str, status: Status, task_ids: Sequence[uuid.UUID], succeeded: Sequence[Run] = ()
 ) -> None:
-    """Record events, and send the signal in a savepoint. ``succeeded``: the run whose success it
-    is.
+    """Record events, and send the signal in a savepoint. ``succeeded``: the runs whose successes
+    they are.
 
     If a receiver fails, the writes of the receivers are rolled back, but not the transition.
     Nothing is sent during a preview.
     """
     if not task_ids or in_preview():
         return
-    if succeeded is None:
-        capture_transition(transition, status, task_ids)
+    if succeeded:
+        capture_successes(succeeded)
     else:
-        capture_success(succeeded)
+        capture_transition(transition, status, task_ids)
     if not tasks_transitioned.has_listeners(Task):
         return
     database = conf.settings().DATABASE

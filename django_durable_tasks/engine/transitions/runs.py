@@ -14,7 +14,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
-from django_durable_tasks.engine.notification_events.capture import transaction_of_success
+from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
 from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.guarded_update import (
@@ -162,10 +162,10 @@ def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
 
 def succeed(run: Run, result: str | None, worker: str) -> bool:
     """RUNNING to SUCCESS, with log entry and ending event; return False if the run was fenced."""
-    with transaction_of_success(run):
+    with transaction_of_successes([run]):
         changed = _succeed(run, result, worker)
         if changed:
-            announce("succeed", Status.SUCCESS, [run.task_id], run)
+            announce("succeed", Status.SUCCESS, [run.task_id], [run])
     return bool(changed)
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, current_app
 from django.contrib.auth.models import Group
 from django.core import checks as django_checks
 from django.db import connections
-from kombu import Queue
 
 from django_durable_tasks import checks, registry
 from django_durable_tasks.celery import inspect as celery_inspect
@@ -33,6 +31,7 @@ from tests.celery_settings import celery_configured
 from tests.unit.checks.checked_projects import WIRED, _checked
 
 SHOWN_IN = (
+    "tests/unit/checks/test_http_settings.py",
     "tests/database/celery/test_addresses.py",
     "tests/unit/checks/test_checks.py",
     "tests/unit/checks/test_checks_of_projects.py",
@@ -379,19 +378,6 @@ def test_every_finding_has_a_remedy() -> None:
         assert len(finding.hint) > 10
         assert finding.full_id == f"durable_tasks.{finding.id}"
     assert list(FINDINGS) == sorted(FINDINGS)
-
-
-@pytest.mark.parametrize(("queue", "expected"), [("retries", []), ("nowhere", ["E021"])])
-def test_a_retry_queue_that_is_not_declared_is_an_error(queue: str, expected: list[str]) -> None:
-    before = current_app._get_current_object()
-    app = Celery("retries", set_as_current=False, broker="memory://")
-    app.conf.update(task_queues=[Queue("retries")], task_create_missing_queues=False)
-    app.set_current()
-    try:
-        found = check_tasks_module.retry_queue_findings(queue)
-        assert [one.id for one in found] == [f"durable_tasks.{name}" for name in expected]
-    finally:
-        before.set_current()
 
 
 def test_every_finding_is_tested() -> None:

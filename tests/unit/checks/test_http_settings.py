@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from celery import Celery, current_app
+from kombu import Queue
 
 from django_durable_tasks.checks.settings import check_settings
+from django_durable_tasks.checks.tasks import retry_queue_findings
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,16 @@ def test_usable_settings_are_accepted(settings: Any) -> None:
         "QUEUE_ALLOW": ("invoices", "exchange:events"),
     }
     assert not [one for one in check_settings() if one.id == "durable_tasks.E001"]
+
+
+@pytest.mark.parametrize(("queue", "expected"), [("retries", []), ("nowhere", ["E021"])])
+def test_a_retry_queue_that_is_not_declared_is_an_error(queue: str, expected: list[str]) -> None:
+    before = current_app._get_current_object()
+    app = Celery("retries", set_as_current=False, broker="memory://")
+    app.conf.update(task_queues=[Queue("retries")], task_create_missing_queues=False)
+    app.set_current()
+    try:
+        found = retry_queue_findings(queue)
+        assert [one.id for one in found] == [f"durable_tasks.{name}" for name in expected]
+    finally:
+        before.set_current()
