@@ -10,6 +10,7 @@ import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -317,6 +318,34 @@ def test_a_plain_server_and_a_silent_server_are_no_tls_servers() -> None:
             _send(url, timeout=1.0)
         assert failed.value.failure is CallFailure.TIMEOUT
         assert time.monotonic() - began < 1.5
+
+
+def test_an_early_answer_over_tls_counts_although_the_body_was_not_read_before(
+    certificate: Path, server_tls: ssl.SSLContext
+) -> None:
+    """The server reads the rest of the body after its answer. A server that closes instead resets
+    the connection, and the operating system may then discard the answer.
+    """
+    trusting = ssl.create_default_context(cafile=str(certificate.with_suffix(".crt")))
+    read_before = list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            conn, _ = server.accept()
+            conn.settimeout(WAIT)
+            with server_tls.wrap_socket(conn, server_side=True) as tls, suppress(OSError):
+                read_before.append(len(tls.recv(100)))
+                tls.sendall(answer("413 Content Too Large"))
+                while tls.recv(65_536):
+                    pass
+
+        thread = Thread(target=serve)
+        thread.start()
+        url = f"https://server.test:{port}/"
+        found = _send(url, body=b"x" * 10 * MEGABYTE, tls=trusting, timeout=WAIT)
+        thread.join(WAIT)
+    assert (found.status, read_before) == (413, [100])
 
 
 def test_addresses_of_both_families_are_tried_in_turn() -> None:
