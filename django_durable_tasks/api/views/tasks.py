@@ -108,7 +108,7 @@ class TasksEndpoint(WritingEndpoint):
     def _scheduled(self, call: Call) -> tuple[Task, bool]:
         """Create the task with its audit entry; return it, and whether it is new."""
         before = created_so_far()
-        with recorded("task.create") as entry:
+        with recorded("task.create", savepoint=False) as entry:
             row = enqueue.schedule(call)
             is_new = created_so_far() > before
             if is_new:

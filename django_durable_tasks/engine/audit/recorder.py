@@ -221,10 +221,14 @@ def current_recorder() -> AuditRecorder | None:
 
 
 @contextmanager
-def recorded(operation: str, *, by: str = "", reason: str = "") -> Iterator[AuditRecorder]:
+def recorded(
+    operation: str, *, by: str = "", reason: str = "", savepoint: bool = True
+) -> Iterator[AuditRecorder]:
     """Run the block in a transaction, or a savepoint, that ends with the insert of its entry.
 
-    Inside another one it adds to that one's entry. If the block raises, nothing is written.
+    Inside another one it adds to that one's entry. If the block raises, nothing is written. A
+    caller whose own transaction does not survive an error passes ``savepoint=False``, which saves
+    two statements.
     """
     outer = _recorder.get()
     if outer is not None:
@@ -234,7 +238,7 @@ def recorded(operation: str, *, by: str = "", reason: str = "") -> Iterator[Audi
     recorder = AuditRecorder(operation, by, reason)
     token = _recorder.set(recorder)
     try:
-        with tables.atomic():
+        with tables.atomic(savepoint=savepoint):
             with observing(recorder.tasks_changed):
                 yield recorder
             recorder.write()

@@ -35,9 +35,12 @@ class _OwnAtomic(transaction.Atomic):
     """A transaction or savepoint that the engine opened."""
 
 
-def atomic() -> Any:
-    """Return a transaction, or a savepoint, on the database that contains the tables."""
-    return _OwnAtomic(database(), savepoint=True, durable=False)
+def atomic(*, savepoint: bool = True) -> Any:
+    """Return a transaction, or a savepoint, on the database that contains the tables.
+
+    Without ``savepoint`` an error inside of another transaction rolls that one back.
+    """
+    return _OwnAtomic(database(), savepoint=savepoint, durable=False)
 
 
 def callers_transaction() -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,8 +13,9 @@ from django.db.models import Q
 
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
-from django_durable_tasks.models import ApiKey, Tenant
+from django_durable_tasks.models import ApiKey, Tenant, TenantQuota
 from django_durable_tasks.models.api_key import ApiKeyQuerySet
 from django_durable_tasks.rules.tasks.options import checked_key
 from django_durable_tasks.rules.tenants.api_keys import (
@@ -29,6 +31,21 @@ from django_durable_tasks.rules.tenants.api_keys import (
 
 _USE_RECORDED_EVERY = timedelta(minutes=1)
 _NAME_MAX = 100
+_KEY = (
+    "id",
+    "tenant_id",
+    "name",
+    "identifier",
+    "mode",
+    "digest",
+    "scopes",
+    "expires_at",
+    "revoked_at",
+    "last_used_at",
+)
+_TENANT = ("id", "slug", "name")
+_QUOTA = ("tenant_id", "open_tasks", "recurring_tasks", "payload_bytes", "requests")
+"""The columns of the statement ``api_key``, for each of its tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +147,36 @@ def verified(text: str, now: datetime) -> ApiKey | None:
     given = presented(text)
     if given is None:
         return None
-    row = api_keys().select_related("tenant__quota").filter(identifier=given.identifier).first()
+    row = _with_tenant(given.identifier)
     if row is None or not given.has_digest(row.digest) or not row.is_live(now):
         return None
+    return row
+
+
+def _with_tenant(identifier: str) -> ApiKey | None:
+    """Return the key with its tenant and the tenant's quota, in one statement.
+
+    Each request reads it, and building the statement by the ORM takes longer than executing it.
+    """
+    sql = statement("api_key")
+    if sql is None:
+        return api_keys().select_related("tenant__quota").filter(identifier=identifier).first()
+    rows = tables.read(sql, {"identifier": identifier})
+    return _key_from(rows[0]) if rows else None
+
+
+def _key_from(values: Sequence[Any]) -> ApiKey:
+    """Return the key from the columns of the statement, in their order."""
+    alias, own, tenant = tables.database(), len(_KEY), len(_KEY) + len(_TENANT)
+    columns = list(values[:own])
+    scopes = _KEY.index("scopes")
+    columns[scopes] = json.loads(columns[scopes])
+    row = ApiKey.from_db(alias, _KEY, columns)
+    row.tenant = Tenant.from_db(alias, _TENANT, values[own:tenant])
+    quota = values[tenant:]
+    row.tenant._state.fields_cache["quota"] = (
+        None if quota[0] is None else TenantQuota.from_db(alias, _QUOTA, quota)
+    )
     return row
 
 

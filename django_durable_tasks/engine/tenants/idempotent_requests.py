@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.encryption import decrypted, encrypted
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import IdempotentRequest
 from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
@@ -64,12 +66,20 @@ def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswe
     if row.status_code:
         return _replayed(row, identity)
     answer = act()
-    requests().filter(pk=row.pk).update(
-        status_code=answer.status_code,
-        body=_stored(encrypted(answer.body, _place(row))),
-        headers=dict(answer.headers),
-    )
+    _store(row, answer)
     return answer
+
+
+def _store(row: IdempotentRequest, answer: StoredAnswer) -> None:
+    body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
+    sql = statement("store_answer")
+    if sql is None:
+        requests().filter(pk=row.pk).update(
+            status_code=answer.status_code, body=body, headers=headers
+        )
+        return
+    texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
+    tables.count(sql, {"id": row.pk, "status_code": answer.status_code, **texts})
 
 
 def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
@@ -100,6 +110,15 @@ def _inserted(identity: RequestIdentity) -> IdempotentRequest | None:
 
     PostgreSQL waits here until that request's transaction ends, for the lock timeout of this one.
     """
+    sql = statement("idempotent_request")
+    if sql is not None:
+        with _in_progress(identity):
+            rows = tables.read(sql, asdict(identity))
+        if not rows:
+            return None
+        return IdempotentRequest(
+            id=rows[0][0], tenant_id=identity.tenant_id, fingerprint=identity.fingerprint
+        )
     try:
         with _in_progress(identity), tables.atomic():
             return requests().create(

@@ -8,6 +8,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Greatest
 
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import TenantRequests
 from django_durable_tasks.models.tenant_requests import TenantRequestsQuerySet
 from django_durable_tasks.rules.tenants.quotas import RateDecision, RequestRate
@@ -26,19 +27,27 @@ def admit(tenant_id: int, rate: RequestRate, now: datetime) -> RateDecision:
     ``now``.
     """
     at = int(now.timestamp() * 1_000_000)
-    if _moved(tenant_id, rate, at):
-        admitted = True
-    else:
+    free_at = _moved(tenant_id, rate, at)
+    if free_at is None:
         TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
             [TenantRequests(tenant_id=tenant_id)], ignore_conflicts=True
         )
         _rows(tenant_id).filter(free_at__gt=at + rate.window).update(free_at=at)
-        admitted = _moved(tenant_id, rate, at)
-    free_at = _rows(tenant_id).values_list("free_at", flat=True).first()
-    return rate.decision(admitted, (at if free_at is None else free_at) - at)
+        free_at = _moved(tenant_id, rate, at)
+    if free_at is not None:
+        return rate.decision(True, free_at - at)
+    refused_until = _rows(tenant_id).values_list("free_at", flat=True).first()
+    return rate.decision(False, 0 if refused_until is None else refused_until - at)
 
 
-def _moved(tenant_id: int, rate: RequestRate, at: int) -> bool:
+def _moved(tenant_id: int, rate: RequestRate, at: int) -> int | None:
+    """Count the request and return the new ``free_at``; None if the rate does not admit it."""
+    sql = statement("request_rate")
+    if sql is not None:
+        values = {"tenant_id": tenant_id, "at": at}
+        rows = tables.read(sql, {**values, "interval": rate.interval, "window": rate.window})
+        return int(rows[0][0]) if rows else None
     free = Q(free_at__lte=at + rate.window - rate.interval)
-    rows = _rows(tenant_id).filter(free)
-    return bool(rows.update(free_at=Greatest(F("free_at"), at) + rate.interval))
+    if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + rate.interval):
+        return None
+    return int(_rows(tenant_id).values_list("free_at", flat=True).get())

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.notifications import setting_changes
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.tenants import api_keys, staff
 from django_durable_tasks.models import AuditEntry, Calendar, DeadLetter, QueueControl, Task, Tenant
 from django_durable_tasks.models.api_key import ApiKey
 from django_durable_tasks.operations.registry import OPERATIONS
@@ -65,6 +66,18 @@ def _next_fire() -> Any:
 def _a_key() -> Any:
     api_keys.create(Tenant.objects.get(), "audited", ["read"], now=timezone.now())
     return ApiKey.objects.all()
+
+
+def _with_staff() -> Tenant:
+    User.objects.create_user("audited", is_staff=True)
+    found: Tenant = Tenant.objects.get()
+    return found
+
+
+def _with_assigned_staff() -> Tenant:
+    tenant = _with_staff()
+    staff.assign(tenant, "audited")
+    return tenant
 
 
 def _a_notification_setting() -> Any:
@@ -150,6 +163,8 @@ SCENARIOS: dict[str, Callable[[str], list[AuditEntry]]] = {
     "tenant.create_api_key": _on(Tenant.objects.get, name="audited", scopes="read"),
     "api_keys.revoke": _on(_a_key),
     "tenant.set_quotas": _on(Tenant.objects.get, requests="60/m"),
+    "tenant.assign_staff": _on(_with_staff, username="audited"),
+    "tenant.unassign_staff": _on(_with_assigned_staff, username="audited"),
     "tenant.create_notification_setting": _on(
         Tenant.objects.get,
         name="audited",
