@@ -23,6 +23,10 @@ _REPORTED = 20
 """How many invalid parts of a request one problem names."""
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
+_TARGET_MEMBER = re.compile(
+    r"(?P<member>url|method|headers|body|timeout|retry_on|no_retry_on|endpoint|queue|exchange"
+    r"|routing_key|content_type)(?=[=: ])"
+)
 _FIELD_OF = {"interval": "interval_seconds"}
 _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
@@ -89,6 +93,13 @@ def _option(error: Exception) -> Problem:
     return problems.invalid_field(pointer, str(error))
 
 
+def _target(error: ours.InvalidTarget) -> Problem:
+    """Name the member of ``target_config`` that is not valid; the message begins with it."""
+    found = _TARGET_MEMBER.match(str(error))
+    pointer = "#/target_config" + (f"/{found['member']}" if found is not None else "")
+    return problems.invalid_field(pointer, str(error))
+
+
 def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:
     return lambda error: problems.invalid_field(pointer, str(error), code)
 
@@ -148,6 +159,7 @@ _MAPPING: tuple[tuple[Any, Callable[[Any], Problem]], ...] = (
     ),
     (ours.QuotaExceeded, _quota),
     (ours.UnknownTask, _at("#/target_config/task", "unknown_task")),
+    (ours.InvalidTarget, _target),
     (ours.PayloadTooLarge, _at("#/target_config", "too_large")),
     (ours.InvalidArguments, _at("#/target_config")),
     ((ours.InvalidDependency, ours.DependencyCycle), _at("#/depends_on")),

@@ -4,7 +4,7 @@ arguments of a registered task, and back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -46,11 +46,13 @@ def call_of(kind: str, config: Mapping[str, Any], pointer: str = "#") -> TargetC
     place = f"{pointer}/target_config"
     if kind != TargetType.CELERY_TASK:
         built_in = _registered(_BUILT_IN[TargetType(kind)], f"{pointer}/target_type")
+        parameters = built_in.signature.parameters
+        _check_members(config, parameters, place)
+        for required, parameter in parameters.items():
+            if parameter.default is parameter.empty and required not in config:
+                raise invalid_field(f"{place}/{required}", "is required", "required")
         return TargetCall(built_in, (), config)
-    for member in config:
-        if member not in _CONFIG:
-            hint = did_you_mean(member, _CONFIG)
-            raise invalid_field(f"{place}/{member[:100]}", f"is no field. {hint}", "unknown_field")
+    _check_members(config, _CONFIG, place)
     name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})
     if not isinstance(name, str):
         raise invalid_field(f"{place}/task", "is required: the name of a durable task", "required")
@@ -59,6 +61,13 @@ def call_of(kind: str, config: Mapping[str, Any], pointer: str = "#") -> TargetC
     if not isinstance(kwargs, dict):
         raise invalid_field(f"{place}/kwargs", "is no object", "type")
     return TargetCall(_registered(name, f"{place}/task"), tuple(args), kwargs)
+
+
+def _check_members(config: Mapping[str, Any], known: Collection[str], place: str) -> None:
+    for member in config:
+        if member not in known:
+            hint = did_you_mean(member, known)
+            raise invalid_field(f"{place}/{member[:100]}", f"is no field. {hint}", "unknown_field")
 
 
 def _registered(name: str, pointer: str) -> Registered:

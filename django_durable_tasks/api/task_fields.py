@@ -62,10 +62,13 @@ class NewTaskBody(Body):
     target_type = OneOf(
         choices=[kind.value for kind in TargetType],
         default=TargetType.CELERY_TASK.value,
-        help_text="CELERY_TASK runs a durable task of this installation.",
+        help_text="HTTP_CALLBACK sends a request to your server, QUEUE_MESSAGE a message to a"
+        " queue. CELERY_TASK runs a durable task of this installation.",
     )
     target_config = JsonObject(
-        help_text="For CELERY_TASK: task, args and kwargs. Otherwise the fields of the target."
+        help_text="HTTP_CALLBACK: url, and if needed method (POST by default), headers, body,"
+        " timeout, retry_on, no_retry_on and endpoint. QUEUE_MESSAGE: queue or exchange, and if"
+        " needed routing_key, body, headers and content_type. CELERY_TASK: task, args and kwargs."
     )
     run_at = Instant(required=False, validators=[not_past], help_text="The earliest start.")
     idempotency_key = Text(

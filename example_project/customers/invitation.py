@@ -27,6 +27,7 @@ TEXT = Template(r"""
       "target_config": {"url": "${url}/check", "body": {"invoice": 7}}}'
     TASK=                                                # the task_id of the answer
     send $$API/tasks/$$TASK                                # status and last_error
+    send $$API/tasks/$$TASK/deliveries                     # what the server answered
     send $$API/tasks/$$TASK/replay -d '{"reason": "the amount was missing", "target_config":
       {"url": "${url}/check", "body": {"invoice": 7, "amount": 4900}}}'
     curl ${url}                # what arrived, with the check of the signature

@@ -159,14 +159,16 @@ class Visit:
     def _fix(self, callback: Callback) -> Iterator[None]:
         """Wait until the server has refused a callback, read why, and replay it corrected."""
         path = f"/tasks/{self.callbacks[callback.to]}"
-        while (task := self.api.get(path).body)["status"] in OPEN:
+        while self.api.get(path).body["status"] in OPEN:
             yield from pause(LOOK_EVERY)
+        answer = self.api.get(f"{path}/deliveries", limit=1).body["data"][0]
+        yield
         corrected = self._target(callback, {"invoice": 7, "amount": 4_900})
         reason = "the amount was missing"
         self._expect(
             http.HTTPStatus.OK, f"{path}/replay", {"target_config": corrected, "reason": reason}
         )
-        self.fixed = task["last_error"]
+        self.fixed = f"{answer['status']} {answer['response_body']}"
         yield
 
     def _expect(self, status: int, path: str, body: Any) -> Any:

@@ -133,7 +133,7 @@ def report(visits: Visits) -> Iterator[str]:
         for refused, times in Counter(visit.refused).items():
             yield f"            refused    {refused}{f' ({times} times)' if times > 1 else ''}"
         if visit.fixed:
-            yield f"            replayed   {visit.fixed.splitlines()[0]}"
+            yield f"            replayed   after the answer {visit.fixed}"
 
 
 def _scheduled(visit: Visit) -> str:
