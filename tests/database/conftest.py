@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage
@@ -15,20 +15,21 @@ from tests.factories import QUEUE, first_rows
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
-from tests.table_cleanup import truncate_tables
+from tests.table_cleanup import empty_tables, truncate_tables
 
 
 @pytest.fixture(scope="module")
 def committed_rows(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker
-) -> Iterator[Callable[[], None]]:
-    """Let a fixture of a module commit rows which all its tests read (PostgreSQL only).
+) -> Iterator[Callable[[], object]]:
+    """Let a fixture of a module commit rows which all its tests read.
 
     The tests are not transactional, so what they write is rolled back. Returns a function that
     deletes all rows; this also happens before the first and after the last test.
     """
     with django_db_blocker.unblock():
-        empty = partial(truncate_tables, DEFAULT_DB_ALIAS)
+        on_postgresql = connection.vendor == "postgresql"
+        empty = partial(truncate_tables if on_postgresql else empty_tables, DEFAULT_DB_ALIAS)
         empty()
         yield empty
         empty()
