@@ -6,7 +6,7 @@ CONSTRAINTS := constraints/oldest.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo run test kill-test chaos lint format constraints latest clean
+.PHONY: help env demo run test kill-test chaos bench lint format constraints latest clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at de
 
 chaos: $(STAMP) ## Ten minutes of all faults on private servers, and what held (ARGS="--seed 7", "--report PAGE")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
+
+bench: $(STAMP) ## Measure this package beside its peers, 15 minutes (ARGS="--list", "--only run,lag", "--quick")
+	@exec $(BIN)/python -m benchmarks.bench $(ARGS)
 
 lint: $(STAMP) ## Only ruff, mypy --strict and the import contracts
 	@exec $(BIN)/python -m tests --only checks

@@ -14,7 +14,7 @@ import sys
 
 from benchmarks.contenders import BareCelery, Ours
 from benchmarks.contest import hold
-from benchmarks.environments import known, python_of
+from benchmarks.environments import known, pythons_of
 from benchmarks.machine import machine
 from benchmarks.processes import Failed
 from benchmarks.programme import DEFAULT_N, PROGRAMMES, Stage
@@ -28,11 +28,12 @@ examples:
   python -m benchmarks dispatch --peers none --rounds 1        due rows that one scheduler publishes a second
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
   python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
-  python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100/s and 500/s
+  python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100 to 1,000/s
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
+  python -m benchmarks failover --peers none                   seconds without a fire after the leader was killed
   python -m benchmarks callbacks --brokers redis -n 500        HTTP callbacks to a server that takes 50 ms
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile
   python -m benchmarks all --format json > figures.jsonl       everything, one object a line
@@ -117,12 +118,9 @@ def _names(
 
 
 def _pythons(peers: tuple[str, ...], wished: str | None) -> dict[str, str]:
-    found = {}
-    for name in peers:
-        try:
-            found[name] = python_of(known()[name], wished)
-        except Failed as error:
-            print(f"SKIPPED: {error}", file=sys.stderr)
+    found, missing = pythons_of(peers, wished)
+    for error in missing.values():
+        print(f"SKIPPED: {error}", file=sys.stderr)
     return found
 
 

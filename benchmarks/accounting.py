@@ -77,11 +77,33 @@ def table(by_role: Mapping[str, float], number: int, wall: float) -> str:
     return "\n".join(lines)
 
 
+def _column(role: str) -> str:
+    return role.replace("'s", "").replace(" ", "_") + "_mb"
+
+
+def memory(known: Mapping[int, str]) -> dict[str, float]:
+    """Return the megabytes of memory by role, of the known processes and of their children. A page
+    that several processes share counts for each in parts (PSS).
+    """
+    by_role: defaultdict[str, float] = defaultdict(float)
+    for pid, process in snapshot().items():
+        role = _role(pid, process, known)
+        if pid in known or process.parent in known:
+            with suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                pss = next(line for line in lines if line.startswith("Pss:"))
+                by_role[_column(role)] += int(pss.split()[1]) / 1e3
+    return {role: round(size, 1) for role, size in sorted(by_role.items())}
+
+
 class Accounts:
-    """The processor time used by the last measurement, from its first ended task to its last."""
+    """The processor time used by the last measurement, from its first ended task to its last, and
+    the memory of its processes at the end.
+    """
 
     def __init__(self) -> None:
         self.text = ""
+        self.memory: dict[str, float] = {}
         self._by_role: dict[str, float] = {}
 
     def ms(self, role: str) -> float:
@@ -101,6 +123,7 @@ class Accounts:
             return number
 
         yield look
+        self.memory = memory(known)
         first, began, before = seen[0]
         if counts[-1] > first:
             wall = time.monotonic() - began

@@ -110,10 +110,12 @@ class Ours:
             figures([*program, command], given, seconds, **self.variable(**durable))["seconds"]
         )
 
-    def enqueue(self, n: int, **durable: Any) -> float:
-        """Time ``.delay()``."""
+    def enqueue(self, n: int, command: str = "enqueue", **durable: Any) -> float:
+        """Time ``.delay()``, each in its own transaction or, with the command ``transactions``, in
+        transactions of ten calls.
+        """
         try:
-            return self.run_command("enqueue", {"n": n}, patience(n), **(WIDE_WINDOW | durable))
+            return self.run_command(command, {"n": n}, patience(n), **(WIDE_WINDOW | durable))
         finally:
             self.servers.clear_broker(self.broker)
 

@@ -107,6 +107,17 @@ def python_of(peer: Peer, wished: str | None) -> str:
     return str(inside)
 
 
+def pythons_of(peers: Sequence[str], wished: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the interpreters of the peers, and why the others have none."""
+    found, missing = {}, {}
+    for name in peers:
+        try:
+            found[name] = python_of(known()[name], wished)
+        except Failed as error:
+            missing[name] = str(error)
+    return found, missing
+
+
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:

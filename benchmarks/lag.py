@@ -15,7 +15,7 @@ from benchmarks.contest import Measured
 from benchmarks.peers import stamps
 from benchmarks.processes import Failed, figures, running, wait_until
 
-RATES = (100, 500)
+RATES = (100, 500, 1_000)
 _AHEAD = 4.0
 
 

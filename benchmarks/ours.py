@@ -22,6 +22,7 @@ from django.utils import timezone
 from benchmarks.peers.instants import instants
 
 _WARM_UP = 50
+_TOGETHER = 10
 
 
 def _truncate() -> None:
@@ -48,6 +49,21 @@ def enqueue(n: int) -> float:
     began = time.perf_counter()
     for number in range(n):
         noop.delay(number)
+    return time.perf_counter() - began
+
+
+def transactions(n: int) -> float:
+    """Call ``.delay()`` n times, ten times in each transaction of the caller."""
+    from benchmarks.project.tasks import noop
+
+    _truncate()
+    for number in range(_WARM_UP):
+        noop.delay(number)
+    began = time.perf_counter()
+    for first in range(0, n, _TOGETHER):
+        with transaction.atomic():
+            for number in range(first, min(first + _TOGETHER, n)):
+                noop.delay(number)
     return time.perf_counter() - began
 
 
@@ -215,6 +231,7 @@ def main(command: str, given: dict[str, Any]) -> None:
         "enqueue": enqueue,
         "bulk": bulk,
         "loop": loop,
+        "transactions": transactions,
         "recurring": recurring,
         "tick": tick,
         "later": later,

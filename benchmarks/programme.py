@@ -10,6 +10,7 @@ from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
 from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
 from benchmarks.contest import OURS, Contender, Measured
+from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
 from benchmarks.many_queues import DUE, ManyQueues
@@ -28,6 +29,7 @@ DEFAULT_N = {
     "queues": 1_000,
     "api": 1_000_000,
     "callbacks": 1_000,
+    "failover": 1,
 }
 REQUESTS, BULKS = 1_000, 10
 _FEWEST = 10_000
@@ -101,6 +103,8 @@ def enqueue(stage: Stage) -> list[Contender]:
     ours = Ours(stage.servers, stage.brokers[0])
     unpublished = partial(ours.enqueue, stage.n, FAST_PATH=False)
     found.append(_contender(stage, "enqueue", "single, not published", OURS, None, unpublished))
+    together = partial(ours.enqueue, stage.n, command="transactions")
+    found.append(_contender(stage, "enqueue", "in transactions", OURS, None, together))
     found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
     for name, peer in _queues(stage).items():
         if name in _ONLY_LAG:
@@ -114,6 +118,11 @@ def enqueue(stage: Stage) -> list[Contender]:
     return found
 
 
+def _run_with_memory(contender: Ours | BareCelery, n: int, prefetch: int, **more: bool) -> Measured:
+    seconds = contender.run(n, prefetch, **more)
+    return Measured(seconds, contender.accounts.memory)
+
+
 def run(stage: Stage) -> list[Contender]:
     """Compare running no-op tasks."""
     found = []
@@ -124,7 +133,7 @@ def run(stage: Stage) -> list[Contender]:
             ("QUEUED first, prefetch 1", 1, True),
             ("QUEUED first, prefetch 4", 4, True),
         ):
-            measure = partial(ours.run, stage.n, prefetch, published=published)
+            measure = partial(_run_with_memory, ours, stage.n, prefetch, published=published)
             found.append(_contender(stage, "run", what, OURS, broker, measure))
         if "celery" in stage.pythons:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
@@ -135,7 +144,7 @@ def run(stage: Stage) -> list[Contender]:
                     f"published first, prefetch {prefetch}",
                     "celery",
                     broker,
-                    partial(celery.run, stage.n, prefetch),
+                    partial(_run_with_memory, celery, stage.n, prefetch),
                     database=None,
                     rival="PENDING first, prefetch 1",
                 )
@@ -235,7 +244,7 @@ def graph(stage: Stage) -> list[Contender]:
 
 
 def lag(stage: Stage) -> list[Contender]:
-    """Compare how late one-off tasks start at 100 and at 500 due tasks per second. This package and
+    """Compare how late one-off tasks start at 100, 500 and 1,000 due tasks per second. This package and
     Celery use Redis.
     """
     ours, found = OurLag(stage.servers, "redis"), []
@@ -325,6 +334,14 @@ def callbacks(stage: Stage) -> list[Contender]:
     return found
 
 
+def failover(stage: Stage) -> list[Contender]:
+    """Measure how long no schedule fires after the leader was killed, with two schedulers at default
+    settings. On Redis.
+    """
+    measure = Failover(stage.servers, "redis").leader_killed
+    return [_contender(stage, "failover", "leader killed", OURS, "redis", measure, n=1)]
+
+
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue,
     "run": run,
@@ -336,4 +353,5 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "queues": queues,
     "api": api,
     "callbacks": callbacks,
+    "failover": failover,
 }

@@ -1,5 +1,5 @@
-"""Write the figures of the README from recorded JSON files: ``python -m docs.figures``. A test fails
-if they differ.
+"""Write the figures of the README and of the page about benchmarks from recorded JSON files:
+``python -m docs.figures``. A test fails if they differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from docs import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -24,6 +26,7 @@ def figures() -> str:
     """Return the block of figures in Markdown."""
     recorded = _read(BENCHMARKS)
     parts = [
+        *bench.summary(bench.recorded()),
         *_throughput(recorded["throughput"]),
         *_recurring(recorded["recurring"]),
         _claim(recorded["claim"]),
@@ -207,7 +210,8 @@ def _read(path: Path) -> Any:
 
 
 def main() -> None:
-    """Update the README."""
+    """Update the README, the page about benchmarks and its charts."""
+    bench.write()
     README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 

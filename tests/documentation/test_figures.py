@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from docs import figures
+from docs import bench, figures
 
 
 def test_the_readme_shows_the_recorded_figures() -> None:
@@ -30,3 +31,56 @@ def test_a_recorded_figure_that_changes_makes_the_readme_outdated(
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="figures:begin"):
         figures.updated("# A page\n")
+
+
+A_RUN = {
+    "taken": "2026-11-25T10:00:00+00:00",
+    "machine": {"cpu": "any", "cores": 2},
+    "load": [0.1, 0.1, 0.1],
+    "missing": {"oban": "needs Python 3.12"},
+    "figures": [
+        {
+            "benchmark": "lag",
+            "what": "due at 100/s",
+            "peer": peer,
+            "broker": broker,
+            "n": 500,
+            "seconds": 5.0,
+            "per_second": 100.0,
+            "ratio_to_ours": ratio,
+            "facts": {"lag_p99_ms": lag},
+        }
+        for peer, broker, ratio, lag in (
+            ("django-durable-tasks", "redis", 1.0, 12.5),
+            ("a <peer>", None, 0.5, 120.0),
+        )
+    ],
+}
+
+
+def test_the_page_about_benchmarks_shows_the_recorded_run() -> None:
+    page = bench.PAGE.read_text(encoding="utf-8")
+    assert page == bench.updated(page, bench.recorded()), "run `python -m docs.figures`"
+
+
+def test_a_run_becomes_tables_and_charts_that_name_what_was_not_measured() -> None:
+    page = bench.updated(f"{bench.BEGIN}\n{bench.END}", A_RUN)
+    assert "| due at 100/s | a <peer> |  | 500 | 100 | 0.50 | lag p99 ms 120 |" in page
+    assert "Not measured: oban." in page
+    assert "| lag: due at 100/s | a <peer> | 100 | 0.50 |" in "\n".join(bench.summary(A_RUN))
+    chart = ET.fromstring(bench.charts(A_RUN)["lag.svg"])
+    texts = [element.text for element in chart.iter() if element.tag.endswith("text")]
+    assert texts == [
+        "lag, ms late, p99",
+        "django-durable-tasks, due at 100/s, redis",
+        "12",
+        "a <peer>, due at 100/s",
+        "120",
+    ]
+
+
+def test_without_a_recorded_run_the_page_says_how_to_record_one(tmp_path: Path) -> None:
+    run = bench.recorded(tmp_path / "bench.json")
+    assert run is None
+    assert "make bench" in bench.block(run)
+    assert bench.summary(run) == []
