@@ -3,6 +3,9 @@
 Every scheduler does this, not only the leader. The dispatch thread claims the released tasks. If
 two schedulers, or this thread and a claim, use the same capacity, the claim makes the tasks that
 exceed it wait.
+
+While tasks wait for concurrency limits only, this is a safety net that runs once per POLL: the
+process of an ended run hands its capacity over (``engine/tasks/hand_over.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Releasing(PeriodicThread):
         if number:
             self._released()
         self._idle = not number and not self._busy()
-        if self._idle:
+        if self._idle or (not number and release.wait_for_endings()):
             return settings().POLL
         if number >= settings().BATCH_SIZE:
             return 0.0

@@ -275,7 +275,7 @@ def test_a_deleted_lock_row_is_inserted_again() -> None:
 
 @pytest.mark.postgresql
 def test_without_the_lock_the_limit_would_be_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "lock_limits", lambda: None)
+    monkeypatch.setattr(usage, "lock_limits", database_now)
     _limit(f"task:{NOOP}", 1)
     most = 0
     for _ in range(20):

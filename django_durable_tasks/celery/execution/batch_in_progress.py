@@ -158,6 +158,7 @@ def _finish(done: Sequence[Recorded], accepted: set[uuid.UUID]) -> None:
             endings.resolve_dependents(live)
         else:
             endings.close_fenced(live)
+    endings.hand_over([live for live, _ in done])
 
 
 class BatchThread:

@@ -24,6 +24,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.dependencies.resolve import ResolveResult
 from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks.hand_over import claim_next
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.rules.states import TERMINAL
@@ -56,6 +57,7 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
         process_runs.leases.remove(live)
     report(live, outcome)
     resolve_dependents(live)
+    hand_over([live])
     return live.verdict
 
 
@@ -65,6 +67,7 @@ def close_committed(live: LiveRun, outcome: Outcome) -> None:
     process_runs.leases.remove(live)
     report(live, outcome)
     resolve_dependents(live)
+    hand_over([live])
 
 
 def close_fenced(live: LiveRun) -> None:
@@ -109,6 +112,29 @@ def resolve_dependents(live: LiveRun) -> None:
         )
         with suppress(Error), nullcontext() if live.eager else dedicated_connection():
             ports.due.leader_work()
+
+
+def hand_over(ended: Sequence[LiveRun]) -> None:
+    """Publish the next tasks that wait for the capacity that these runs have freed.
+
+    Errors are logged and not raised, because the endings are recorded and the schedulers release
+    what is not handed over. While the breaker of the broker is open, nothing is claimed.
+    """
+    runs = [live.run for live in ended if live.verdict is not None and not live.eager]
+    if not runs or not ports.broker_open():
+        return
+    try:
+        with dedicated_connection():
+            messages = claim_next(runs, runs[0].node)
+        if messages:
+            ports.publish(messages)
+    except Exception:
+        logger.warning(
+            "The capacity of %d runs was not handed over; a scheduler releases it.",
+            len(runs),
+            exc_info=True,
+            extra={"task_id": str(runs[0].task_id)},
+        )
 
 
 def outcome_for(live: LiveRun, error: BaseException, options: TaskOptions) -> Outcome:

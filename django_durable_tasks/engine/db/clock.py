@@ -23,8 +23,12 @@ def database_now() -> datetime:
         return timezone.now()
     with connections[conf.settings().DATABASE].cursor() as cursor:
         cursor.execute(sql)
-        now: datetime = cursor.fetchone()[0]
-    return now.astimezone(UTC) if now.tzinfo else now.replace(tzinfo=UTC)
+        return aware(cursor.fetchone()[0])
+
+
+def aware(time: datetime) -> datetime:
+    """Return a time of the database in UTC. MariaDB returns naive times, which are in UTC."""
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def after(seconds: float) -> Any:

@@ -15,7 +15,6 @@ from datetime import datetime
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig
 from django_durable_tasks.engine.limits.usage import Usage
@@ -69,11 +68,20 @@ class LimitAdmission:
         self._now: datetime | None = None
         self._shares_waiting: dict[str, bool] = {}
         self._heads_read: set[str] = set()
-        self._paused: frozenset[str] | None = None
         if self._wide:
             self._count_usage(())
             self._open({scope: limit_config.of(scope) for scope in sorted(self._wide)})
             self._reserve_for_heavy(self._wide)
+
+    def count_usage(self) -> tuple[Usage, datetime]:
+        """Lock the limits; return the usage and the time for which the others are admitted.
+
+        For a caller that selects tasks itself before it claims them.
+        """
+        self._count_usage(())
+        if self._usage is None or self._now is None:
+            raise AssertionError("The lock of limits was not taken.")
+        return self._usage, self._now
 
     def free(self, demands: Sequence[QueueDemand], limit: int) -> tuple[list[QueueDemand], int]:
         """Reduce the demand of each queue, and the total ``limit``, to what the limits of whole
@@ -89,19 +97,37 @@ class LimitAdmission:
         left = self._capacity.left(scope) if scope in self._wide else None
         return number if left is None else max(0, min(number, left))
 
-    def admit_claimed(self, claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the claimed tasks that are admitted, in their order, and make the others wait."""
+    def admit_claimed(
+        self, claimed: Sequence[ClaimedTask], *, in_turn: bool = False
+    ) -> list[ClaimedTask]:
+        """Return the claimed tasks that are admitted, in their order, and make the others wait.
+
+        ``in_turn``: they are the first of their waitlists, so no capacity of these is reserved.
+        """
         if not self._limit_config.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
-        before = {task.id: task.waiting_for_limit for task in claimed}
-        bound = self._bound(list(before), before)
-        refused = self._refused([bound[task.id] for task in claimed])
+        refused = self._refused(
+            [
+                self._bound(
+                    task.id,
+                    task.name,
+                    task.queue,
+                    task.tenant_id,
+                    task.limit_key,
+                    task.weight,
+                    task.priority,
+                    task.waiting_for_limit,
+                )
+                for task in claimed
+            ],
+            turns={task.id: task.waiting_for_limit for task in claimed} if in_turn else None,
+        )
         transitions.make_claimed_wait(refused)
         return [task for task in claimed if task.id not in refused]
 
     def admit(self, ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
         """Return the due tasks that are admitted, in their order, and make the others wait."""
-        bound = self._bound(ids)
+        bound = self._read(ids)
         refused = self._refused(
             [bound[task_id] for task_id in ids if task_id in bound], claimed=False
         )
@@ -114,7 +140,7 @@ class LimitAdmission:
         """
         full = {
             row.task_id: scope
-            for row in self._bound(next_due(queues, now, limit)).values()
+            for row in self._read(next_due(queues, now, limit)).values()
             for scope in row.scopes
             if scope not in self._wide and self._capacity.refuses(scope, row.request)
         }
@@ -133,15 +159,25 @@ class LimitAdmission:
         if rows:
             usage.write(rows)
 
-    def _refused(self, bound: Sequence[_Bound], *, claimed: bool = True) -> dict[uuid.UUID, str]:
-        """Judge these tasks in their order; return the scope for which each refused task
-        waits.
+    def _refused(
+        self,
+        bound: Sequence[_Bound],
+        *,
+        claimed: bool = True,
+        turns: Mapping[uuid.UUID, str | None] | None = None,
+    ) -> dict[uuid.UUID, str]:
+        """Judge these tasks in their order; return the scope for which each refused task waits.
+
+        ``turns``: the waitlist of each task, if it is the first one there.
         """
         if not any(row.scopes for row in bound):
             return {}
         self._count_usage(bound if claimed else (), strict=_strict(bound))
         self._open(self._allowed(bound), bound)
-        self._reserve_for_heavy({scope for row in bound for scope in row.scopes})
+        turns = turns or {}
+        self._reserve_for_heavy(
+            {scope for row in bound for scope in row.scopes if scope != turns.get(row.task_id)}
+        )
         refused = {
             row.task_id: row.share
             for row in bound
@@ -178,29 +214,34 @@ class LimitAdmission:
             self._shares_waiting[row.queue] = bool(waiting_shares(row.queue, 10))
         return self._shares_waiting[row.queue]
 
-    def _bound(
-        self, ids: Sequence[uuid.UUID], marks: Mapping[uuid.UUID, str | None] | None = None
-    ) -> dict[uuid.UUID, _Bound]:
-        """Read these tasks with the scopes that may refuse them.
+    def _read(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, _Bound]:
+        """Read these tasks with the scopes that may refuse them."""
+        rows = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS)
+        return {row[0]: self._bound(*row) for row in rows}
 
-        ``marks`` contains the scopes for which they waited before the claim.
+    def _bound(
+        self,
+        task_id: uuid.UUID,
+        name: str,
+        queue: str,
+        tenant_id: int,
+        limit_key: str | None,
+        weight: int,
+        priority: int,
+        waiting_for_limit: str | None,
+    ) -> _Bound:
+        """Return a task with the scopes that may refuse it.
+
+        ``waiting_for_limit``: the scope for which it waited before the claim.
         """
-        rows, limit_config, found = (
-            tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS),
-            self._limit_config,
-            {},
-        )
-        for task_id, name, queue, tenant_id, key, weight, priority, waiting_for_limit in rows:
-            scopes = [*limit_config.wide(queue), *limit_config.narrow(name, tenant_id, key)]
-            share = rules.of_share(queue, tenant_id) if limit_config.tenants else None
-            selected = share is not None and share == (
-                waiting_for_limit if marks is None else marks.get(task_id)
-            )
-            if share is not None and not selected:
-                scopes.append(share)
-            request = waitlist.admission_request(task_id, scopes, weight, priority)
-            found[task_id] = _Bound(task_id, name, queue, tenant_id, key, request, share, selected)
-        return found
+        config = self._limit_config
+        scopes = [*config.wide(queue), *config.narrow(name, tenant_id, limit_key)]
+        share = rules.of_share(queue, tenant_id) if config.tenants else None
+        selected = share is not None and share == waiting_for_limit
+        if share is not None and not selected:
+            scopes.append(share)
+        request = waitlist.admission_request(task_id, scopes, weight, priority)
+        return _Bound(task_id, name, queue, tenant_id, limit_key, request, share, selected)
 
     def _allowed(self, tasks: Iterable[_Bound]) -> dict[str, Allowance]:
         """Return the allowances of the scopes of these tasks; if tasks differ, the strictest."""
@@ -219,8 +260,7 @@ class LimitAdmission:
         if self._usage is not None and (self._now is not None or not strict):
             return
         if strict:
-            usage.lock_limits()
-            self._now = database_now()
+            self._now = usage.lock_limits()
         found = usage.count(running=strict)
         for row in own:
             found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.request.weight)
@@ -262,11 +302,10 @@ class LimitAdmission:
         self._heads_read.update(new)
         if self._now is None or not new:
             return
-        waitlists = {scope: tables.tasks().reserved_for_scope(scope) for scope in new}
-        for row in {
-            row.waiting_for_limit: row
-            for row in reversed(waitlist.eligible(waitlists, lambda _: 1, self._is_eligible))
-        }.values():
+        heads = waitlist.eligible(
+            dict.fromkeys(new, 0), lambda _: 1, self._is_eligible, released_too=True
+        )
+        for row in {row.waiting_for_limit: row for row in reversed(heads)}.values():
             if row.weight == 1:
                 continue
             others = [
@@ -290,12 +329,10 @@ class LimitAdmission:
             return False
         if row.weight > self._capacity.heaviest.get(row.waiting_for_limit, row.weight):
             return False
-        if self._paused is None:
-            self._paused = backpressure.paused_queues()
-        full = self._usage is not None and self._usage.window(row.queue) >= backpressure.window_of(
-            row.queue
-        )
-        return row.queue not in self._paused and (not full or row.priority >= waitlist.URGENT)
+        if self._usage is None or row.queue in self._usage.paused:
+            return False
+        full = self._usage.window(row.queue) >= backpressure.window_of(row.queue)
+        return not full or row.priority >= waitlist.URGENT
 
 
 def _strict(bound: Iterable[_Bound]) -> bool:

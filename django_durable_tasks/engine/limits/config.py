@@ -21,6 +21,7 @@ from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
+_QUEUES = rules.of_queue("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class LimitConfig:
     def empty(self) -> bool:
         """Whether there are no limits and only one tenant."""
         return not (self.scopes or self.per_key or self.tenants)
+
+    @property
+    def has_wide(self) -> bool:
+        """Whether any whole queue, or all of them together, has a limit."""
+        return any(scope == rules.GLOBAL or scope.startswith(_QUEUES) for scope in self.scopes)
 
     def of(self, scope: str) -> Allowance:
         """Return the limits of a scope; an empty Allowance if there are none."""
@@ -58,6 +64,20 @@ class LimitConfig:
         ):
             found.append(rules.of_key(limit_key))
         return found
+
+    def freed(self, name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
+        """Return the scopes in which the end of such a task frees capacity for tasks that wait.
+
+        None if the whole queue has a limit, because its due tasks need the capacity too, and none
+        that have a rate limit, because only time refills it.
+        """
+        if self.wide(queue):
+            return []
+        return [
+            scope
+            for scope in self.narrow(name, tenant_id, limit_key)
+            if (one := self.among(scope, [name])).places is not None and one.rate is None
+        ]
 
     def takes_turns(self, queue: str) -> bool:
         """Whether tenants are served round-robin in this queue: it has a rate, or all queues have

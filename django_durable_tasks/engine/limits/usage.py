@@ -16,27 +16,35 @@ from django.db import connections
 from django.db.models import Count, Sum
 
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.clock import aware, database_now
 from django_durable_tasks.engine.db.connections import bound_transaction
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.limits.backpressure import paused_queues
 from django_durable_tasks.models import LimitBucket
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.limit_bucket import LOCK
-from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.admission import Capacity
 from django_durable_tasks.rules.limits.options import Allowance, Bucket, Rate
+from django_durable_tasks.rules.states import Status
 
 
-def lock_limits() -> None:
-    """Lock the single row that serializes limited claims, until the end of the transaction.
+def lock_limits() -> datetime:
+    """Lock the single row that serializes limited claims, until the end of the transaction. Return
+    the database's time under the lock.
 
     Inserts the row if it is missing. Waiters time out after ``lock_timeout``. PostgreSQL and
     MariaDB abort an idle transaction that still has the lock.
     """
     bound_transaction()
+    sql = statement("lock_limits")
+    locked = tables.read(sql, {}) if sql is not None else []
+    if locked:
+        return aware(locked[0][0])
     lock = LimitBucket.objects.using(tables.database())
     if not lock.filter(pk=LOCK).update(refilled_at=DatabaseNow()):
         write([LimitBucket(scope=LOCK, refilled_at=database_now())])
+    return database_now()
 
 
 def write(rows: Sequence[LimitBucket]) -> None:
@@ -55,12 +63,14 @@ class Usage:
     """The usage of limits at one moment.
 
     ``under_way`` is the weight of QUEUED and RUNNING tasks by scope. ``queued`` counts the QUEUED
-    tasks, and ``of_tenants`` the QUEUED and RUNNING tasks, by queue and tenant.
+    tasks, and ``of_tenants`` the QUEUED and RUNNING tasks, by queue and tenant. ``paused`` are the
+    paused queues.
     """
 
     under_way: Counter[str] = field(default_factory=Counter)
     queued: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     of_tenants: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    paused: set[str] = field(default_factory=set)
 
     def window(self, queue: str) -> int:
         """Return the number of QUEUED tasks of a queue."""
@@ -69,6 +79,14 @@ class Usage:
     def tenants(self, queue: str) -> set[int]:
         """Return the tenants with QUEUED or RUNNING tasks in a queue."""
         return {tenant for tenant, number in self.of_tenants[queue].items() if number > 0}
+
+    def add(
+        self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
+    ) -> None:
+        """Add a QUEUED task to the counts."""
+        self.queued[queue][tenant_id] += 1
+        self.of_tenants[queue][tenant_id] += 1
+        self.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
 
     def leave_out(
         self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
@@ -92,28 +110,36 @@ def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> l
 
 
 def count(*, running: bool = True) -> Usage:
-    """Count the usage with one grouped statement for QUEUED and, if ``running``, one for RUNNING
-    tasks.
-
-    Each statement uses the partial index of its status.
+    """Count the usage of QUEUED and, if ``running``, of RUNNING tasks, by the partial indexes of
+    their statuses.
     """
     found = Usage()
-    for name, queue, tenant_id, key, number, weight in _grouped(tables.tasks().queued()):
-        found.queued[queue][tenant_id] += number
+    for status, name, queue, tenant_id, key, number, weight in _groups(running=running):
+        if not status:
+            found.paused.add(queue)
+            continue
+        if status == Status.QUEUED:
+            found.queued[queue][tenant_id] += number
         found.of_tenants[queue][tenant_id] += number
-        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
-    for name, queue, tenant_id, key, number, weight in (
-        _grouped(tables.tasks().running()) if running else ()
-    ):
-        found.of_tenants[queue][tenant_id] += number
-        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), weight))
+        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), int(weight)))
     return found
 
 
-def _grouped(tasks: TaskQuerySet) -> Iterable[tuple[str, str, int, str | None, int, int]]:
-    groups = tasks.order_by().values_list("name", "queue", "tenant_id", "limit_key")
-    for *group, number, weight in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
-        yield (*group, int(number), int(weight))
+def _groups(*, running: bool) -> Iterable[tuple[str, str, str, int, str | None, int, int]]:
+    """Return status, name, queue, tenant, key, number and weight of each group of tasks, and a row
+    without a status for each paused queue.
+    """
+    sql = statement("usage")
+    if sql is not None:
+        yield from tables.read(sql, {"running": running})
+        return
+    by_status = [(Status.QUEUED, tables.tasks().queued())]
+    by_status += [(Status.RUNNING, tables.tasks().running())] if running else []
+    for status, tasks in by_status:
+        groups = tasks.order_by().values_list("name", "queue", "tenant_id", "limit_key")
+        for group in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
+            yield (status, *group)
+    yield from (("", "", queue, 0, None, 0, 0) for queue in paused_queues())
 
 
 def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:

@@ -131,6 +131,7 @@ def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
         queued_at=_aware(started.queued_at or started.created_at),
         fire_time=started.fire_time and _aware(started.fire_time),
         recurring_task_id=started.recurring_task_id,
+        limit_key=started.limit_key,
     )
 
 

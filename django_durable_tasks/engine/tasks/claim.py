@@ -76,7 +76,7 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     limit_config = config.limits_in_force()
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if limit_config.empty:
-        return transitions.messages_for(overlap.admitted(_ordered(act(), now)))
+        return transitions.messages_for(overlap.admitted(in_publishing_order(act(), now)))
     return transitions.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
 
 
@@ -86,7 +86,7 @@ def _these_within_limits(
 ) -> list[ClaimedTask]:
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
-        rows = gate.admit_claimed(_ordered(act(), now))
+        rows = gate.admit_claimed(in_publishing_order(act(), now))
         gate.close()
     return rows
 
@@ -146,7 +146,7 @@ def claim_of(
     if limit_config.empty:
         due = transitions.claim(demands, now, limit, *node_and_wait, shards)
         return Claimed(
-            transitions.messages_for(overlap.admitted(_ordered(due, now))),
+            transitions.messages_for(overlap.admitted(in_publishing_order(due, now))),
             Counter(task.queue for task in due),
         )
     found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
@@ -176,7 +176,7 @@ def _claim_within_limits(
             ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
             rows = transitions.claim_these(ids, *node_and_wait) if ids else []
         taken.update(task.queue for task in rows)
-        return _ordered(rows, now)
+        return in_publishing_order(rows, now)
 
     found, left = list[ClaimedTask](), list(demands)
     with tables.atomic():
@@ -219,7 +219,8 @@ def _left(
     ][:_HEADS]
 
 
-def _ordered(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]:
+def in_publishing_order(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]:
+    """Return the claimed tasks that may still start, in order; set the others to EXPIRED."""
     # Databases do not guarantee the order in which an UPDATE returns its rows.
     return sorted(_in_time(claimed, now), key=attrgetter("order"))
 

@@ -27,12 +27,13 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     matches_epochs,
     move,
 )
+from django_durable_tasks.engine.transitions.limit_waits import release_waiting
 from django_durable_tasks.engine.transitions.returned_rows import (
     ClaimedTask,
     claimed_tasks,
 )
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.demands import QueueDemand
@@ -163,12 +164,26 @@ def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[Claime
     return claimed
 
 
-def claim_these(ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
-    """PENDING to QUEUED for those of these tasks that are due by the database's clock."""
+def claim_these(
+    ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float, *, waiting: bool = False
+) -> list[ClaimedTask]:
+    """PENDING to QUEUED for those of these tasks that are due by the database's clock.
+
+    Tasks that run in batches are left out. ``waiting``: those that wait for a limit or were
+    released by it, also tasks that run in batches.
+    """
     sql = statement("claim_these")
     if sql is not None:
-        return _read(sql, {"ids": list(ids), "node": node, "wait": wait})
-    due = tasks().published_alone().filter(pk__in=list(ids), due_at__lte=NOW)
+        parameters = {"ids": list(ids), "node": node, "wait": wait, "never": NEVER}
+        return _read(sql, parameters | {"waiting": waiting})
+    these = tasks().filter(pk__in=list(ids))
+    if waiting:
+        release_waiting(these, len(ids))
+    due = (
+        these.pending().filter(waiting_for_limit__isnull=False)
+        if waiting
+        else these.published_alone()
+    ).filter(due_at__lte=NOW)
     return _claim_locked(partial(locked, due, len(ids)), node, wait)
 
 

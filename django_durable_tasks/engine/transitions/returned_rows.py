@@ -31,6 +31,9 @@ class ClaimedTask(NamedTuple):
     expires_at: datetime | None
     overlap_key: str | None
     waiting_for_limit: str | None
+    tenant_id: int
+    limit_key: str | None
+    weight: int
 
     @property
     def order(self) -> tuple[int, datetime, int]:
@@ -71,6 +74,7 @@ class StartedRun(NamedTuple):
     created_at: datetime
     fire_time: datetime | None
     recurring_task_id: uuid.UUID | None
+    limit_key: str | None
 
 
 class BlockedDependent(NamedTuple):

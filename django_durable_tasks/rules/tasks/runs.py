@@ -41,6 +41,7 @@ class Run:
     queued_at: datetime | None = None
     fire_time: datetime | None = None
     recurring_task_id: uuid.UUID | None = None
+    limit_key: str | None = None
 
     @property
     def scheduled_for(self) -> datetime:

@@ -29,7 +29,7 @@ SCOPE = f"queue:{QUEUE}"
 def fresh_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start each round with the first tenant, and read 200 tasks where a scheduler reads 2,000."""
     new_process_state()
-    monkeypatch.setattr(release, "_AHEAD", 200)
+    monkeypatch.setattr(release, "AHEAD", 200)
 
 
 def _add_tokens(number: float, scope: str = SCOPE) -> None:

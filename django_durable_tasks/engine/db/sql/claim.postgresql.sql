@@ -32,4 +32,5 @@ UPDATE durable_tasks_task AS task
                     THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
-          task.idempotency_key, task.run_at, task.expires_at, task.overlap_key, due.waiting_for_limit
+          task.idempotency_key, task.run_at, task.expires_at, task.overlap_key, due.waiting_for_limit,
+          task.tenant_id, task.limit_key, task.weight

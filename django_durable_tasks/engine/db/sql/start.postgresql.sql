@@ -11,4 +11,4 @@ UPDATE durable_tasks_task AS task
 RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.attempts, task.failures,
           task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,
           task.started_at, task.run_at, task.workflow_id, task.has_dependents,
-          task.ready_at, task.queued_at, task.created_at, task.fire_time, task.recurring_task_id
+          task.ready_at, task.queued_at, task.created_at, task.fire_time, task.recurring_task_id, task.limit_key

@@ -1,0 +1,91 @@
+"""Processes that hand over capacity at once, beside claims and releases, never exceed a limit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import release
+from django_durable_tasks.engine.tasks import attempts, claim, hand_over
+from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.runs import Run
+from tests.concurrency.racing import no_errors, race
+from tests.factories import NOOP, QUEUE, many_tasks
+from tests.process_state import new_process_state
+
+_PLACE = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+_ROUNDS = 6
+
+
+def _limit(scope: str, places: int) -> None:
+    Limit.objects.create(scope=scope, max_concurrency=places)
+    new_process_state()
+
+
+def _claim() -> int:
+    return len(claim.claim(QUEUE, database_now(), 10, uuid.uuid4()))
+
+
+def _runs() -> list[Run]:
+    """Start every QUEUED task."""
+    found = [
+        attempts.open_run(task_id, epoch, _PLACE, "", None)
+        for task_id, epoch in Task.objects.queued().values_list("pk", "epoch")
+    ]
+    return [run for run in found if isinstance(run, Run)]
+
+
+def _end(run: Run) -> int:
+    """End a run and hand its capacity over, as its process does."""
+    assert attempts.succeed(run, None, "worker@host")
+    return len(hand_over.claim_next([run], _PLACE.node))
+
+
+def _weight_in_use() -> int:
+    under_way = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING])
+    return sum(under_way.values_list("weight", flat=True))
+
+
+@pytest.mark.parametrize("scope", [f"task:{NOOP}", "tenant:1", "key:acme"])
+def test_processes_that_hand_over_at_once_use_the_whole_limit_and_no_more(scope: str) -> None:
+    many_tasks(40, limit_key="acme")
+    _limit(scope, 4)
+    assert _claim() == 4
+    for _ in range(_ROUNDS):
+        no_errors(race([partial(_end, run) for run in _runs()]))
+        assert Task.objects.queued().count() == 4
+        assert not Task.objects.running().exists()
+
+
+@pytest.mark.parametrize("scope", [f"task:{NOOP}", "tenant:1", "key:acme"])
+def test_handing_over_beside_claims_and_releases_never_exceeds_a_limit(scope: str) -> None:
+    for weight in (1, 2, 3):
+        many_tasks(12, limit_key="acme", weight=weight)
+    _limit(scope, 5)
+    _claim()
+    ended = 0
+    for _ in range(_ROUNDS):
+        runs = _runs()
+        acts: list[Callable[[], Any]] = [partial(_end, run) for run in runs]
+        acts += [_claim, _claim, partial(release.release_waiting, database_now(), 50)]
+        no_errors(race(acts))
+        ended += len(runs)
+        assert _weight_in_use() <= 5
+    assert ended >= _ROUNDS
+
+
+def test_an_ended_run_whose_process_died_leaves_its_capacity_to_the_release() -> None:
+    many_tasks(3)
+    _limit(f"task:{NOOP}", 1)
+    assert _claim() == 1
+    (run,) = _runs()
+    assert attempts.succeed(run, None, "worker@host")
+    assert _claim() == 0
+    assert release.release_waiting(database_now(), 50) == 1
+    assert _claim() == 1
