@@ -17,6 +17,7 @@ WITH_REDIS = (
     "test_redis_away",
     "test_redis_loader",
     "test_redis_garbage",
+    "test_redis_messages",
     "test_redis_verify",
     "test_notification_payloads",
     "test_notifications",
