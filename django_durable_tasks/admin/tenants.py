@@ -20,7 +20,7 @@ from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, StaffTenant, Tenant
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.tenants import ASSIGN_STAFF, SET_QUOTAS, UNASSIGN_STAFF
 from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS, quotas_of
@@ -79,7 +79,8 @@ class TenantForm(EditModelForm):
 
 
 def _staff_of(tenant: Tenant) -> list[str]:
-    return list(tenant.staff.order_by("username").values_list("username", flat=True))
+    users = StaffTenant.objects.filter(tenant=tenant).order_by("username")
+    return list(users.values_list("username", flat=True))
 
 
 @admin.register(Tenant)
