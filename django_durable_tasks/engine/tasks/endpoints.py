@@ -16,6 +16,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import Endpoint
 from django_durable_tasks.models.clock import DatabaseNow
@@ -84,6 +85,7 @@ def succeeded(key: str) -> None:
     )
 
 
+@retry_on_deadlock
 def failed(key: str, tenant_id: int, reason: str) -> float:
     """Record a request without an answer, or the answer of an overloaded server.
 
@@ -91,8 +93,11 @@ def failed(key: str, tenant_id: int, reason: str) -> float:
     """
     settings, now = conf.settings(), estimated_now()
     with tables.atomic():
-        _endpoints().bulk_create([Endpoint(key=key, tenant_id=tenant_id)], ignore_conflicts=True)
-        row = _endpoints().select_for_update().get(key=key)
+        row = _endpoints().select_for_update().filter(key=key).first()
+        if row is None:
+            new = [Endpoint(key=key, tenant_id=tenant_id)]
+            _endpoints().bulk_create(new, ignore_conflicts=True)
+            row = _endpoints().select_for_update().get(key=key)
         health = EndpointHealth(
             failures=row.failures, openings=row.openings, open_until=row.open_until
         )
