@@ -150,15 +150,15 @@ class Ours:
             self.servers.clear_broker(self.broker)
         return seconds
 
-    def run(self, n: int, prefetch: int, *, published: bool) -> float:
+    def run(self, n: int, prefetch: int, *, published: bool, task: str = "noop") -> float:
         """Time n no-op tasks with one scheduler and one worker, from the first start to the last
-        success.
+        success. ``task``: the name of the function.
         """
         if published:
             self.dispatch(n, keep=True)
         else:
             self.servers.clear_broker(self.broker)
-            self.run_command("bulk", {"n": n}, patience(n))
+            self.run_command("bulk", {"n": n, "task": task}, patience(n))
         variable = self.variable()
         loop = [sys.executable, "-m", "django", "run_scheduler"]
         worker = [

@@ -29,7 +29,7 @@ def _truncate() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dead_letter,"
-            " durable_tasks_node, durable_tasks_recurring_task, durable_tasks_occurrence RESTART"
+            " durable_tasks_batch_message, durable_tasks_node, durable_tasks_recurring_task, durable_tasks_occurrence RESTART"
             " IDENTITY CASCADE"
         )
 
@@ -67,15 +67,16 @@ def transactions(n: int) -> float:
     return time.perf_counter() - began
 
 
-def bulk(n: int) -> float:
-    """Create n due tasks with one call."""
-    from benchmarks.project.tasks import noop
+def bulk(n: int, task: str = "noop") -> float:
+    """Create n due tasks of this name with one call."""
+    from benchmarks.project import tasks
 
+    function = getattr(tasks, task)
     _truncate()
-    noop.schedule_many([(number,) for number in range(_WARM_UP)])
+    function.schedule_many([(number,) for number in range(_WARM_UP)])
     _truncate()
     began = time.perf_counter()
-    noop.schedule_many([(number,) for number in range(n)])
+    function.schedule_many([(number,) for number in range(n)])
     return time.perf_counter() - began
 
 

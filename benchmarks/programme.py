@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
@@ -35,6 +36,8 @@ REQUESTS, BULKS = 1_000, 10
 _FEWEST = 10_000
 BULK_TIMES = 10
 """The ratio of the tasks that are created in bulk to those created by single calls."""
+BATCHED_TIMES = 5
+"""The ratio of the tasks that run in batches to those that have messages of their own."""
 
 
 @dataclass(frozen=True)
@@ -118,23 +121,31 @@ def enqueue(stage: Stage) -> list[Contender]:
     return found
 
 
-def _run_with_memory(contender: Ours | BareCelery, n: int, prefetch: int, **more: bool) -> Measured:
+def _run_with_memory(contender: Ours | BareCelery, n: int, prefetch: int, **more: Any) -> Measured:
     seconds = contender.run(n, prefetch, **more)
     return Measured(seconds, contender.accounts.memory)
+
+
+def _our_runs(stage: Stage, broker: str) -> list[Contender]:
+    """Return the variants of this package: tasks with messages of their own, and batches."""
+    ours, found = Ours(stage.servers, broker), list[Contender]()
+    for what, prefetch, published in (
+        ("PENDING first, prefetch 1", 1, False),
+        ("QUEUED first, prefetch 1", 1, True),
+        ("QUEUED first, prefetch 4", 4, True),
+    ):
+        measure = partial(_run_with_memory, ours, stage.n, prefetch, published=published)
+        found.append(_contender(stage, "run", what, OURS, broker, measure))
+    what, many = "PENDING first, batches of 100", BATCHED_TIMES * stage.n
+    batched = partial(_run_with_memory, ours, many, 1, published=False, task="batched_noop")
+    return [*found, _contender(stage, "run", what, OURS, broker, batched, n=many)]
 
 
 def run(stage: Stage) -> list[Contender]:
     """Compare running no-op tasks."""
     found = []
     for broker in stage.brokers:
-        ours = Ours(stage.servers, broker)
-        for what, prefetch, published in (
-            ("PENDING first, prefetch 1", 1, False),
-            ("QUEUED first, prefetch 1", 1, True),
-            ("QUEUED first, prefetch 4", 4, True),
-        ):
-            measure = partial(_run_with_memory, ours, stage.n, prefetch, published=published)
-            found.append(_contender(stage, "run", what, OURS, broker, measure))
+        found += _our_runs(stage, broker)
         if "celery" in stage.pythons:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
             found += [

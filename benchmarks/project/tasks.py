@@ -11,6 +11,11 @@ def noop(n: int) -> None:
     """Do nothing."""
 
 
+@durable_task(batch=100)
+def batched_noop(n: int) -> None:
+    """Do nothing, in batches."""
+
+
 @durable_task
 def stamp(due: float) -> None:
     """Record how late it starts."""

@@ -22,7 +22,7 @@ from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.audit.recorder import record_start
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.tasks import claim, key_rotation, retention
+from django_durable_tasks.engine.tasks import batch_messages, claim, key_rotation, retention
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -81,6 +81,7 @@ def _republish(
     found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
     if not dry_run:
         record_start("installation.republish", by=by, reason=reason)
+        batch_messages.publish_again()
         total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
         try:
             for messages in claim.republish_all(queued, size):

@@ -15,11 +15,12 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 
-from django.db import Error
+from django.db import DataError, Error, IntegrityError
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution import endings
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.execution.outcomes import outcome_of
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.tasks import attempts, batches
@@ -34,7 +35,7 @@ SLOW = 1.0
 """Seconds after which a function is slow: the tasks behind it are returned."""
 _TICK = 0.05
 
-Recorded = tuple[LiveRun, Success]
+RecordedSuccess = tuple[LiveRun, Success]
 
 
 class BatchInProgress:
@@ -43,7 +44,7 @@ class BatchInProgress:
     def __init__(self, runs: Sequence[LiveRun], worker: str) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._uncalled, self._worker = deque(runs), worker
-        self._done: list[Recorded] = []
+        self._done: list[RecordedSuccess] = []
         self._called_at = self._oldest_done = time.monotonic()
 
     def next_run(self) -> LiveRun | None:
@@ -124,19 +125,38 @@ class BatchInProgress:
             done, self._done = self._done, []
         try:
             accepted = _write(done, self._worker) if done else set()
-        except Error:
+        except Exception as error:  # noqa: BLE001 - the other thread records them or reports it
+            logger.debug("Successes of a batch are recorded later: %s", type(error).__name__)
             with self._lock:
                 self._done = done + self._done
             return
         _finish(done, accepted)
 
 
-def _write(done: Sequence[Recorded], worker: str) -> set[uuid.UUID]:
-    with dedicated_connection():
-        return batches.succeed([success for _, success in done], worker)
+def _write(done: Sequence[RecordedSuccess], worker: str) -> set[uuid.UUID]:
+    """Record these successes; return the run ids of those accepted.
+
+    If the database refuses a value, they are recorded one by one, so that the others are recorded.
+    """
+    try:
+        with dedicated_connection():
+            return batches.succeed([success for _, success in done], worker)
+    except (DataError, IntegrityError) as error:
+        if len(done) == 1:
+            raise
+        failed: Exception = error
+    accepted, failures = set[uuid.UUID](), 0
+    for one in done:
+        try:
+            accepted |= _write([one], worker)
+        except (DataError, IntegrityError) as error:
+            failed, failures = error, failures + 1
+    if failures:
+        raise failed
+    return accepted
 
 
-def _record(done: Sequence[Recorded], worker: str) -> None:
+def _record(done: Sequence[RecordedSuccess], worker: str) -> None:
     try:
         accepted = endings.persist(
             lambda: _write(done, worker), conf.settings().RESULT_WRITE_TIMEOUT
@@ -145,10 +165,19 @@ def _record(done: Sequence[Recorded], worker: str) -> None:
         for live, _ in done:
             process_runs.leases.remove(live)
         raise
+    except Exception as error:
+        if len(done) > 1:  # a result that cannot be stored must not affect the others
+            for one in done:
+                _record([one], worker)
+            return
+        ((live, _),) = done
+        logger.exception("The success of run %s cannot be recorded.", live.run.celery_id)
+        endings.close(live, outcome_of(error, registry.get(live.run.name).options))
+        return
     _finish(done, accepted)
 
 
-def _finish(done: Sequence[Recorded], accepted: set[uuid.UUID]) -> None:
+def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
     for live, success in done:
         process_runs.leases.remove(live)
         outcome = Outcome(kind=EndingKind.SUCCEEDED, result=success.result)

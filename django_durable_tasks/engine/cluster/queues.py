@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
 from django.db.models import Count, F, Min, Q
 
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.db.tables import database, locked_for_change, tasks
+from django_durable_tasks.engine.db.tables import database, locked_for_change, read, tasks
 from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -164,12 +164,35 @@ def _waiting(now: datetime) -> list[dict[str, Any]]:
             for row in rows
         ]
     first = heads()
-    with connections[database()].cursor() as cursor:
-        cursor.execute(sql, {"queues": sorted(first), "now": now, "limit": COUNTED})
-        return [
-            {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
-            for queue, pending, due in cursor.fetchall()
-        ]
+    rows = read(sql, {"queues": sorted(first), "now": now, "limit": COUNTED})
+    found = {
+        queue: {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
+        for queue, pending, due in rows
+    }
+    for queue, pending, due, head in _waiting_for_batches(now):
+        row = found.setdefault(queue, {"queue": queue, "pending": 0, "due": 0, "head": head})
+        row["pending"] = min(row["pending"] + pending, COUNTED)
+        row["due"] = min(row["due"] + due, COUNTED)
+        row["head"] = min(row["head"], head)
+    return list(found.values())
+
+
+def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
+    """Return the same for each queue and task name with tasks that wait for a batch."""
+    names = batch_messages.heads(now)
+    sql = statement("waiting_batches")
+    if sql is None or not names:
+        return []
+    parameters = {
+        "queues": [one.queue for one in names],
+        "names": [one.name for one in names],
+        "now": now,
+        "limit": COUNTED,
+    }
+    first: dict[str, datetime] = {}
+    for one in names:
+        first[one.queue] = min(one.due_at, first.get(one.queue, one.due_at))
+    return [(queue, pending, due, first[queue]) for queue, pending, due in read(sql, parameters)]
 
 
 def _by_queue(question: TaskQuerySet, **counts: Any) -> Any:

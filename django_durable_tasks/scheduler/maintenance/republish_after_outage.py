@@ -11,7 +11,7 @@ from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.engine.tasks import batch_messages, claim
 from django_durable_tasks.ports import TaskMessage
 
 _NONE_SEEN = -1
@@ -42,6 +42,8 @@ class RepublishAfterOutage:
         if self._outage_ended(monitor):
             queued = tables.tasks().filter(updated_at__lte=now)
             self._batches = claim.republish_all(queued, settings().BATCH_SIZE)
+            with dedicated_connection():
+                batch_messages.publish_again()
         try:
             with dedicated_connection():
                 messages = next(self._batches, [])

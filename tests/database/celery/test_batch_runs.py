@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import DataError, OperationalError, connections
 from django.db.backends.signals import connection_created
 
 from django_durable_tasks.celery.execution import batch_runs
@@ -53,12 +53,14 @@ def _lines(file: Path) -> list[str]:
 
 
 @contextmanager
-def _no_success_is_written() -> Iterator[None]:
-    """Make the database refuse the statements that record successes."""
+def _successes_are_refused(error: Exception, of: uuid.UUID | None = None) -> Iterator[None]:
+    """Make the statements fail that record successes, or only those of one task."""
 
     def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if "'SUCCESS'" in sql or (params and "SUCCESS" in str(params) and sql.startswith("UPDATE")):
-            raise OperationalError("the server closed the connection")
+        given = str(params).replace("-", "")
+        ends = "'SUCCESS'" in sql or (sql.startswith("UPDATE") and "SUCCESS" in given)
+        if ends and (of is None or of.hex in given):
+            raise error
         return execute(sql, params, many, context)
 
     def connected(connection: Any, **_: Any) -> None:
@@ -98,7 +100,7 @@ def test_runs_whose_endings_could_not_be_recorded_are_not_called_again(
 ) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RESULT_WRITE_TIMEOUT": 0.1}
     _schedule(tmp_path / "notes", 30)
-    with _no_success_is_written():
+    with _successes_are_refused(OperationalError("the server closed the connection")):
         _deliver(batched.note.name)
     called = Counter(_lines(tmp_path / "notes"))
     assert set(called.values()) == {1}
@@ -111,6 +113,19 @@ def test_runs_whose_endings_could_not_be_recorded_are_not_called_again(
         ("PENDING", False, 0): len(called),
         ("PENDING", True, 0): 30 - len(called),
     }
+
+
+def test_a_success_that_the_database_refuses_does_not_affect_the_others(
+    tmp_path: Path, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RESULT_WRITE_TIMEOUT": 0.1}
+    _schedule(tmp_path / "notes", 5)
+    refused = Task.objects.order_by("pk")[1].pk
+    with _successes_are_refused(DataError("a value"), refused):
+        _deliver(batched.note.name)
+    assert Task.objects.filter(status=Status.SUCCESS).count() == 4
+    assert Task.objects.get(pk=refused).status == Status.RUNNING
+    assert not process_runs.leases._runs
 
 
 def test_a_message_from_another_queue_or_of_an_unknown_task_starts_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.rules.states import Status
-from tests.factories import a_node, a_paused_queue, a_task, many_tasks
+from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -87,7 +87,7 @@ def test_queue_depths_need_as_many_statements_for_one_task_as_for_fifty() -> Non
         with CaptureQueriesContext(connection) as captured:
             queues.depths(now)
         counts.append(len(captured))
-    assert counts[0] == counts[1] <= 7
+    assert counts[0] == counts[1] <= 8
 
 
 def test_waiting_tasks_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +98,14 @@ def test_waiting_tasks_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch
     counts = {depth.queue: (depth.pending, depth.due) for depth in queues.depths(database_now())}
     assert counts == {"mail": (5, 5), "later": (5, 0), "few": (4, 4)}
     assert [queues.shown_count(number) for number in (4, 5)] == ["4", "5+"]
+
+
+def test_tasks_that_wait_for_a_batch_are_counted_with_those_of_their_queue() -> None:
+    now = database_now()
+    a_task(due=-5)
+    first = a_task(due=-9, in_batch=True)
+    a_task(due=60, in_batch=True, name="another.name")
+    a_task(due=-3, in_batch=True, queue="other")
+    found = {queue: rest for queue, *rest in queues.waiting(now)}
+    assert found[QUEUE] == [3, 2, first.due_at]
+    assert found["other"][:2] == [1, 1]

@@ -1,0 +1,24 @@
+-- Counts the tasks of each queue and name that wait for a batch, and those that are due, by ranges of the batch index.
+-- Each count stops at `limit`.
+SELECT asked.queue, pending.number, due.number
+  FROM unnest(%(queues)s::text[], %(names)s::text[]) AS asked (queue, name)
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS number
+     FROM (SELECT 1
+             FROM generate_series(0, 9) AS level (priority)
+            CROSS JOIN LATERAL (
+             SELECT 1 FROM durable_tasks_task
+              WHERE status = 'PENDING' AND in_batch AND queue = asked.queue AND name = asked.name AND priority = level.priority
+              LIMIT %(limit)s) AS hit
+            LIMIT %(limit)s) AS counted
+ ) AS pending
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS number
+     FROM (SELECT 1
+             FROM generate_series(0, 9) AS level (priority)
+            CROSS JOIN LATERAL (
+             SELECT 1 FROM durable_tasks_task
+              WHERE status = 'PENDING' AND in_batch AND queue = asked.queue AND name = asked.name AND priority = level.priority AND due_at <= %(now)s
+              LIMIT %(limit)s) AS hit
+            LIMIT %(limit)s) AS counted
+ ) AS due
