@@ -1,5 +1,5 @@
-"""Measures one poll with many queues: ``python -m benchmarks.many_queues poll '{"queues": 1000,
-"tenants": 1}'``.
+"""Measures one poll with many queues, and calls, claims and releases with many scopes: ``python -m
+benchmarks.many_queues poll '{"queues": 1000, "tenants": 1}'``.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
@@ -21,6 +23,10 @@ from benchmarks.processes import figures
 
 DUE, ELSEWHERE, POLLS = 2, 20_000, 5
 """Due tasks per queue and poll, published tasks in other queues, and the number of polls."""
+
+
+CALLS, TOGETHER, WAITING, ROUNDS = 200, 500, 10_000, 3
+"""Calls of ``.delay()``, tasks of a claim or a release, waiting tasks, and rounds."""
 
 
 def _fill(queues: int, tenants: int) -> None:
@@ -89,6 +95,115 @@ def poll(queues: int, tenants: int) -> dict[str, float]:
     return {"seconds": median(took), "worst": max(took)}
 
 
+_COPIES = """
+    INSERT INTO durable_tasks_task ({columns})
+    SELECT {values} FROM durable_tasks_task, generate_series(0, {number} - 1) AS n WHERE id = %(pattern)s
+"""
+
+
+def _copies(number: int, queues: int, keys: int, queue: str, **columns: str) -> None:
+    """Insert tasks in turn of these queues, of as many tenants, and of these keys. ``columns``: SQL
+    expressions.
+    """
+    from benchmarks.project.tasks import keyed
+    from django_durable_tasks.models import Task
+
+    pattern = keyed.schedule("key")
+    columns |= {
+        "id": "gen_random_uuid()",
+        "queue": f"'{queue}-' || n %% {queues}",
+        "tenant_id": f"2 + n %% {queues}",
+        "limit_key": f"'key-' || n %% {keys}",
+        "run_at": "clock_timestamp() - interval '1 second'",
+    }
+    names = [field.column for field in Task._meta.concrete_fields if field.column]
+    values = ", ".join(columns.get(name, name) for name in names)
+    sql = _COPIES.format(columns=", ".join(names), values=values, number=number)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, {"pattern": pattern.pk})
+    Task.objects.unguarded().filter(pk=pattern.pk).delete()
+
+
+def _fill_scopes(queues: int, keys: int) -> None:
+    """Insert due, published and waiting tasks in these scopes, and nothing else."""
+    from django_durable_tasks.models import Tenant
+
+    Tenant.objects.bulk_create(
+        [Tenant(pk=2 + n, name=str(2 + n)) for n in range(queues)], ignore_conflicts=True
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE durable_tasks_task CASCADE")
+    due, waiting = "clock_timestamp() - interval '1 second'", f"'key:key-' || n %% {keys}"
+    later, never = "clock_timestamp() + interval '1 hour'", "'9000-01-01Z'"
+    _copies(TOGETHER, queues, keys, "scope", due_at=due)
+    _copies(TOGETHER, queues, keys, "elsewhere", due_at=later, status="'QUEUED'")
+    _copies(WAITING, queues, keys, "scope", due_at=never, waiting_for_limit=waiting)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_task")
+
+
+def _timed(act: Callable[[], int], expected: int) -> float:
+    """Return how long a call takes that must return ``expected``."""
+    began = time.perf_counter()
+    found = act()
+    seconds = time.perf_counter() - began
+    if found != expected:
+        raise AssertionError(f"{found} tasks instead of {expected}")
+    return seconds
+
+
+def _calls(queues: int, keys: int) -> int:
+    from benchmarks.project.tasks import keyed
+
+    for n in range(CALLS):
+        bound = keyed.using(queue=f"scope-{n % queues}", tenant=2 + n % queues)
+        bound.delay(f"key-{n % keys}")
+    return CALLS
+
+
+def _claim(queues: int) -> int:
+    import uuid
+
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.tasks import claim
+    from django_durable_tasks.rules.tasks.demands import QueueDemand
+
+    demands = [QueueDemand(f"scope-{n}", TOGETHER) for n in range(queues)]
+    parts, now, node = claim.parted(demands), database_now(), uuid.uuid4()
+    return sum(len(claim.claim_of(part, now, TOGETHER, node).messages) for part in parts)
+
+
+def _release() -> int:
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.limits import release
+
+    return release.release_waiting(database_now(), TOGETHER)
+
+
+def scopes(queues: int, keys: int) -> dict[str, float]:
+    """Compare calls, claims and releases in one queue, tenant and key with those in many, in
+    alternate rounds. Return the medians in milliseconds, and the ratios.
+    """
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+
+    took = defaultdict[str, list[float]](list)
+    for number in range(2 * (ROUNDS + 1)):
+        size = (queues, keys) if number % 2 else (1, 1)
+        _fill_scopes(*size)
+        with dedicated_connection():
+            parts = {
+                "release": _timed(_release, TOGETHER),
+                "claim": _timed(lambda size=size: _claim(size[0]), TOGETHER),  # type: ignore[misc]
+            }
+        parts["delay"] = _timed(lambda size=size: _calls(*size), CALLS)  # type: ignore[misc]
+        for what, seconds in parts.items() if number > 1 else ():
+            took[f"{what}_{'many' if number % 2 else 'one'}_ms"].append(1e3 * seconds)
+    found = {name: round(median(times), 2) for name, times in took.items()}
+    for what in ("delay", "claim", "release"):
+        found[f"{what}_ratio"] = round(found[f"{what}_many_ms"] / found[f"{what}_one_ms"], 2)
+    return found
+
+
 @dataclass
 class ManyQueues(Ours):
     """This package with due tasks in many queues."""
@@ -112,8 +227,17 @@ class ManyQueues(Ours):
         }
         return Measured(found["seconds"], facts)
 
+    def scopes(self, queues: int, keys: int) -> Measured:
+        """Measure calls, claims and releases in one scope and in many."""
+        self.prepare()
+        command = [sys.executable, "-m", "benchmarks.many_queues", "scopes"]
+        given = {"queues": queues, "keys": keys}
+        found = figures(command, given, patience(WAITING), **self.variable())
+        return Measured(found["claim_many_ms"] / 1e3, found)
+
 
 if __name__ == "__main__":
     django.setup()
     given: dict[str, Any] = json.loads(sys.argv[2])
-    print(json.dumps(poll(**given)))
+    commands: dict[str, Callable[..., dict[str, float]]] = {"poll": poll, "scopes": scopes}
+    print(json.dumps(commands[sys.argv[1]](**given)))

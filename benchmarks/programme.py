@@ -14,7 +14,7 @@ from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
-from benchmarks.many_queues import DUE, ManyQueues
+from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.rest import BULK, PAGE, Rest
 from benchmarks.servers import Servers
@@ -308,6 +308,9 @@ def queues(stage: Stage) -> list[Contender]:
         what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}"
         measure = partial(ours.poll, stage.n, tenants)
         found.append(_contender(stage, "queues", what, OURS, "redis", measure, n=DUE * stage.n))
+    what = f"claim {TOGETHER} of {stage.n:,} queues and tenants, {10 * stage.n:,} keys"
+    measure = partial(ours.scopes, stage.n, 10 * stage.n)
+    found.append(_contender(stage, "queues", what, OURS, None, measure, n=TOGETHER))
     return found
 
 

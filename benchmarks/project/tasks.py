@@ -3,7 +3,7 @@
 import os
 
 from benchmarks.peers import stamps
-from django_durable_tasks import durable_task
+from django_durable_tasks import PerKey, durable_task
 
 
 @durable_task
@@ -14,6 +14,11 @@ def noop(n: int) -> None:
 @durable_task(batch=100)
 def batched_noop(n: int) -> None:
     """Do nothing, in batches."""
+
+
+@durable_task(max_concurrency=PerKey(1_000_000, "{0}"))
+def keyed(key: str) -> None:
+    """Do nothing, limited by key."""
 
 
 @durable_task

@@ -187,6 +187,24 @@ def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -
     assert len(costs[0]) == len(costs[1]), costs
 
 
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+@pytest.mark.django_db
+def test_a_limited_claim_needs_as_many_statements_for_fifty_scopes_as_for_one() -> None:
+    scopes = [f"key:customer-{number}" for number in range(50)]
+    Limit.objects.bulk_create([Limit(scope=scope, max_concurrency=60) for scope in scopes])
+    costs = []
+    for number in (1, 50):
+        rows = [a_task(limit_key=f"customer-{n % number}") for n in range(50)]
+        new_process_state()
+        config.limits_in_force()
+        costs.append(_cost(partial(_claim, rows)))
+        assert Task.objects.queued().count() == 50
+        Task.objects.unguarded().all().delete()
+    # SQLite has no UNION of limited SELECTs: there each waitlist needs a query.
+    assert len(costs[1]) == len(costs[0]), costs
+
+
 @pytest.mark.django_db
 def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(vendor: str) -> None:
     new_process_state()
