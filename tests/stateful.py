@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from django_durable_tasks.rules.tasks.identifiers import uuid7
 from tests.repetitions import repetitions
@@ -78,3 +82,37 @@ def ids_in_creation_order() -> Iterator[None]:
         mock.patch("django_durable_tasks.models.recurring_task.uuid7", ordered),
     ):
         yield
+
+
+def run_machine(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> None:
+    """Run a state machine without shrinking: each step is a transaction, and the trace of few tasks
+    can be read as it is.
+
+    If a failure does not occur again in the replay, Hypothesis raises FlakyStrategyDefinition or
+    another Flaky and drops it, because the replay draws more than the first run. Then the failure is
+    added to the message: its cause depends on time, order or ids.
+    """
+    failures: list[str] = []
+
+    class Recorded(machine):  # type: ignore[misc, valid-type]
+        def teardown(self) -> None:
+            if isinstance(error := sys.exc_info()[1], Exception):
+                failures.append("".join(traceback.format_exception(error)))
+            super().teardown()
+
+    try:
+        with ids_in_creation_order():
+            run_state_machine_as_test(
+                Recorded,
+                settings=settings(
+                    max_examples=examples,
+                    stateful_step_count=steps,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+                ),
+            )
+    except Flaky as flaky:
+        for failure in failures[-1:]:
+            flaky.add_note(f"The failure that did not occur again:\n{failure}")
+        raise

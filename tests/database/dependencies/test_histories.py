@@ -9,11 +9,9 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     rule,
-    run_state_machine_as_test,
 )
 
 from django_durable_tasks.engine import transitions
@@ -41,7 +39,7 @@ from tests.database.dependencies.worker_and_leader import HOPELESS, begin, recou
 from tests.database.transitions.transition_calls import CRASH, FAILURE
 from tests.project.tasks import noop
 from tests.repetitions import repetitions
-from tests.stateful import applies_if, ids_in_creation_order
+from tests.stateful import applies_if, run_machine
 
 EXAMPLES = int(
     os.environ.get("TEST_HISTORIES")
@@ -335,14 +333,4 @@ class Histories(HistoryGraph):
 @pytest.mark.django_db
 @pytest.mark.timeout(600)
 def test_any_history_of_a_graph_equals_a_reference_without_counters() -> None:
-    with ids_in_creation_order():
-        run_state_machine_as_test(
-            Histories,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=40,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            ),
-        )
+    run_machine(Histories, examples=EXAMPLES, steps=40)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
@@ -19,7 +18,7 @@ from tests.database.recurring.reference import TICK, Plan
 from tests.database.recurring.schedules import START, fire
 from tests.project import tasks
 from tests.repetitions import repetitions
-from tests.stateful import applies_if, ids_in_creation_order
+from tests.stateful import applies_if, run_machine
 
 ROWS = 4
 intervals = st.sampled_from([60.0, 90.0, 7.5, 3600.0])
@@ -231,14 +230,6 @@ def test_the_ledger_equals_the_reference_in_any_order_of_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedules, "database_now", lambda: Clock.now)
-    with ids_in_creation_order():
-        run_state_machine_as_test(
-            Trigger,
-            settings=settings(
-                max_examples=repetitions(60 if connection.vendor == "sqlite" else 15),
-                stateful_step_count=30,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            ),
-        )
+    run_machine(
+        Trigger, examples=repetitions(60 if connection.vendor == "sqlite" else 15), steps=30
+    )

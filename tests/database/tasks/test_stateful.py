@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
@@ -31,7 +30,7 @@ from tests.factories import QUEUE
 from tests.process_state import new_process_state
 from tests.project import tasks
 from tests.repetitions import repetitions
-from tests.stateful import applies_if, ids_in_creation_order
+from tests.stateful import applies_if, run_machine
 
 picks = st.integers(min_value=0, max_value=10_000)
 keys = st.sampled_from(["k1", "k2"])
@@ -358,16 +357,6 @@ class Lifecycle(RuleBasedStateMachine):
 @pytest.mark.django_db
 @pytest.mark.timeout(300)
 def test_the_engine_equals_the_reference_in_any_order_of_events() -> None:
-    with ids_in_creation_order():
-        run_state_machine_as_test(
-            Lifecycle,
-            settings=settings(
-                max_examples=repetitions(60 if connection.vendor == "sqlite" else 20),
-                stateful_step_count=50,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                # Without shrinking: each step is a transaction, and the trace of few tasks can be
-                # read as it is.
-                phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            ),
-        )
+    run_machine(
+        Lifecycle, examples=repetitions(60 if connection.vendor == "sqlite" else 20), steps=50
+    )
