@@ -134,7 +134,7 @@ def test_an_urgent_message_does_not_wait_behind_an_older_listing(
     assert take(connection, "a") == "calm"
     publish(connection, "a", "urgent", priority=9)
 
-    until(lambda: take(connection, "a") == "urgent", within=5)
+    until(lambda: take(connection, "a") == "urgent", within=30)
 
     assert size(connection, "a") > 0
 
@@ -215,13 +215,13 @@ def test_a_full_prefetch_does_not_block_another_channel(connection: Connection) 
             no_ack=True,
         ),
     ):
-        until(lambda: drained(connection) and held, within=5)
+        until(lambda: drained(connection) and held, within=30)
         publish(connection, "control", "ping")
-        until(lambda: drained(connection) and received, within=5)
+        until(lambda: drained(connection) and received, within=30)
         assert len(held) == 1
 
         held[0].ack()
-        until(lambda: drained(connection) and len(held) == 2, within=5)
+        until(lambda: drained(connection) and len(held) == 2, within=30)
 
 
 @contextmanager

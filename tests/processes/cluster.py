@@ -35,7 +35,7 @@ SHORT: Mapping[str, float] = {
     "BROKER_BACKOFF": 1,
     "RESULT_WRITE_TIMEOUT": 30,
 }
-STARTING, STOPPING = 90, 20
+STARTING, STOPPING = 90, 60
 _numbers = itertools.count(1)
 
 

@@ -72,7 +72,7 @@ def test_an_invalid_value_of_one_run_stops_neither_the_heartbeat_nor_its_thread(
     live = _live(row)
     live.progress = {"done": object()}
     leases.add(live)
-    until(lambda: live.progress is not None and threading.active_count() > 1, within=5)
+    until(lambda: live.progress is not None and threading.active_count() > 1, within=30)
     live.progress = None
     until(lambda: _lease_is_kept(row), within=20)
     leases.remove(live)
@@ -148,7 +148,7 @@ def test_a_node_keeps_sending_heartbeats_after_an_unexpected_error(settings: Any
     settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 0.05}
     beat = NodeBeat(uuid.uuid4(), "worker@host", NodeKind.WORKER, concurrency=object())
     beat.start()
-    until(lambda: beat.is_alive() and threading.active_count() > 1, within=5)
+    until(lambda: beat.is_alive() and threading.active_count() > 1, within=30)
     beat.details["concurrency"] = 1
     until(lambda: list(nodes.beats()) == [beat.node], within=20)
     beat.leave()

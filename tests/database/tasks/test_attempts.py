@@ -127,7 +127,7 @@ def test_one_heartbeat_renews_every_run_and_returns_those_to_cancel() -> None:
     owned = attempts.heartbeat([*beats, gone])
     assert owned == {rows[0].run_id: False, rows[1].run_id: False, rows[2].run_id: True}
     for row in rows:
-        assert (_now(row).lease_until - database_now()).total_seconds() == pytest.approx(30, abs=5)  # type: ignore[operator]
+        assert (_now(row).lease_until - database_now()).total_seconds() == pytest.approx(30, abs=20)  # type: ignore[operator]
         assert _now(row).progress == {"done": 1}
 
 
