@@ -40,8 +40,9 @@ class InterfaceOptions:
     )
     API_QUEUES: Sequence[str] = value(
         (),
-        "The queues that clients of the HTTP API may choose; names or patterns such as 'acme.*'."
-        " Empty: each task goes to its own queue.",
+        "The queues that clients of the HTTP API may choose; names or patterns such as 'acme.*' or"
+        " '{tenant}.*', in which {tenant} stands for the slug of the client's tenant. Empty: each"
+        " task goes to its own queue.",
     )
     QUOTAS: Mapping[str, Any] | None = value(
         None,
@@ -97,7 +98,8 @@ class InterfaceOptions:
     QUEUE_ALLOW: Sequence[str] = value(
         (),
         "The queues and exchanges to which queue_message may publish: ['invoices',"
-        " 'exchange:events'].",
+        " 'exchange:events', 'customer.{tenant}']. {tenant} stands for the slug of the task's"
+        " tenant, so that no tenant reaches the queue of another one.",
     )
 
 

@@ -55,7 +55,7 @@ def edited_arguments(
     known = _references(stored)
     if any(reference not in known for reference in _references(config)):
         raise invalid_field(_POINTER, f"adds {MARK!r}, the key of references", "reference")
-    target = call_of(kind_of(name), config)
+    target = call_of(kind_of(name), config, caller.tenant)
     if target.registered.options.name != name:
         raise invalid_field(f"{_POINTER}/task", "cannot be changed", "read_only")
     return {"args": list(target.args), "kwargs": dict(target.kwargs)}

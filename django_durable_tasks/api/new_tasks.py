@@ -16,7 +16,9 @@ from django_durable_tasks.api.target_mapping import call_of
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.exceptions import IdempotencyConflict
+from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.tasks import EDIT
+from django_durable_tasks.rules.targets.queue_message import TENANT
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
@@ -38,8 +40,8 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     DurableTasksError.
     """
     refuse_masks(given["target_config"], f"{pointer}/target_config")
-    target = call_of(given["target_type"], given["target_config"], pointer)
-    check_queue(given, pointer)
+    target = call_of(given["target_type"], given["target_config"], caller.tenant, pointer)
+    check_queue(given, caller.tenant, pointer)
     check_payload(caller.tenant, [target.args, target.kwargs])
     options = {name: given[name] for name in _OPTIONS if name in given}
     options["tenant"] = caller.tenant.pk
@@ -57,10 +59,11 @@ def check_existing(given: Mapping[str, Any], task_id: uuid.UUID, endpoint: ApiEn
         endpoint.caller.require_permission(EDIT.permission)
 
 
-def check_queue(given: Mapping[str, Any], pointer: str = "#") -> None:
-    """Raise Problem unless the body names no queue, or one of API_QUEUES."""
+def check_queue(given: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:
+    """Raise Problem unless the body names no queue, or one of API_QUEUES for this tenant."""
     name = given.get("queue")
-    if name and not any(fnmatchcase(name, allowed) for allowed in conf.settings().API_QUEUES):
+    allowed = [entry.replace(TENANT, tenant.slug) for entry in conf.settings().API_QUEUES]
+    if name and not any(fnmatchcase(name, entry) for entry in allowed):
         raise invalid_field(
             f"{pointer}/queue",
             f"{name!r} is no queue that clients of the API may choose"

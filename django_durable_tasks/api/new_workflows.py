@@ -122,8 +122,8 @@ def _added(
     check_payload(caller.tenant, given["target_config"])
     config = _resolved(given["target_config"], steps, place)
     refuse_masks(config, place)
-    target = call_of(given["target_type"], config, pointer)
-    check_queue(given, pointer)
+    target = call_of(given["target_type"], config, caller.tenant, pointer)
+    check_queue(given, caller.tenant, pointer)
     options = {name: given[name] for name in _OPTIONS if name in given}
     return flow.add_call(
         _TaskWithOptions(target.registered, call_options(CallOptions(), options)),

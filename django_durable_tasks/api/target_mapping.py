@@ -12,6 +12,7 @@ from typing import Any
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.api.problems import Problem, invalid_field
 from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.models import Tenant
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.target_types import (
     HTTP_CALLBACK_TASK,
@@ -19,6 +20,7 @@ from django_durable_tasks.rules.target_types import (
     TargetType,
     target_config,
 )
+from django_durable_tasks.rules.targets.queue_message import refuse_other_tenants
 
 _BUILT_IN = {
     TargetType.HTTP_CALLBACK: HTTP_CALLBACK_TASK,
@@ -37,11 +39,12 @@ class TargetCall:
     kwargs: Mapping[str, Any]
 
 
-def call_of(kind: str, config: Mapping[str, Any], pointer: str = "#") -> TargetCall:
+def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> TargetCall:
     """Return the call of a target. ``pointer`` is the place of the object that has the two fields.
 
-    Raises Problem for an unknown task and for one that API_TASKS does not name; the answers are
-    the same, so that they do not reveal which tasks exist.
+    Raises InvalidTarget for a queue of another tenant. Raises Problem for an unknown task and for
+    one that API_TASKS does not name; the answers are the same, so that they do not reveal which
+    tasks exist.
     """
     place = f"{pointer}/target_config"
     if kind != TargetType.CELERY_TASK:
@@ -51,6 +54,8 @@ def call_of(kind: str, config: Mapping[str, Any], pointer: str = "#") -> TargetC
         for required, parameter in parameters.items():
             if parameter.default is parameter.empty and required not in config:
                 raise invalid_field(f"{place}/{required}", "is required", "required")
+        if kind == TargetType.QUEUE_MESSAGE:
+            refuse_other_tenants(config, conf.settings().QUEUE_ALLOW, tenant.slug)
         return TargetCall(built_in, (), config)
     _check_members(config, _CONFIG, place)
     name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})

@@ -1,7 +1,7 @@
 """``django_durable_tasks.queue_message`` publishes a message for another program.
 
 It succeeds when the broker has taken the message. Only queues and exchanges of QUEUE_ALLOW are
-possible.
+possible. The worker checks them for the tenant of the task, whatever created the task.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def queue_message(
     if live is None:
         raise InvalidOption("queue_message publishes from a worker only: schedule it.")
     # The kwargs of the run, with references replaced by results.
-    message = rules.queue_message(live.kwargs, conf.settings().QUEUE_ALLOW)
+    allowed = conf.settings().QUEUE_ALLOW
+    named = any(rules.TENANT in entry for entry in allowed)
+    tenant = self.durable.tenant.slug if named else None
+    message = rules.queue_message(live.kwargs, allowed, tenant)
     confirmed = queue_messages.publish(message, live.run.task_id)
     return {
         "exchange": message.exchange,

@@ -97,7 +97,7 @@ DURABLE_TASKS = {
     "API": True,  # without API_TASKS, clients create callbacks and messages, and no other task
     "HTTP_SIGNING_KEYS": ["only for the example: a random text of your own"],
     "HTTP_ALLOW": [f"127.0.0.1:{CUSTOMERS_PORT}"],  # the simulated servers are on this machine
-    "QUEUE_ALLOW": [f"{_prefix}customer.{slug}" for slug in CUSTOMERS],
+    "QUEUE_ALLOW": [f"{_prefix}customer.{{tenant}}"],
     "NOTIFICATIONS": True,
     "NOTIFICATION_EMAIL_ALLOW": [f"*@{slug}.example" for slug in CUSTOMERS],
     **json.loads(os.environ.get("DURABLE_TASKS", "{}")),

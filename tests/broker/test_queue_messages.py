@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 
 from django_durable_tasks import queue_message
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
@@ -130,6 +130,21 @@ def test_a_queue_of_celery_tasks_is_refused(settings: Any) -> None:
         deliver(task)
     task.refresh_from_db()
     assert task.status == "FAILED"
+
+
+def test_the_worker_refuses_the_queue_of_another_tenant(settings: Any, channel: Any) -> None:
+    settings.DURABLE_TASKS = {"QUEUE_ALLOW": ["{tenant}" + INVOICES.removeprefix("invoices")]}
+    owner = Tenant.objects.create(slug="invoices")
+    other = Tenant.objects.create(slug="orders")
+    kwargs = {"queue": INVOICES, "body": "x"}
+    deliver(a_task(Status.QUEUED, name=NAME, kwargs=kwargs, tenant=owner))
+    assert _text(_received(channel, INVOICES)) == "x"
+    foreign = a_task(Status.QUEUED, name=NAME, kwargs=kwargs, tenant=other)
+    with pytest.raises(InvalidTarget, match="QUEUE_ALLOW"):
+        deliver(foreign)
+    foreign.refresh_from_db()
+    assert foreign.status == "FAILED"
+    assert channel.basic_get(INVOICES, no_ack=True) is None
 
 
 def test_a_worker_publishes_a_scheduled_message(

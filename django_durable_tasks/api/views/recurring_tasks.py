@@ -91,9 +91,9 @@ class RecurringTasksEndpoint(WritingEndpoint):
         body = NewScheduleBody(data=self.body(request))
         body.is_valid(raise_exception=True)
         given: Mapping[str, Any] = body.validated_data
-        check_queue(given)
+        check_queue(given, self.caller.tenant)
         refuse_masks(given["target_config"])
-        target = call_of(given["target_type"], given["target_config"])
+        target = call_of(given["target_type"], given["target_config"], self.caller.tenant)
         check_payload(self.caller.tenant, [target.args, target.kwargs])
         return self.write(request, lambda: self._created(given, target))
 
@@ -137,7 +137,7 @@ class RecurringTaskEndpoint(WritingEndpoint):
         """Change the recurring task; only times after now fire."""
         body = ScheduleEditBody(data=self.body(request), partial=True)
         body.is_valid(raise_exception=True)
-        check_queue(body.validated_data)
+        check_queue(body.validated_data, self.caller.tenant)
         caller = self.caller.without_secrets()
 
         def act() -> Answer:

@@ -137,7 +137,7 @@ class TaskEndpoint(WritingEndpoint):
         """Edit a task that has not started."""
         body = TaskEditBody(data=self.body(request))
         body.is_valid(raise_exception=True)
-        check_queue(body.validated_data)
+        check_queue(body.validated_data, self.caller.tenant)
         tenant_id = self.caller.tenant.pk
 
         def act() -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from django_durable_tasks.rules.tasks.options import checked_headers
 
 _NAME_MAX = 255
 _EXCHANGE = "exchange:"
+TENANT = "{tenant}"
+"""Stands for the slug of the tenant in an entry of QUEUE_ALLOW or API_QUEUES."""
+_SLUG = "[-a-zA-Z0-9_]+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +36,13 @@ class QueueMessage:
         return f"exchange {self.exchange!r} with routing key {self.routing_key!r}"
 
 
-def queue_message(arguments: Mapping[str, Any], allowed: Collection[str]) -> QueueMessage:
+def queue_message(
+    arguments: Mapping[str, Any], allowed: Collection[str], tenant: str | None = None
+) -> QueueMessage:
     """Return the checked message; raises InvalidTarget.
 
-    ``allowed``: the entries of QUEUE_ALLOW, names of queues and ``exchange:NAME``.
+    ``allowed``: the entries of QUEUE_ALLOW, names of queues and ``exchange:NAME``. ``tenant``: the
+    slug for which ``{tenant}`` stands in them; None: any tenant.
     """
     queue, exchange = arguments.get("queue"), arguments.get("exchange")
     if (queue is None) == (exchange is None):
@@ -51,9 +58,32 @@ def queue_message(arguments: Mapping[str, Any], allowed: Collection[str]) -> Que
         headers=_headers(arguments.get("headers")),
     )
     entry = message.routing_key if exchange is None else f"{_EXCHANGE}{message.exchange}"
-    if entry not in allowed:
+    if not _is_allowed(entry, allowed, tenant):
         raise InvalidTarget(f"{message.place} is not in DURABLE_TASKS['QUEUE_ALLOW'].")
     return message
+
+
+def refuse_other_tenants(
+    arguments: Mapping[str, Any], allowed: Collection[str], tenant: str
+) -> None:
+    """Raise InvalidTarget if a named queue or exchange is not allowed to this tenant.
+
+    A reference to a result is not checked here. The worker checks the result.
+    """
+    for option, prefix in (("queue", ""), ("exchange", _EXCHANGE)):
+        name = arguments.get(option)
+        if isinstance(name, str) and not _is_allowed(f"{prefix}{name}", allowed, tenant):
+            raise InvalidTarget(f"{option} {name!r} is not in DURABLE_TASKS['QUEUE_ALLOW'].")
+
+
+def _is_allowed(entry: str, allowed: Collection[str], tenant: str | None) -> bool:
+    if entry in allowed:
+        return TENANT not in entry
+    patterns = [pattern for pattern in allowed if TENANT in pattern]
+    if tenant is not None:
+        return any(pattern.replace(TENANT, tenant) == entry for pattern in patterns)
+    forms = (re.escape(pattern).replace(re.escape(TENANT), _SLUG) for pattern in patterns)
+    return any(re.fullmatch(form, entry) for form in forms)
 
 
 def _name(option: str, value: object) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from django_durable_tasks.models import DeliveryAttempt
-from tests.database.api.client import SETTINGS, ApiClient, pointers
+from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db
@@ -64,3 +65,66 @@ def test_the_requests_of_a_task_show_what_the_receiver_answered(
     assert (found["status"], found["outcome"]) == (422, "FAILED")
     assert found["response_body"] == '{"error": "amount is missing"}'
     assert globex.get(f"/tasks/{task.pk}/deliveries").status_code == 404
+
+
+@pytest.fixture
+def own_queues(settings: Any) -> None:
+    """Give each tenant a queue and an exchange for messages, and queues for its tasks."""
+    settings.DURABLE_TASKS = {
+        **SETTINGS,
+        "API_TASKS": ["django_durable_tasks.*", ADD],
+        "API_QUEUES": ["{tenant}.*"],
+        "QUEUE_ALLOW": ["customer.{tenant}", "exchange:{tenant}-events", "shared"],
+    }
+
+
+def _later() -> str:
+    return (timezone.now() + timedelta(hours=1)).isoformat()
+
+
+def _message(**config: Any) -> dict[str, Any]:
+    return {"target_type": "QUEUE_MESSAGE", "target_config": {"body": {"order": 7}, **config}}
+
+
+@pytest.mark.parametrize(
+    ("config", "status"),
+    [
+        ({"queue": "customer.acme"}, 201),
+        ({"queue": "shared"}, 201),
+        ({"exchange": "acme-events", "routing_key": "paid"}, 201),
+        ({"queue": "customer.globex"}, 422),
+        ({"queue": "customer.{tenant}"}, 422),
+        ({"exchange": "globex-events", "routing_key": "paid"}, 422),
+    ],
+)
+def test_a_client_sends_messages_to_the_queues_of_its_tenant_only(
+    acme: ApiClient, globex: ApiClient, own_queues: None, config: dict[str, Any], status: int
+) -> None:
+    body = _message(**config)
+    assert acme.post("/tasks", body).status_code == status
+    schedule = {**body, "name": "messages", "cron": "0 4 * * *"}
+    assert acme.post("/recurring-tasks", schedule).status_code == status
+    steps = {"name": "messages", "steps": [{"step": "send", **body}]}
+    assert acme.post("/workflows", steps).status_code == status
+
+
+def test_an_edit_cannot_turn_a_message_to_the_queue_of_another_tenant(
+    acme: ApiClient, own_queues: None
+) -> None:
+    body = {**_message(queue="customer.acme"), "run_at": _later()}
+    path = f"/tasks/{acme.post('/tasks', body).json()['task_id']}"
+    tag = acme.get(path).headers["ETag"]
+    edit = {"target_config": {"queue": "customer.globex", "body": "x"}}
+    answer = acme.patch(path, edit, If_Match=tag)
+    assert answer.status_code == 422
+    assert "customer.globex" in answer.json()["detail"]
+    assert acme.get(path).json()["target_config"]["queue"] == "customer.acme"
+
+
+@pytest.mark.parametrize(("queue", "status"), [("acme.slow", 201), ("globex.slow", 422)])
+def test_a_client_chooses_queues_of_its_tenant_only(
+    acme: ApiClient, own_queues: None, queue: str, status: int
+) -> None:
+    target = {"task": ADD, "args": [1, 2]}
+    body = {"target_type": "CELERY_TASK", "target_config": target, "queue": queue}
+    assert acme.post("/tasks", body).status_code == status
