@@ -121,7 +121,7 @@ def test_constantly_changing_rows_have_no_findings() -> None:
     no_errors(race([*(partial(move, act, seed) for seed, act in enumerate(movers)), verify]))
     assert [found for found in looks if found] == []
     assert len(looks) > 1
-    assert WorkflowRun.objects.count() > 5
+    assert WorkflowRun.objects.count() > STEPS // 8
     resolve_all()
     assert recount() == []
     assert _findings() == []
