@@ -17,6 +17,7 @@ from django.db.models import Min, QuerySet
 from django_durable_tasks.engine.db import statements
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
@@ -149,7 +150,7 @@ def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> N
     assert of_shards.pages("CTE due") < 600
 
     ids = list(Task.objects.due(now).values_list("pk", flat=True)[:100])
-    these = _raw("claim_these", ids=ids, node=uuid.uuid4(), wait=15.0)
+    these = _raw("claim_these", ids=ids, node=uuid.uuid4(), wait=15.0, never=NEVER, waiting=False)
     assert these.root["Actual Rows"] == 100
     _by(these, "durable_tasks_task_pkey")
     # Limited by the number of rows and not by time: inserting a million takes longer on a busy machine.
