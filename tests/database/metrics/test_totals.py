@@ -51,6 +51,10 @@ def test_nothing_is_counted_unless_metrics_is_set(settings: Any) -> None:
     assert not MetricSeries.objects.exists()
 
 
+SHORT_RETENTION = {"METRICS": True, "RETENTION": {"SUCCESS": 3_600}, "METRICS_RETENTION": 7_200}
+"""In hours: each minute until the retention is over is counted."""
+
+
 def _refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
     raise AssertionError(sql)
 
@@ -145,10 +149,13 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
     assert totals() == minute_totals() == {"SUCCESS": 4}
 
 
-def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes() -> None:
+def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(
+    settings: Any,
+) -> None:
+    settings.DURABLE_TASKS = SHORT_RETENTION
     tasks = many_tasks(4, Status.SUCCESS)
     count_all()
-    later = database_now() + timedelta(days=30)
+    later = database_now() + timedelta(hours=3)
     count_all(later)
     assert retention.prune(later, 100) == 4
     assert engine_totals.prune_minutes(later, 100) > 0
@@ -159,9 +166,10 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes() -
     assert totals() == {"SUCCESS": 4}
 
 
-def test_retention_keeps_tasks_whose_attempts_are_not_counted() -> None:
+def test_retention_keeps_tasks_whose_attempts_are_not_counted(settings: Any) -> None:
+    settings.DURABLE_TASKS = SHORT_RETENTION
     count_all()
-    later = database_now() + timedelta(days=30)
+    later = database_now() + timedelta(hours=3)
     many_tasks(3, Status.SUCCESS)
     assert retention.prune(later, 100) == 0
     count_all(later)
