@@ -219,8 +219,9 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     AUDIT_RETENTION: float = duration(31_536_000, "How long audit entries are kept; a year.")
     ENCRYPTION_KEYS: Sequence[str] = value(
         (),
-        "Keys that encrypt arguments and results in the database, the current one first, as"
-        " 'ID:KEY' (32 bytes in Base64); or the dotted path of a function that returns them.",
+        "Keys that encrypt arguments, results and destinations of notifications in the database,"
+        " the current one first, as 'ID:KEY' (32 bytes in Base64); or the dotted path of a function"
+        " that returns them.",
     )
     PREPARED_STATEMENTS: bool | None = value(
         None,

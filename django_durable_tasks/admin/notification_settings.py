@@ -17,11 +17,12 @@ from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
 from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE, TEST
-from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_config
+from django_durable_tasks.rules.notifications.destinations import DeliveryType
 from django_durable_tasks.rules.notifications.events import FLAGS
+from django_durable_tasks.rules.tasks.masking import MASK
 
 _VALUES = (
     "name",
@@ -56,15 +57,13 @@ class NotificationSettingForm(EditModelForm):
 
     def __init__(self, *args: Any, **given: Any) -> None:
         row = given.get("instance")
-        self.stored_type = row.delivery_type if row is not None else ""
-        self.stored_config = dict(row.delivery_config) if row is not None else {}
+        self.shown = _initial(row) if row is not None else ""
         super().__init__(*args, **given)
 
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
         """Return the masked destination: the page must not contain a secret URL."""
         if field_name == "destination":
-            shown = shown_config(self.stored_type, self.stored_config)
-            return shown.get("url", "\n".join(shown.get("to", ())))
+            return self.shown
         return super().get_initial_for_field(field, field_name)
 
     def version_of(self, row: Any) -> object:
@@ -80,6 +79,20 @@ class NotificationSettingForm(EditModelForm):
         else:
             config = {"url": text}
         return {**{name: given[name] for name in _VALUES}, "delivery_config": config}
+
+
+def _shown_destination(row: NotificationSetting, separator: str) -> str:
+    """Return the addresses, or the URL without its secrets. Raises EncryptionError."""
+    shown = row.shown_config
+    return str(shown.get("url") or separator.join(shown.get("to", ())))
+
+
+def _initial(row: NotificationSetting) -> str:
+    """Return what the form shows; a mask, which is refused, if it cannot be decrypted."""
+    try:
+        return _shown_destination(row, "\n")
+    except EncryptionError:
+        return MASK
 
 
 @admin.register(NotificationSetting)
@@ -164,9 +177,11 @@ class NotificationSettingAdmin(ScreenAdmin):
 
     @admin.display(description=_("destination"))
     def to(self, row: NotificationSetting) -> str:
-        """Show the addresses, or the URL without its secrets."""
-        shown = row.shown_config
-        return display.clean(shown.get("url") or ", ".join(shown.get("to", ())))
+        """Show the addresses, or the URL without its secrets, or why it cannot be decrypted."""
+        try:
+            return display.clean(_shown_destination(row, ", "))
+        except EncryptionError as error:
+            return str(error)
 
     @admin.display(description=_("last delivery"))
     def last(self, row: NotificationSetting) -> str:

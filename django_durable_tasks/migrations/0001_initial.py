@@ -2707,7 +2707,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "delivery_config",
-                    models.JSONField(default=dict, verbose_name="delivery configuration"),
+                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                        default=dict, verbose_name="delivery configuration"
+                    ),
                 ),
                 (
                     "digest",
@@ -2775,6 +2777,16 @@ class Migration(migrations.Migration):
                         default="",
                         max_length=200,
                         verbose_name="error of the last delivery",
+                    ),
+                ),
+                (
+                    "encryption_key",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        max_length=40,
+                        null=True,
+                        verbose_name="encryption key",
                     ),
                 ),
                 (

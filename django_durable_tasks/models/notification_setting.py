@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_config
@@ -77,7 +78,7 @@ class NotificationSetting(GuardedModel):
         max_length=13,
         choices=[(kind.value, kind.value) for kind in DeliveryType],
     )
-    delivery_config = models.JSONField(_("delivery configuration"), default=dict)
+    delivery_config = EncryptedJSONField(_("delivery configuration"), default=dict)
     digest = models.FloatField(
         _("digest"),
         null=True,
@@ -103,6 +104,10 @@ class NotificationSetting(GuardedModel):
         _("error of the last delivery"), max_length=200, blank=True, default=""
     )
 
+    encryption_key = models.CharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
+
     objects = NotificationSettingQuerySet.as_manager()
 
     class Meta:
@@ -122,7 +127,7 @@ class NotificationSetting(GuardedModel):
 
     @property
     def shown_config(self) -> dict[str, Any]:
-        """``delivery_config`` without secrets."""
+        """``delivery_config`` without secrets. Raises EncryptionError."""
         return shown_config(self.delivery_type, self.delivery_config)
 
     @property

@@ -269,8 +269,8 @@ ROTATE_KEYS = Operation(
     name="rotate_keys",
     title=_("Rotate encryption keys"),
     help=_(
-        "Encrypts stored arguments and results again with the first key of ENCRYPTION_KEYS, in"
-        " batches, while the service runs."
+        "Encrypts stored values again with the first key of ENCRYPTION_KEYS, in batches, while the"
+        " service runs."
     ),
     permission="",
     perform=_rotate_keys,

@@ -20,6 +20,7 @@ from django_durable_tasks.engine.notifications import deliveries, setting_change
 from django_durable_tasks.exceptions import (
     DeliveryFailed,
     DeliveryStopped,
+    EncryptionError,
     InvalidOption,
     InvalidTarget,
 )
@@ -80,6 +81,10 @@ def _recorded(
         last = live.run.failures + 1 >= live.run.max_attempts
         status = setting_changes.FAILED if last else setting_changes.RETRYING
         error = str(failed)
+        raise
+    except EncryptionError:
+        # The run is postponed. The names of keys concern operators only.
+        status, error = setting_changes.RETRYING, "The destination cannot be decrypted."
         raise
     except Exception as failed:
         status, error = setting_changes.FAILED, str(failed)

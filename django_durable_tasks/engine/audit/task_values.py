@@ -30,10 +30,10 @@ def task_values(row: Task) -> dict[str, Any]:
     found = {name: getattr(row, name) for name in _COLUMNS}
     if row.encryption_key is None:
         return found | masked_arguments(row.name, row.args, row.kwargs)
-    return found | {name: _mark(undecrypted(row, name)) for name in ("args", "kwargs")}
+    return found | {name: encrypted_mark(undecrypted(row, name)) for name in ("args", "kwargs")}
 
 
-def _mark(value: Any) -> str:
+def encrypted_mark(value: Any) -> str:
     """Return a text that differs if the value was encrypted again."""
     data = str(value.envelope["data"]) if isinstance(value, EncryptedValue) else ""
     return f"{ENCRYPTED} {hashlib.sha256(data.encode()).hexdigest()[:8]}".strip()

@@ -11,6 +11,7 @@ from django.db.models import F
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit.task_values import encrypted_mark
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.notification_events.capture import notification_events
@@ -18,13 +19,13 @@ from django_durable_tasks.engine.notification_events.subscriptions import (
     RecentSubscriptions,
     settings_rows,
 )
-from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, NotificationSetting, Tenant
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
 from django_durable_tasks.rules.notifications.destinations import (
     checked_config,
     merged_config,
-    shown_config,
 )
 from django_durable_tasks.rules.notifications.setting_values import check_together, checked_values
 from django_durable_tasks.rules.targets.policy import address_policy
@@ -34,7 +35,10 @@ from django_durable_tasks.rules.tasks.masking import shortened
 logger = logging.getLogger("django_durable_tasks.notifications")
 _DESTINATION = ("delivery_type", "delivery_config")
 _NOT_AUDITED = frozenset(
-    {"id", "tenant", "revision", "collecting", "updated_at", "updated_by", "reason"}
+    {
+        *("id", "tenant", "revision", "collecting", "updated_at", "updated_by", "reason"),
+        *("delivery_config", "encryption_key"),
+    }
 )
 _AUDITED = "notification setting"
 _MADE_DUE = 5_000
@@ -50,7 +54,9 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
     if missing:
         raise InvalidOption(f"{missing[0]} is missing: a notification setting needs it.")
     row = NotificationSetting(tenant_id=tenant_id)
-    for name, value in _checked(row, values).items():
+    checked = _checked(row, values)
+    config = checked.pop("delivery_config")
+    for name, value in checked.items():
         setattr(row, name, value)
     row.updated_by, row.reason = by[:200], reason[:500]
     try:
@@ -66,6 +72,8 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
                 )
             settings_rows().bulk_create([row])
             found = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            # A ciphertext is bound to the id, which is known only after the insert.
+            settings_rows().filter(pk=found.pk).update(**_set_config(found, config))
             entry.changed(_AUDITED, found.pk, {}, _shown(found), tenant_id)
     except IntegrityError:
         raise TransitionRefused(
@@ -97,9 +105,12 @@ def change(
                 f"Notification setting {row.name!r} was changed or deleted meanwhile: read it"
                 " again."
             )
+        before = _shown(present)
         checked = _checked(present, values)
         if not checked.get("enabled", True):
             checked["collecting"] = None
+        if "delivery_config" in checked:
+            checked |= _set_config(present, checked["delivery_config"])
         settings_rows().filter(pk=present.pk).update(
             **checked,
             revision=F("revision") + 1,
@@ -110,7 +121,7 @@ def change(
         changed = settings_rows().get(pk=present.pk)
         if _times(changed) != _times(present):
             _make_due(changed.pk)
-        entry.changed(_AUDITED, row.pk, _shown(present), _shown(changed), present.tenant_id)
+        entry.changed(_AUDITED, row.pk, before, _shown(changed), present.tenant_id)
     process_state.of(RecentSubscriptions).expire()
     found: NotificationSetting = changed
     return found
@@ -120,8 +131,18 @@ def _shown(row: NotificationSetting) -> dict[str, Any]:
     """Return the values of a setting for an audit entry, without secrets of its destination."""
     names = (one.name for one in row._meta.concrete_fields if not one.name.startswith("last_"))
     values = {name: getattr(row, name) for name in names if name not in _NOT_AUDITED}
-    config = shown_config(row.delivery_type, row.delivery_config)
-    return {**values, "delivery_config": config}
+    if row.encryption_key is not None:
+        return {**values, "delivery_config": encrypted_mark(undecrypted(row, "delivery_config"))}
+    return {**values, "delivery_config": row.shown_config}
+
+
+def _set_config(row: NotificationSetting, config: dict[str, Any]) -> dict[str, Any]:
+    """Set the destination of a row that has an id; return the columns to write."""
+    row.delivery_config = config
+    stored = stored_columns(row)
+    for name, value in stored.items():
+        setattr(row, name, value)
+    return stored
 
 
 def _times(row: NotificationSetting) -> tuple[Any, ...]:
@@ -159,11 +180,13 @@ def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, A
 
 def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get("delivery_type", row.delivery_type)
-    if not row._state.adding and kind != row.delivery_type and "delivery_config" not in values:
+    if "delivery_config" not in values:
+        if kind == row.delivery_type:
+            return {}
         # A URL must not become readable by a type whose masks show more of it.
         raise InvalidOption(f"delivery_config is missing: delivery_type={kind!r} needs a new one.")
-    given = values.get("delivery_config", row.delivery_config)
-    merged = merged_config(kind, given, row.delivery_type, row.delivery_config)
+    known = _known_config(row)
+    merged = merged_config(kind, values["delivery_config"], row.delivery_type, known)
     settings = conf.settings()
     config = checked_config(
         kind,
@@ -171,7 +194,20 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
         policy=address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW),
         allowed=settings.NOTIFICATION_EMAIL_ALLOW,
     )
+    if config == known and kind == row.delivery_type:
+        return {}
     return {"delivery_type": kind, "delivery_config": config}
+
+
+def _known_config(row: NotificationSetting) -> dict[str, Any]:
+    """Return the present destination; empty if it cannot be decrypted, so that it can be
+    replaced.
+    """
+    try:
+        known: dict[str, Any] = row.delivery_config
+    except EncryptionError:
+        return {}
+    return known
 
 
 def remove(rows: Sequence[NotificationSetting], *, by: str = "", reason: str = "") -> int:

@@ -17,11 +17,17 @@ from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
 from django_durable_tasks.encryption import current_key_id, decrypted, encrypted
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, RecurringTask, Task
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    NotificationSetting,
+    RecurringTask,
+    Task,
+)
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
 from django_durable_tasks.rules.encryption import EncryptedValue
 
-MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask, DeliveryAttempt)
+MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask, DeliveryAttempt, NotificationSetting)
 BATCH = 200
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.notifications import deliveries
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.management.durable.operation_arguments import add_operations
 from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.subcommand import (
@@ -58,7 +59,7 @@ def _list(options: Options, out: Output) -> int:
             "enabled": row.enabled,
             "events": row.events,
             "delivery_type": row.delivery_type,
-            "to": row.shown_config.get("url") or row.shown_config.get("to"),
+            "to": _to(row),
             "last_delivery": row.last_delivery_status,
             "at": row.last_delivery_at,
         }
@@ -66,6 +67,15 @@ def _list(options: Options, out: Output) -> int:
     ]
     out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
     return OK
+
+
+def _to(row: NotificationSetting) -> Any:
+    """Return the masked destination, or why it cannot be decrypted."""
+    try:
+        shown = row.shown_config
+    except EncryptionError as error:
+        return str(error)
+    return shown.get("url") or shown.get("to")
 
 
 def _test(options: Options, out: Output) -> int:
