@@ -81,16 +81,8 @@ def run_batch(self: Any, queue: str, name: str) -> None:
     """Run due tasks of this name in this queue for about DURATION seconds."""
     task, token = current_app.tasks.get(name), batch_token(self.request.id)
     options: TaskOptions | None = getattr(task, "durable_options", None)
-    if task is None or options is None or token is None:
-        logger.error(
-            "Ignored batch message %.60r: this worker has no durable task named %.200r.",
-            self.request.id,
-            name,
-        )
-        return
-    place = worker_node.place(
-        options.lease or conf.settings().LEASE, consumed_queue.names_of(self.request)
-    )
+    lease = None if options is None else options.lease
+    place = worker_node.place(lease or conf.settings().LEASE, consumed_queue.names_of(self.request))
     if place.queues and queue not in place.queues:
         logger.error(
             "Ignored batch message %s: it is for queue %r, but was consumed from queue %r.",
@@ -99,7 +91,26 @@ def run_batch(self: Any, queue: str, name: str) -> None:
             place.queues[0],
         )
         return
+    if task is None or options is None or token is None:
+        logger.error(
+            "Ignored batch message %.60r: this worker has no durable task named %.200r.",
+            self.request.id,
+            name,
+        )
+        _publish_later(queue, name)
+        return
     _Message(task, queue, token, place, self.request).run()
+
+
+def _publish_later(queue: str, name: str) -> None:
+    """Record that this worker does not know the task, so that the next message is published after
+    UNKNOWN_TASK_DELAY. Another worker may have another release.
+    """
+    try:
+        with dedicated_connection():
+            batch_messages.not_published([(queue, name)], conf.settings().UNKNOWN_TASK_DELAY)
+    except Error as error:
+        logger.warning("The batch message was not recorded: %s", reason_of(error))
 
 
 class _Message:
@@ -126,13 +137,26 @@ class _Message:
             size = _sizes.of(name, self._options.batch or 1)
             runs = self._take(size)
             if len(runs) == size and not is_published:
-                batch_publisher.publish({(self._queue, name): self._options.priority})
+                self._publish_next()
                 is_published = True
             if not runs or not self._run_all(runs):
                 return
             _sizes.ran(name, len(runs), time.monotonic() - self._taken_at)
             if len(runs) < size or time.monotonic() - began > DURATION:
                 return
+
+    def _publish_next(self) -> None:
+        """Publish the next message. An error of the database is logged and not raised, because the
+        tasks of this batch have started, and a scheduler publishes the message then.
+        """
+        try:
+            batch_publisher.publish({(self._queue, self._task.name): self._options.priority})
+        except Error as error:
+            logger.warning(
+                "The next batch message of %s was not published (%s); a scheduler publishes it.",
+                self._task.name,
+                reason_of(error),
+            )
 
     def _take(self, size: int) -> list[Run]:
         """Start due tasks. After an error the runs are read back, because the statement may have

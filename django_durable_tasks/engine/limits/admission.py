@@ -138,13 +138,25 @@ class LimitAdmission:
         """Make those of the next due tasks wait that a limit would refuse, so that the next claim
         reads the tasks behind them.
         """
+        return self.refuse(next_due(queues, now, limit), now)
+
+    def refuse(self, ids: Sequence[uuid.UUID], now: datetime) -> int:
+        """Make those of these due tasks wait that a limit would refuse; return how many. The
+        others use no capacity.
+        """
         full = {
             row.task_id: scope
-            for row in self._read(next_due(queues, now, limit)).values()
+            for row in self._read(ids).values()
             for scope in row.scopes
             if scope not in self._wide and self._capacity.refuses(scope, row.request)
         }
         return transitions.make_due_wait(full, now)
+
+    def is_full(self, name: str, queue: str) -> bool:
+        """Return whether a limit of the whole task or of its whole queue admits no further task."""
+        scopes = (*self._limit_config.wide(queue), rules.of_task(name))
+        left = (self._capacity.left(scope) for scope in scopes)
+        return any(number is not None and number <= 0 for number in left)
 
     def close(self) -> None:
         """Write the buckets whose tokens were used."""

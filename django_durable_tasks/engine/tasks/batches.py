@@ -26,6 +26,7 @@ from django_durable_tasks.rules.tasks.runs import Run
 TOKEN_BYTES = 6
 """Shorter than half of a run id, whose seventh byte contains the version of the UUID."""
 __all__ = ["Success"]
+_PASSES, _AHEAD = 4, 500
 _CANCELLED = Outcome(kind=EndingKind.IGNORED, error="Cancelled before it was called.")
 
 
@@ -62,14 +63,33 @@ def _take_within_limits(
 ) -> list[StartedRun]:
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
-        due = transitions.due_in_batch(queue, name, len(run_ids))
-        # The rows are locked first, so that no other process spends rate-limit tokens for them.
-        locked = transitions.locked_pending(tables.tasks().filter(pk__in=due), len(due))
-        ids = gate.admit(sorted(locked, key=due.index), database_now())
+        ids = _admitted(gate, queue, name, len(run_ids))
         gate.close()
         return transitions.take(
             tables.tasks().filter(pk__in=ids), run_ids[: len(ids)], place.node, place.lease
         )
+
+
+def _admitted(
+    gate: admission.LimitAdmission, queue: str, name: str, number: int
+) -> list[uuid.UUID]:
+    """Lock at most ``number`` due tasks that the limits admit, and return their ids.
+
+    If some are refused, the refused ones among the next ``_AHEAD`` due tasks wait too, so that
+    tasks of a full scope do not delay those behind them. At most ``_PASSES`` passes.
+    """
+    admitted, now = list[uuid.UUID](), database_now()
+    for _ in range(_PASSES):
+        wanted = number - len(admitted)
+        due = transitions.due_in_batch(queue, name, wanted, admitted)
+        # The rows are locked first, so that no other process spends rate-limit tokens for them.
+        locked = transitions.locked_pending(tables.tasks().filter(pk__in=due), len(due))
+        fit = gate.admit(sorted(locked, key=due.index), now)
+        admitted += fit
+        if len(due) < wanted or len(fit) == wanted or gate.is_full(name, queue):
+            break
+        gate.refuse(transitions.due_in_batch(queue, name, _AHEAD, admitted), now)
+    return admitted
 
 
 def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:

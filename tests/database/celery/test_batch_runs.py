@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db import connections as dedicated
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks import attempts, batch_messages
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
 from tests.database.transitions.transition_calls import CRASH
-from tests.factories import QUEUE
+from tests.factories import QUEUE, a_task
 from tests.messages import take_messages
 from tests.project import batched
 
@@ -53,13 +53,11 @@ def _lines(file: Path) -> list[str]:
 
 
 @contextmanager
-def _successes_are_refused(error: Exception, of: uuid.UUID | None = None) -> Iterator[None]:
-    """Make the statements fail that record successes, or only those of one task."""
+def _statements_fail(error: Exception, fails: Callable[[str, str], bool]) -> Iterator[None]:
+    """Make the statements fail for whose text and parameters ``fails`` returns True."""
 
     def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        given = str(params).replace("-", "")
-        ends = "'SUCCESS'" in sql or (sql.startswith("UPDATE") and "SUCCESS" in given)
-        if ends and (of is None or of.hex in given):
+        if fails(sql, str(params).replace("-", "")):
             raise error
         return execute(sql, params, many, context)
 
@@ -75,6 +73,18 @@ def _successes_are_refused(error: Exception, of: uuid.UUID | None = None) -> Ite
         connections["default"].execute_wrappers.remove(refuse)
         connection_created.disconnect(connected)
         dedicated.close_all()
+
+
+def _successes_are_refused(
+    error: Exception, of: uuid.UUID | None = None
+) -> AbstractContextManager[None]:
+    """Make the statements fail that record successes, or only those of one task."""
+
+    def fails(sql: str, given: str) -> bool:
+        ends = "'SUCCESS'" in sql or (sql.startswith("UPDATE") and "SUCCESS" in given)
+        return ends and (of is None or of.hex in given)
+
+    return _statements_fail(error, fails)
 
 
 def test_messages_run_batches_until_no_task_is_due(tmp_path: Path) -> None:
@@ -93,6 +103,18 @@ def test_the_next_message_is_published_if_more_tasks_are_due(tmp_path: Path) -> 
     assert BatchMessage.objects.get().due_at is not None
     _deliver(batched.note.name)
     assert BatchMessage.objects.get().due_at is None
+
+
+def test_an_error_while_the_next_message_is_recorded_does_not_stop_the_batch(
+    tmp_path: Path,
+) -> None:
+    _schedule(tmp_path / "notes", 11)
+    error = OperationalError("canceling statement due to lock timeout")
+    table = BatchMessage._meta.db_table
+    with _statements_fail(error, lambda sql, _: table in sql and "INSERT" in sql):
+        _deliver(batched.note.name)
+    assert not Task.objects.running().exists()
+    assert Task.objects.filter(status=Status.SUCCESS).count() >= 10
 
 
 def test_runs_whose_endings_could_not_be_recorded_are_not_called_again(
@@ -133,6 +155,22 @@ def test_a_message_from_another_queue_or_of_an_unknown_task_starts_nothing(tmp_p
     _deliver("no.such.task")
     _deliver(batched.note.name, queue="other")
     assert Task.objects.pending().count() == 2
+
+
+def test_the_message_of_an_unknown_task_is_published_again_without_growing_times(
+    settings: Any,
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "UNKNOWN_TASK_DELAY": 7}
+    name = "task.of.another.release"
+    a_task(name=name, in_batch=True)
+    for _ in range(5):
+        batch_messages.reserve([(QUEUE, name)])
+        BatchMessage.objects.update(due_at=database_now())
+    _deliver(name)
+    message = BatchMessage.objects.get()
+    assert message.due_at is not None
+    assert (message.due_at - database_now()).total_seconds() == pytest.approx(7, abs=5)
+    assert message.publish_count == 0
 
 
 def test_a_call_with_a_time_limit_has_a_message_of_its_own(tmp_path: Path) -> None:
