@@ -52,9 +52,11 @@ _QUERY: Mapping[str, tuple[Any, str]] = {
     "object_type": (OpenApiTypes.STR, "Only entries about objects of this type."),
     "cursor": (OpenApiTypes.STR, "next_cursor or prev_cursor of another page."),
     "upstream": (OpenApiTypes.UUID, "The id of the upstream task."),
+    "url": (OpenApiTypes.STR, "The URL of the callbacks. Only its origin has an effect."),
+    "endpoint": (OpenApiTypes.STR, "The `endpoint` of the callbacks, if they have one."),
     "reason": (OpenApiTypes.STR, "Why; kept with the name of the key."),
 }
-_REQUIRED = frozenset({"at", "upstream"})
+_REQUIRED = frozenset({"at", "upstream", "url"})
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": DEFAULT_LIMIT}
 _CHOICES = {"state": ["open", "all"]}
 _ALWAYS = (problems.MALFORMED, problems.NOT_FOUND, problems.NOT_ACCEPTABLE, problems.UNAVAILABLE)

@@ -26,7 +26,11 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_url
+from django_durable_tasks.rules.notifications.destinations import (
+    DeliveryType,
+    endpoint_of_setting,
+    shown_url,
+)
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from django_durable_tasks.rules.notifications.messages import (
     NotificationContent,
@@ -120,7 +124,7 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
             "url": row.delivery_config.get("url"),
             "body": slack_body(content) if is_slack else http_body(content),
             "no_retry_on": _REFUSED_BY_SLACK if is_slack else None,
-            "endpoint": f"notification-setting-{row.pk}",
+            "endpoint": endpoint_of_setting(row.pk),
         },
         outgoing.limits(),
     )

@@ -122,7 +122,8 @@ def setting_json(row: NotificationSetting, _caller: Caller) -> dict[str, Any]:
     return shown_by(NotificationSettingAnswer, row)
 
 
-def _find(caller: Caller, key: int) -> NotificationSetting:
+def find_setting(caller: Caller, key: int) -> NotificationSetting:
+    """Return a setting of the caller's tenant; raises Problem."""
     _require_notifications()
     row: NotificationSetting | None = _settings(caller.tenant.pk).filter(pk=key).first()
     if row is None:
@@ -192,7 +193,7 @@ class NotificationSettingEndpoint(WritingEndpoint):
 
     def get(self, request: Request, notification_setting_id: int) -> Response:
         """Return the setting."""
-        row = _find(self.caller, notification_setting_id)
+        row = find_setting(self.caller, notification_setting_id)
         return tagged(request, row.revision, setting_json(row, self.caller))
 
     def patch(self, request: Request, notification_setting_id: int) -> Response:
@@ -204,15 +205,15 @@ class NotificationSettingEndpoint(WritingEndpoint):
         given: Mapping[str, Any] = {"reason": "", **body.validated_data}
 
         def act() -> Answer:
-            row = _find(caller, notification_setting_id)
+            row = find_setting(caller, notification_setting_id)
             require_version(request, row.revision)
             CHANGE.perform(row, by=caller.name, revision=row.revision, **given)
-            changed = _find(caller, notification_setting_id)
+            changed = find_setting(caller, notification_setting_id)
             shown = setting_json(changed, caller)
             return Answer(200, shown, {"ETag": entity_tag(changed.revision, shown)})
 
         def before() -> dict[str, Any]:
-            return setting_json(_find(caller, notification_setting_id), caller)
+            return setting_json(find_setting(caller, notification_setting_id), caller)
 
         return self.write(request, act, before)
 
@@ -220,7 +221,7 @@ class NotificationSettingEndpoint(WritingEndpoint):
         """Delete the setting; return it as it was. Messages that were not sent are not sent."""
 
         def act() -> Answer:
-            row = _find(self.caller, notification_setting_id)
+            row = find_setting(self.caller, notification_setting_id)
             shown = setting_json(row, self.caller)
             DELETE.perform(row, by=self.caller.name, reason="")
             return Answer(200, shown)
@@ -241,7 +242,7 @@ class NotificationTestAnswer(NotificationSettingAnswer):
 RESOURCE = Resource(
     name="notification-setting",
     reads="notificationsetting",
-    find=_find,
+    find=find_setting,
     show=setting_json,
     answer=NotificationTestAnswer,
     version=lambda row: int(row.revision),

@@ -16,6 +16,7 @@ from django_durable_tasks.management.durable.subcommand import (
     refuse,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.operations import signing_secrets
 from django_durable_tasks.rules.targets.urls import parsed_url
 from django_durable_tasks.targets.http import outgoing
 from django_durable_tasks.targets.http.deadline_socket import Deadline
@@ -57,14 +58,14 @@ def _secret_arguments(parser: ArgumentParser) -> None:
 
 def show_secrets(options: Options, out: Output) -> int:
     """Print the secrets of an endpoint, the current one first."""
-    url = parsed_url(options["url"])
     tenant_id = DEFAULT_TENANT_ID
     if options["tenant"]:
         tenant = Tenant.objects.filter(slug=options["tenant"]).first()
         if tenant is None:
             refuse(f"No tenant has the slug {options['tenant']!r}.")
         tenant_id = tenant.pk
-    found = outgoing.signing_secrets(tenant_id, url, options["endpoint"] or url.origin)
+    url, endpoint = options["url"], options["endpoint"] or None
+    found = signing_secrets.of_callbacks(tenant_id, url, endpoint, by="").secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     out.emit({"secrets": found}, "\n".join(found))

@@ -104,6 +104,11 @@ def url_of(config: Mapping[str, Any]) -> TargetUrl:
     return parsed_url(config.get("url"))
 
 
+def endpoint_of_setting(setting_id: int) -> str:
+    """Return the name of the receiver of a setting, of which its signing secret is derived."""
+    return f"notification-setting-{setting_id}"
+
+
 def shown_url(delivery_type: str, url: str) -> str:
     """Return the URL without its secrets. The path of a Slack webhook is its password."""
     if delivery_type != DeliveryType.SLACK_WEBHOOK:

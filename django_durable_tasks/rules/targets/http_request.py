@@ -57,7 +57,6 @@ def http_request(arguments: Mapping[str, Any], limits: HttpLimits) -> HttpReques
         raise InvalidTarget(f"body: a {method} request has none; put the data into the URL.")
     if body is not None and "content-type" not in {name.lower() for name in headers}:
         headers["Content-Type"] = "application/json"
-    endpoint = arguments.get("endpoint")
     return HttpRequest(
         method=method,
         url=url,
@@ -65,8 +64,16 @@ def http_request(arguments: Mapping[str, Any], limits: HttpLimits) -> HttpReques
         body=(body_text(body) or "").encode(),
         timeout=_timeout(arguments.get("timeout"), limits),
         retried=checked_statuses(arguments.get("retry_on"), arguments.get("no_retry_on")),
-        endpoint=url.origin if endpoint is None else checked_key("endpoint", endpoint),
+        endpoint=endpoint_name(url, arguments.get("endpoint")),
     )
+
+
+def endpoint_name(url: TargetUrl, given: object) -> str:
+    """Return the name of the receiver: ``endpoint=`` of the callback, or else the origin.
+
+    Raises InvalidOption.
+    """
+    return url.origin if given is None else checked_key("endpoint", given)
 
 
 def body_text(body: object) -> str | None:

@@ -56,7 +56,7 @@ SCOPE_HELP = {
     ApiScope.QUEUES: "read and pause queues and read the state of nodes, which all tenants share",
     ApiScope.METRICS: "read the metrics, which all tenants share",
     ApiScope.NOTIFICATIONS: "change and test notification settings",
-    ApiScope.SECRETS: "read arguments and results unmasked",
+    ApiScope.SECRETS: "read arguments and results unmasked, and signing secrets",
 }
 
 

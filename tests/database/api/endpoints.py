@@ -75,11 +75,19 @@ WITHOUT_ID = [
 
 def filled(address: str, ids: dict[str, Any]) -> str:
     """Return an address with these ids."""
+    query = _QUERIES.get(address, "")
     address = address.replace("<str:queue>", "mail")
     for name, value in ids.items():
         address = address.replace(f"<uuid:{name}>", str(value)).replace(f"<int:{name}>", str(value))
     assert "<" not in address, f"rows_of() creates no row for {address}"
-    return f"/{address}{'?at=2027-01-01T00:00:00Z' if address.endswith('/explain') else ''}"
+    return f"/{address}{query}"
+
+
+_QUERIES = {
+    "recurring-tasks/<uuid:recurring_task_id>/explain": "?at=2027-01-01T00:00:00Z",
+    "signing-secret": "?url=https://example.com/hook",
+}
+"""Required parameters."""
 
 
 VALID: dict[str, Any] = {

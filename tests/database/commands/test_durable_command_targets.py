@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.models import Tenant
+from django_durable_tasks.models import AuditEntry, Tenant
 from django_durable_tasks.rules.targets.signing import derived_secret
 from tests.database.commands.durable_command import durable, json_of
 
@@ -56,5 +56,10 @@ def test_the_signing_secrets_are_those_of_the_endpoint(settings: Any) -> None:
         derived_secret(key, 1, origin, "x") for key in keys
     ]
     assert durable("signing-secret", origin, "--tenant", "none").code == 2
+    entries = list(AuditEntry.objects.filter(operation="signing_secret.read").order_by("pk"))
+    assert [(entry.source, entry.object_id) for entry in entries] == [
+        ("COMMAND", str(tenant.pk)),
+        ("COMMAND", "1"),
+    ]
     settings.DURABLE_TASKS = {}
     assert "HTTP_SIGNING_KEYS" in durable("signing-secret", origin).err
