@@ -133,4 +133,4 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(kind: st
     many_tasks(50)
     for _ in range(5):
         a_node(queues=["test"])
-    assert statements() == few <= (8 if kind == "queues" else 1)
+    assert statements() == few <= (9 if kind == "queues" else 1)
