@@ -21,6 +21,7 @@ from rest_framework import serializers
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text
 from django_durable_tasks.api.lists import DEFAULT_LIMIT, LIMIT_MAX
+from django_durable_tasks.api.sent_requests import add_webhooks
 from django_durable_tasks.rules.states import Status
 
 VERSION = "1"
@@ -257,4 +258,4 @@ def document(root: str) -> dict[str, Any]:
         generator = SchemaGenerator(urlconf="django_durable_tasks.api.urls")
         found: dict[str, Any] = generator.get_schema(request=None, public=True)
     found["servers"] = [{"url": root}]
-    return found
+    return add_webhooks(found)

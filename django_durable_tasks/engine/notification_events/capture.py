@@ -29,6 +29,7 @@ from django_durable_tasks.engine.notification_events.subscriptions import (
 from django_durable_tasks.models import NotificationEvent
 from django_durable_tasks.models.notification_event import NotificationEventQuerySet
 from django_durable_tasks.rules.notifications.events import OF_TRANSITION, OWN_TASKS, EventType
+from django_durable_tasks.rules.notifications.message_types import RetryingTaskData
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.masking import masked_text, shortened
@@ -247,7 +248,7 @@ def _of_tasks(
 
 def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any]) -> OccurredEvent:
     schedule = row["recurring_task__name"] or ""
-    data = {
+    data: RetryingTaskData = {
         "task_id": str(row["pk"]),
         "task_name": row["name"],
         "queue": row["queue"],

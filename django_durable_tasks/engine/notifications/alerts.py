@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from django.db import IntegrityError
 
@@ -26,6 +25,7 @@ from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Alert, Node
 from django_durable_tasks.models.alert import AlertQuerySet
 from django_durable_tasks.rules.notifications.events import EventType
+from django_durable_tasks.rules.notifications.message_types import AlertData, AlertKind
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 
@@ -35,15 +35,6 @@ _TOGETHER = 100
 """How many alerts of one kind are open at most."""
 _SUBJECT_MAX, _DETAIL_MAX = 200, 300
 _ALERT_TYPES = (EventType.ALERT_BEGAN, EventType.ALERT_ENDED)
-
-
-class AlertKind(StrEnum):
-    """What is wrong."""
-
-    DEAD_LETTERS = "dead_letters"
-    SCHEDULE_OVERDUE = "schedule_overdue"
-    QUEUE_WITHOUT_WORKER = "queue_without_worker"
-    CLOCK_SKEW = "clock_skew"
 
 
 Condition = tuple[str, str]
@@ -105,12 +96,13 @@ def _events(began: Mapping[Condition, str], ended: list[Alert]) -> Iterator[Occu
 
 
 def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:
+    data: AlertData = {"alert": AlertKind(kind), "subject": subject, "detail": detail}
     queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
     return OccurredEvent(
         types=(type_,),
         subject=EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
         shown_as=f"{kind} {subject}".strip(),
-        data={"alert": kind, "subject": subject, "detail": detail},
+        data=data,
     )
 
 

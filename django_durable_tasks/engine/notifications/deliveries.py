@@ -27,6 +27,7 @@ from django_durable_tasks.engine.tasks.new_task import Call, new_task
 from django_durable_tasks.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models.notification_event import NotificationEventQuerySet
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK, EventType
+from django_durable_tasks.rules.notifications.message_types import NotificationTestData
 from django_durable_tasks.rules.notifications.messages import (
     SHOWN,
     EventFacts,
@@ -155,11 +156,12 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
 def create_test(setting: NotificationSetting, by: str, reason: str = "") -> uuid.UUID:
     """Create the delivery of a test message; return the id of its task."""
     delivery = uuid.uuid4()
+    data: NotificationTestData = {"setting": setting.name, "sent_by": by}
     event = NotificationEvent(
         setting_id=setting.pk,
         type=EventType.TEST,
         subject=setting.name,
-        data={"setting": setting.name, "sent_by": by},
+        data=dict(data),
         delivery=delivery,
     )
     task = delivery_task(setting, delivery)

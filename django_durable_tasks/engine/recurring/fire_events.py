@@ -11,6 +11,7 @@ from django_durable_tasks.engine.recurring.known_schedules import KnownSchedule
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.tick_plan import Tick
 from django_durable_tasks.rules.notifications.events import OWN_TASKS, EventType
+from django_durable_tasks.rules.notifications.message_types import FireEventData
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 
@@ -38,7 +39,7 @@ def _events(
 
 
 def _event(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
-    data = {
+    data: FireEventData = {
         "schedule_id": str(row.pk),
         "schedule": row.name,
         "task_name": row.task,

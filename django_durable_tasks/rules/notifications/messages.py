@@ -12,6 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_durable_tasks.rules.notifications.events import EventType
+from django_durable_tasks.rules.notifications.message_types import (
+    DigestCount,
+    DigestData,
+    EventMessage,
+)
 from django_durable_tasks.rules.tasks.masking import shortened
 
 SHOWN = 20
@@ -51,19 +56,22 @@ def http_body(content: NotificationContent) -> str:
     recommends. It is the same text for each attempt.
     """
     if not content.is_digest:
-        event = content.events[0]
-        return _json({"type": event.type, "timestamp": _at(event.created_at), "data": event.data})
-    shown = [
-        {"type": event.type, "timestamp": _at(event.created_at), "data": event.data}
-        for event in content.events
-    ]
-    last = max(event.created_at for event in content.events)
-    counts = [
-        {"type": kind, "subject": subject, "count": number}
+        return _json(_message(content.events[0]))
+    counts: list[DigestCount] = [
+        {"type": EventType(kind), "subject": subject, "count": number}
         for kind, subject, number in content.counts
     ]
-    data = {"count": content.total, "counts": counts, "events": shown}
-    return _json({"type": EventType.DIGEST, "timestamp": _at(last), "data": data})
+    data: DigestData = {
+        "count": content.total,
+        "counts": counts,
+        "events": [_message(event) for event in content.events],
+    }
+    last = max(event.created_at for event in content.events)
+    return _json(_message(EventFacts(type=EventType.DIGEST, created_at=last, data=data)))
+
+
+def _message(event: EventFacts) -> EventMessage:
+    return {"type": event.type, "timestamp": _at(event.created_at), "data": event.data}
 
 
 def slack_body(content: NotificationContent) -> str:

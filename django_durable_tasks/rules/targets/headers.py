@@ -32,6 +32,30 @@ _OURS = frozenset(
     }
 )
 _OUR_PREFIXES = ("durable-", "proxy-", "webhook-", "x-forwarded-")
+SENT_HEADERS: Mapping[str, str] = {
+    "Idempotency-Key": (
+        "The same for all attempts and unedited replays, in quotes. A receiver can ignore a request"
+        " that it has processed."
+    ),
+    "webhook-id": "The same value without quotes.",
+    "webhook-timestamp": "When the attempt began, in Unix seconds.",
+    "webhook-signature": (
+        "`v1,` and base64 of the HMAC-SHA256 of `{webhook-id}.{webhook-timestamp}.{body}`, as"
+        " Standard Webhooks 1.0.0 defines it; separated by spaces during a rotation. `GET"
+        " /signing-secret` and `GET /notification-settings/{id}/signing-secret` return the secrets."
+        " Missing if requests are not signed."
+    ),
+    "Durable-Task-Id": "The id of the task.",
+    "Durable-Attempt": "The number of the attempt, from 1.",
+    "Durable-Max-Attempts": "How many attempts the task may have.",
+    "Durable-Scheduled-For": "When the task was to run, in RFC 3339.",
+    "Durable-Schedule-Id": "The id of the recurring task, if one created the task.",
+    "User-Agent": "`django-durable-tasks/` and the version, unless the callback has its own.",
+}
+"""The headers of our requests beside those that a caller gives, with their meaning. A signature
+covers the id, the timestamp and the body only.
+"""
+OPTIONAL_HEADERS = frozenset({"webhook-signature", "Durable-Schedule-Id"})
 _URLS = frozenset({"content-location", "location", "referer"})
 _MASKED = frozenset({"webhook-signature"})
 

@@ -140,3 +140,4 @@ def test_the_example_project_writes_the_document_without_warnings(tmp_path: Path
     document = json.loads(file.read_text())
     assert document["openapi"].startswith("3.1")
     assert "/api/v1/tasks" in document["paths"]
+    assert "callback" in document["webhooks"]

@@ -1,0 +1,154 @@
+"""The section ``webhooks`` of the OpenAPI document: the requests that servers of a tenant receive.
+
+The schemas of messages are generated from the types that the code which builds them is checked
+against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
+
+from django_durable_tasks.rules.notifications.events import FLAGS, EventType
+from django_durable_tasks.rules.notifications.message_types import DATA_OF, EventMessage, Format
+from django_durable_tasks.rules.targets.answers import BACKOFF
+from django_durable_tasks.rules.targets.headers import OPTIONAL_HEADERS, SENT_HEADERS
+
+_TAG = "webhooks"
+_TYPES: Mapping[Any, str] = {str: "string", int: "integer"}
+_NEVER_IN_DIGESTS = (EventType.TEST, EventType.DIGEST)
+_ANSWERS: Mapping[str, str] = {
+    "2XX": "The request was accepted.",
+    "3XX": "The request failed. Redirects are not followed, and nothing is retried.",
+    "410": "The request failed, and nothing is retried. A notification setting is disabled.",
+    "default": (
+        f"The request is sent again, by default up to {len(BACKOFF) + 1} times in all."
+        " `Retry-After` can postpone the next attempt."
+    ),
+}
+
+
+def add_webhooks(
+    result: dict[str, Any],
+    generator: Any = None,
+    request: Any = None,
+    public: bool = True,
+) -> dict[str, Any]:
+    """Return the OpenAPI document with the section.
+
+    The parameters are those of a postprocessing hook of drf-spectacular.
+    """
+    schemas = {_data_name(kind): _schema(data) for kind, data in DATA_OF.items()}
+    schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
+    components = result.setdefault("components", {})
+    components["schemas"] = {**components.get("schemas", {}), **schemas}
+    section = {"callback": _request(_callback())}
+    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
+    return {**result, "webhooks": section}
+
+
+def _callback() -> dict[str, Any]:
+    return {
+        "operationId": "webhookCallback",
+        "summary": "A callback",
+        "description": (
+            "The request of a task with the target `HTTP_CALLBACK`. URL, method, headers and body"
+            " are those of `target_config`. A body that is a string is sent unchanged."
+        ),
+        "requestBody": {"content": {"application/json": {"schema": {}}}},
+    }
+
+
+def _notification(kind: EventType) -> dict[str, Any]:
+    flags = [f"`{flag}`" for flag, kinds in FLAGS.items() if kind in kinds]
+    selected = f" with {' or '.join(flags)}" if flags else ""
+    return {
+        "operationId": f"webhook{_message_name(kind)}",
+        "summary": f"A message of the type {kind}",
+        "description": f"Sent for notification settings of the type `HTTP_WEBHOOK`{selected}.",
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _reference(_message_name(kind))}},
+        },
+    }
+
+
+def _request(described: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": name,
+            "in": "header",
+            "required": name not in OPTIONAL_HEADERS,
+            "description": text,
+            "schema": {"type": "string"},
+        }
+        for name, text in SENT_HEADERS.items()
+    ]
+    answers = {status: {"description": text} for status, text in _ANSWERS.items()}
+    return {
+        "post": {
+            **described,
+            "tags": [_TAG],
+            "security": [],
+            "parameters": parameters,
+            "responses": answers,
+        }
+    }
+
+
+def _message_name(kind: EventType) -> str:
+    return "".join(part.title() for part in kind.split(".")) + "Message"
+
+
+def _data_name(kind: EventType) -> str:
+    return DATA_OF[kind].__name__
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _message(kind: EventType) -> dict[str, Any]:
+    """Return the schema of a whole body."""
+    found = _object(EventMessage)
+    members: dict[str, Any] = found["properties"]
+    members |= {"type": {"const": str(kind)}, "data": _reference(_data_name(kind))}
+    return found
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    """Return the schema of an annotation. Raises KeyError for one that is not supported."""
+    if hint is EventMessage:
+        kinds = [kind for kind in DATA_OF if kind not in _NEVER_IN_DIGESTS]
+        return {"oneOf": [_reference(_message_name(kind)) for kind in kinds]}
+    if is_typeddict(hint):
+        return _object(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is NotRequired:
+        return _schema(arguments[0])
+    if origin is Annotated:
+        return _schema(arguments[0]) | dict(map(_keyword, hint.__metadata__))
+    if origin is list:
+        return {"type": "array", "items": _schema(arguments[0])}
+    if origin is Mapping:
+        return {"type": "object"}
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return {"type": "string", "enum": [str(one) for one in hint]}
+    return {"type": _TYPES[hint]}
+
+
+def _keyword(metadata: Any) -> tuple[str, str]:
+    if isinstance(metadata, Format):
+        return "format", metadata.name
+    return "description", str(metadata)
+
+
+def _object(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        "type": "object",
+        "description": kind.__doc__,
+        "properties": {name: _schema(hint) for name, hint in hints.items()},
+        "required": [name for name, hint in hints.items() if get_origin(hint) is not NotRequired],
+    }
