@@ -249,7 +249,7 @@ class ConditionFilter(ScreenFilter):
     def narrow(self, rows: Any, value: str) -> TaskQuerySet:
         """Return the rows that match this condition."""
         found: TaskQuerySet = {
-            "due": lambda: rows.pending().filter(due_at__lte=database_now()),
+            "due": lambda: rows.due(database_now()),
             "retrying": rows.retrying,
             "unanswered": lambda: rows.queued().filter(publish_count__gt=1),
             "overdue": lambda: rows.overdue(database_now()),

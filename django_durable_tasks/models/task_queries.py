@@ -83,8 +83,12 @@ class TaskQuerySet(TaskActions["Task"]):
         return self.pending().filter(in_batch=True)
 
     def due(self, now: datetime) -> Self:
-        """PENDING tasks that are due, the most urgent first."""
-        return self.pending().filter(due_at__lte=now).order_by("-priority", "due_at", "id")
+        """PENDING tasks that are due, the most urgent first.
+
+        Both values of ``in_batch`` are listed so that the partial indexes are usable.
+        """
+        either = Q(in_batch=False) | Q(in_batch=True)
+        return self.pending().filter(either, due_at__lte=now).order_by("-priority", "due_at", "id")
 
     def due_alone(self, now: datetime) -> Self:
         """PENDING tasks with messages of their own that are due."""

@@ -107,7 +107,8 @@ def overview(known: Collection[str]) -> Overview:
 
 def _unknown(known: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for waiting in (tasks().pending(), tasks().queued()):
+    # Each has an index of its own.
+    for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
         unregistered = (
             waiting.exclude(name__in=list(known))
             .order_by()

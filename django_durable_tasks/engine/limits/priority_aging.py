@@ -43,7 +43,7 @@ def steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
     scopes = process_state.of(AgingCursor).next(_SCOPES)
     # Start with the highest priority, so that a task that was just raised is not raised again.
     for priority in range(_HIGHEST - 1, -1, -1):
-        level = tables.tasks().pending().filter(priority=priority)
+        level = tables.tasks().published_alone().filter(priority=priority)
         for queue in late:
             yield transitions.age(
                 level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit

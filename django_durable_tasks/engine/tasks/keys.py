@@ -22,6 +22,8 @@ from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import RequestKind, Task
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
+from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.targets import content_id
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
 _TRIES = 5
@@ -149,11 +151,16 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
 
 def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     this = tables.tasks().filter(pk=row.pk)
+    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
+    options = json.loads(task.options) if task.options else None
+    if row.attempts and call.task.target.type is TargetType.HTTP_CALLBACK:
+        is_edited = (args, kwargs) != (row.args, row.kwargs)
+        options = content_id.of_call(row.options, options, is_edited=is_edited)
     transitions.return_to_pending(this, 0)
     transitions.edit(
         this,
-        args=json.loads(task.args),
-        kwargs=json.loads(task.kwargs),
+        args=args,
+        kwargs=kwargs,
         priority=task.priority,
         queue=task.queue,
         run_at=call.options.run_at or tables.NOW,
@@ -161,7 +168,7 @@ def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
         max_attempts=task.max_attempts,
         max_crashes=task.max_crashes,
         on_orphan=task.on_orphan,
-        options=json.loads(task.options) if task.options else None,
+        options=options,
         expected_duration=(
             timedelta(seconds=task.expected_duration) if task.expected_duration else None
         ),

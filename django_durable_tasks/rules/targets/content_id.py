@@ -20,6 +20,18 @@ def after_edit(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**given, CONTENT: _edits(given) + 1}
 
 
+def of_call(
+    before: Mapping[str, Any] | None, given: Mapping[str, Any] | None, *, is_edited: bool
+) -> dict[str, Any] | None:
+    """Return the ``given`` options of a call that replaces the options ``before`` of a task.
+
+    ``is_edited``: the call changes the request after an attempt.
+    """
+    edits = _edits(before or {}) + is_edited
+    kept = {**(given or {}), **({CONTENT: edits} if edits else {})}
+    return kept or None
+
+
 def request_id(task_id: uuid.UUID, options: Mapping[str, Any]) -> str:
     """Return the id of the request of a task with these options."""
     edits = _edits(options)

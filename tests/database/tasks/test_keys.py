@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_durable_tasks import http_callback
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim, operator_actions
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import TERMINAL, Status
+from django_durable_tasks.rules.targets.content_id import request_id
 from tests.database.transitions.transition_calls import (
     FAILURE,
     PLACE,
@@ -53,6 +55,20 @@ def test_the_options_of_the_second_call_replace_those_of_the_first() -> None:
     ).schedule(1, 2)
     assert (row.options, row.max_crashes, row.on_orphan) == ({"lease": 40}, 1, "DEAD_LETTER")
     assert row.expected_duration == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize(("attempts", "suffixes"), [(1, ["-1", "-1", "-2"]), (0, ["", "", ""])])
+def test_a_call_by_key_changes_the_id_if_it_edits_a_request_after_an_attempt(
+    attempts: int, suffixes: list[str]
+) -> None:
+    named = http_callback.using(key="invoice-7", run_at=_in(3600))
+    task = named.schedule(url="https://example.com/", body="a")
+    Task.objects.unguarded().filter(pk=task.pk).update(attempts=attempts)
+    sent = []
+    for body in ("b", "b", "c"):
+        row = named.schedule(url="https://example.com/", body=body)
+        sent.append(request_id(row.pk, row.options or {}))
+    assert sent == [f"{task.pk}{suffix}" for suffix in suffixes]
 
 
 def test_scheduling_again_without_a_time_makes_the_task_due_now() -> None:
