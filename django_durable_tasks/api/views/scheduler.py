@@ -21,6 +21,7 @@ from django_durable_tasks.api.views.tasks import execution_rows, task_of
 from django_durable_tasks.engine.cluster.status import Overview, overview
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.models import (
     Node,
     NodeKind,
@@ -86,7 +87,8 @@ def _firing() -> dict[str, Any]:
     led = SchedulerLease.objects.using(conf.settings().DATABASE).filter(expires_at__gt=now).exists()
     paused = QueueControl.objects.using(conf.settings().DATABASE).filter(paused_at__isnull=False)
     stopped = set(paused.values_list("name", flat=True))
-    due = [at for queue, at in heads().items() if at <= now and queue not in stopped]
+    waiting = [*heads().items(), *((one.queue, one.due_at) for one in batch_messages.heads(now))]
+    due = [at for queue, at in waiting if at <= now and queue not in stopped]
     age = (now - min(due)).total_seconds() if due else 0.0
     firing = led and age <= conf.settings().OLDEST_DUE_MAX
     return {"leader": led, "oldest_due_age": age, "firing": firing}

@@ -109,13 +109,14 @@ def test_calendars_are_created_changed_and_deleted(acme: ApiClient) -> None:
     assert acme.get(path).status_code == 404
 
 
-def test_health_reports_whether_tasks_start(acme: ApiClient) -> None:
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_health_reports_whether_tasks_start(in_batch: bool, acme: ApiClient) -> None:
     leases = SchedulerLease.objects.filter(name="leader")
     leases.update(expires_at=timezone.now() + timedelta(hours=1))
     probe = ApiClient(acme.tenant, "")
     healthy = probe.get("/health")
     assert (healthy.status_code, healthy.json()["firing"]) == (200, True)
-    a_task(due=-3_600, queue="stuck")
+    a_task(due=-3_600, queue="stuck", in_batch=in_batch)
     late = probe.get("/health")
     assert (late.status_code, late.json()["firing"]) == (503, False)
     assert late.json()["oldest_due_age"] > 3_000
