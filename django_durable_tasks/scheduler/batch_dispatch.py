@@ -40,8 +40,3 @@ class BatchDispatch:
     def upcoming(self, now: datetime) -> list[datetime]:
         """Return when the first tasks become due that were not due at the last poll."""
         return [one.due_at for one in self._heads if one.due_at > now]
-
-    @property
-    def is_due(self) -> bool:
-        """Whether tasks were due at the last poll."""
-        return any(one.priority is not None for one in self._heads)

@@ -200,6 +200,7 @@ _NOT_IN_BATCH = {
     "on_orphan": "the tasks behind the one that ended the process would become dead letters too",
 }
 """Options that a task in a batch cannot have, with the reason."""
+_BUILT_IN = "django_durable_tasks."
 
 
 def _checked(option: str, value: Any) -> Any:
@@ -229,9 +230,10 @@ def task_options(
         for option, value in chosen_.items()
         if option in known and value is not None
     }
-    refused = _options_without_batch(values)
-    if refused and "batch" not in given:
-        values.pop("batch", None)  # the default of the project is for tasks that may have it
+    if "batch" not in given and (_options_without_batch(values) or name.startswith(_BUILT_IN)):
+        # The default of the project is for tasks that may have it. Built-in tasks wait for servers,
+        # and the breaker of an endpoint postpones single messages.
+        values.pop("batch", None)
     options = TaskOptions(
         **{**values, "name": _checked("name", name)},
         retry=policy(

@@ -8,7 +8,9 @@ import pytest
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import OnOrphan
+from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, task_options
+from django_durable_tasks.rules.workflows.step import END
 
 REFUSED: dict[str, Any] = {
     "timeout": 5,
@@ -30,6 +32,12 @@ def test_the_default_of_the_project_does_not_apply_to_such_a_task(option: str) -
     given = {"unique": "{task}", option: REFUSED[option]}
     assert task_options("app.name", given, {"batch": 100}).batch is None
     assert task_options("app.name", {"unique": "{task}"}, {"batch": 100}).batch == 100
+
+
+def test_the_default_of_the_project_does_not_apply_to_built_in_tasks() -> None:
+    for name in (HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK, END):
+        assert task_options(name, {}, {"batch": 100, "priority": 3}).batch is None
+    assert task_options("app.name", {}, {"batch": 100}).batch == 100
 
 
 @pytest.mark.parametrize("value", [1, 1_001, "many", True])
