@@ -16,7 +16,7 @@ from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.concurrency.racing import no_errors, race
-from tests.factories import NOOP, QUEUE, many_tasks
+from tests.factories import NOOP, QUEUE, many_tasks, take_batch
 from tests.process_state import new_process_state
 
 _PLACE = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
@@ -77,6 +77,26 @@ def test_handing_over_beside_claims_and_releases_never_exceeds_a_limit(scope: st
         no_errors(race(acts))
         ended += len(runs)
         assert _weight_in_use() <= 5
+    assert ended >= _ROUNDS
+
+
+@pytest.mark.parametrize("scope", [f"task:{NOOP}", "tenant:1", "key:acme"])
+def test_batches_beside_hand_overs_claims_and_releases_never_exceed_a_limit(scope: str) -> None:
+    for weight in (1, 2, 3):
+        many_tasks(12, limit_key="acme", weight=weight, in_batch=True)
+        many_tasks(4, limit_key="acme", weight=weight)
+    _limit(scope, 5)
+    started, ended = take_batch(5, _PLACE), 0
+    for _ in range(_ROUNDS):
+        assert _weight_in_use() <= 5
+        runs = [*started, *_runs()]
+        batch = list[Run]()
+        acts: list[Callable[[], Any]] = [partial(_end, run) for run in runs]
+        acts += [partial(lambda: batch.extend(take_batch(5, _PLACE)))] * 2  # noqa: B023
+        acts += [_claim, partial(release.release_waiting, database_now(), 50)]
+        no_errors(race(acts))
+        started, ended = batch, ended + len(runs)
+    assert _weight_in_use() <= 5
     assert ended >= _ROUNDS
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
@@ -84,12 +85,21 @@ def _admitted(
         due = transitions.due_in_batch(queue, name, wanted, admitted)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
         locked = transitions.locked_pending(tables.tasks().filter(pk__in=due), len(due))
-        fit = gate.admit(sorted(locked, key=due.index), now)
+        fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
         admitted += fit
         if len(due) < wanted or len(fit) == wanted or gate.is_full(name, queue):
             break
         gate.refuse(transitions.due_in_batch(queue, name, _AHEAD, admitted), now)
     return admitted
+
+
+def _in_time(ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
+    """Return the locked tasks that have not expired; set the others to EXPIRED."""
+    late = tables.tasks().filter(pk__in=ids, expires_at__lte=now)
+    expired = set(late.values_list("pk", flat=True))
+    if expired:
+        transitions.expire(tables.tasks().filter(pk__in=expired), len(expired))
+    return [task_id for task_id in ids if task_id not in expired]
 
 
 def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:

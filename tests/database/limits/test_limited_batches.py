@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import limit
 from tests.database.transitions.transition_calls import PLACE
-from tests.factories import NOOP, a_tenant, many_tasks, take_batch
+from tests.factories import NOOP, a_task, a_tenant, many_tasks, take_batch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,3 +45,12 @@ def test_if_the_whole_task_is_limited_only_the_refused_tasks_of_the_batch_wait()
     many_tasks(30, in_batch=True)
     assert len(take_batch(5, PLACE)) == 2
     assert Task.objects.waiting_for_limit().count() == 3
+
+
+def test_an_expired_task_uses_no_token_of_a_rate() -> None:
+    limit(f"task:{NOOP}", rate="1/h")
+    late = a_task(in_batch=True, due=-9, expires_at=database_now() - timedelta(seconds=1))
+    task = a_task(in_batch=True)
+    assert [run.task_id for run in take_batch(5, PLACE)] == [task.pk]
+    late.refresh_from_db()
+    assert late.status == Status.EXPIRED
