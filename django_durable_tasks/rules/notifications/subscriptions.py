@@ -11,6 +11,8 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.notifications.events import EventType
 from django_durable_tasks.rules.recurring.timetables.zones import zone
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSubject:
@@ -104,5 +106,6 @@ def period_end(now: datetime, seconds: float) -> datetime:
     """Return the end of the period of this length that contains ``now``. Periods are counted from
     the epoch, so that every process computes the same ones.
     """
-    number = int(now.timestamp() // seconds)
-    return datetime.fromtimestamp((number + 1) * seconds, UTC)
+    length = timedelta(seconds=seconds)
+    # Timedeltas are whole microseconds, so no rounding can return an end that is not after now.
+    return _EPOCH + ((now - _EPOCH) // length + 1) * length

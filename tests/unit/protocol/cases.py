@@ -24,6 +24,7 @@ from tests.unit.protocol.writes import (
 )
 
 DELIVERY = World(takes=True, doubles=True, doubts=True)
+BATCHES = World(takes=True, undoes=True, doubles=True, doubts=True)
 OPERATOR = World(takes=True, doubles=True, doubts=True, operator=True)
 FEW_OPERATOR = World(operator=True)
 OUTAGE = World(takes=True, doubles=True, doubts=True, outages=True)
@@ -31,10 +32,13 @@ PARENTS = World(doubles=True, doubts=True, parents=True)
 FEW_PARENTS = World(parents=True)
 FAILOVER = World(failover=True, trusts_commits=False)
 FORGETFUL = World(failover=True)
-EVERYTHING = World(takes=True, doubles=True, doubts=True, operator=True, outages=True, parents=True)
+EVERYTHING = World(
+    takes=True, undoes=True, doubles=True, doubts=True, operator=True, outages=True, parents=True
+)
 
 PROTOCOL = (
     Case("delivery: messages lost, duplicated and late, lost replies", DELIVERY),
+    Case("batches: starts are undone", BATCHES),
     Case("operator: cancel, expire, replay, force_complete", OPERATOR),
     Case("outage: the database goes away and comes back", OUTAGE),
     Case("parents: lost children are reported", PARENTS),

@@ -46,6 +46,7 @@ from tests.unit.protocol.writes import (
     may_take,
     reachable,
     start,
+    undo_start,
 )
 
 
@@ -114,6 +115,9 @@ def _reading_back(state: State, case: Case, slot: int, worker: Worker) -> Iterat
 
 
 def _finishing(state: State, case: Case, slot: int, worker: Worker) -> Iterator[Step]:
+    undone = case.world.undoes and reachable(state) and not state.row.cancel_asked
+    if undone and may_end(state, slot, worker, case.rules):
+        yield Step("undo start", FAIR, seat(undo_start(state, case), slot, None))
     for outcome in (DONE, ERROR, IGNORE):
         over = worker._replace(step=CLASS, outcome=outcome)
         if not case.rules.class_tells:

@@ -156,6 +156,7 @@ class World:
     """
 
     takes: bool = False
+    undoes: bool = False  # starts of a batch whose function was not called yet
     doubles: bool = False  # messages delivered more than once
     doubts: bool = False  # writes and replies that get lost
     parents: bool = False

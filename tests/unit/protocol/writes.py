@@ -132,6 +132,13 @@ def start(state: State, case: Case, slot: int, *, raises: bool = True) -> State:
     return written._replace(started=number, ended=False)
 
 
+def undo_start(state: State, case: Case) -> State:
+    """Write that a start is undone. Its attempt was not made, so the next start has its number."""
+    number = state.row.attempts - 1
+    written = commit(state, case, status=PENDING, attempts=number)
+    return written._replace(started=number, ended=True) if case.world.trusts_commits else written
+
+
 def end(state: State, case: Case, slot: int, worker: Worker) -> State:
     """Write succeed, retry or exhaust. The judge checks whose ending it was."""
     row, rules = state.row, case.rules
