@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -17,16 +18,15 @@ from django_durable_tasks import exceptions as ours
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.engine.db.outages import is_unmigrated
+from django_durable_tasks.rules.target_types import BUILT_IN_MEMBERS
 
 logger = logging.getLogger("django_durable_tasks.api")
 _REPORTED = 20
 """How many invalid parts of a request one problem names."""
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
-_TARGET_MEMBER = re.compile(
-    r"(?P<member>url|method|headers|body|timeout|retry_on|no_retry_on|endpoint|queue|exchange"
-    r"|routing_key|content_type)(?=[=: ])"
-)
+_TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
+_SETTING = re.compile(r"DURABLE_TASKS\['[A-Z_]+'\]")
 _FIELD_OF = {"interval": "interval_seconds"}
 _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
@@ -43,9 +43,22 @@ def problem_of(error: Exception) -> Problem:
         return error
     for kinds, build in _MAPPING:
         if isinstance(error, kinds):
-            return build(error)
+            return _without_settings(build(error))
     logger.error("A request to the API failed unexpectedly", exc_info=error)
     return Problem(problems.INTERNAL_ERROR, "An unexpected error was logged.")
+
+
+def _without_settings(problem: Problem) -> Problem:
+    """Name no setting: a client cannot change it, and can only ask the operator."""
+    problem.detail = _for_clients(problem.detail)
+    problem.parts = tuple(
+        dataclasses.replace(part, detail=_for_clients(part.detail)) for part in problem.parts
+    )
+    return problem
+
+
+def _for_clients(text: str) -> str:
+    return _SETTING.sub("set by the operator", text)
 
 
 def _of_kind(kind: problems.ProblemType) -> Callable[[Any], Problem]:

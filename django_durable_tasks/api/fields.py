@@ -11,6 +11,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.rules.target_types import BUILT_IN_MEMBERS, CELERY_MEMBERS
 
 if TYPE_CHECKING:
     _Serializer = serializers.Serializer[Any]
@@ -24,6 +25,9 @@ KEY_LENGTH = 200
 _ERRORS, _HINTS, _HINTED = 20, 5, 100
 """At most 20 unknown fields are reported, 5 with a hint if their names have at most 100 characters.
 """
+
+_MEMBERS = {"target_config": BUILT_IN_MEMBERS | CELERY_MEMBERS, "delivery_config": {"to", "url"}}
+"""The members of the objects in a body, which clients put beside the object by mistake."""
 
 
 def _type_error(expected: str, value: Any) -> serializers.ValidationError:
@@ -242,7 +246,13 @@ class Body(_Serializer):
 
 
 def unknown_field(name: str, known: set[str]) -> Any:
-    """Return the error of a field that does not exist."""
+    """Return the error of a field that does not exist, with the object that has such a member or
+    the most similar field.
+    """
+    owner = next(
+        (one for one, members in _MEMBERS.items() if one in known and name in members), None
+    )
     hint = did_you_mean(name, known) if len(name) <= _HINTED else ""
+    hint = f"It is a member of {owner}: put it there." if owner else hint
     text = f"is no field. {hint}".strip()
     return serializers.ErrorDetail(text, code="unknown_field")

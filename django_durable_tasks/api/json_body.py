@@ -174,7 +174,8 @@ def too_large(most: int) -> Problem:
     """Return the problem of a body with more than ``most`` bytes."""
     return Problem(
         problems.BODY_TOO_LARGE,
-        f"A body may have at most {most:,} bytes (DURABLE_TASKS['API_BODY_MAX_BYTES']).",
+        f"A body may have at most {most:,} bytes. Send several requests, or store the data"
+        " where the task can read them.",
     )
 
 

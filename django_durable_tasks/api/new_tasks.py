@@ -66,7 +66,7 @@ def check_queue(given: Mapping[str, Any], tenant: Tenant, pointer: str = "#") ->
     if name and not any(fnmatchcase(name, entry) for entry in allowed):
         raise invalid_field(
             f"{pointer}/queue",
-            f"{name!r} is no queue that clients of the API may choose"
-            " (DURABLE_TASKS['API_QUEUES']); leave it out.",
+            f"{name!r} is no queue that clients of the API may choose. Leave it out, or ask the"
+            " operator to allow it.",
             "unknown_queue",
         )

@@ -18,7 +18,9 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, PolymorphicProxySerializer
 from rest_framework import serializers
 
+from django_durable_tasks import conf
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import TENANT_HEADER
 from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text
 from django_durable_tasks.api.lists import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.api.sent_requests import add_webhooks
@@ -57,6 +59,8 @@ _QUERY: Mapping[str, tuple[Any, str]] = {
     "endpoint": (OpenApiTypes.STR, "The `endpoint` of the callbacks, if they have one."),
     "reason": (OpenApiTypes.STR, "Why; kept with the name of the key."),
 }
+_TENANT = "Of a session: the slug of the tenant. An API key has one tenant."
+_CSRF = "Of a session: the value of the CSRF cookie."
 _REQUIRED = frozenset({"at", "upstream", "url"})
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": DEFAULT_LIMIT}
 _CHOICES = {"state": ["open", "all"]}
@@ -196,6 +200,17 @@ class EndpointSchema(AutoSchema):
             found.append(_header("Idempotency-Key", key, required=False))
         if self.method == "PATCH":
             found.append(_header("If-Match", {"type": "string", "minLength": 1}, required=True))
+        return found + (self._of_sessions() if conf.settings().API_SESSIONS else [])
+
+    def _of_sessions(self) -> list[Any]:
+        """Return the headers of staff sessions, so that the page to try the API has fields for
+        them. An installation without sessions does not document them.
+        """
+        if not self.view.scopes:
+            return []
+        found = [_header(TENANT_HEADER, {"type": "string"}, required=False, text=_TENANT)]
+        if self.method != "GET":
+            found.append(_header("X-CSRFToken", {"type": "string"}, required=False, text=_CSRF))
         return found
 
     def get_response_serializers(self) -> Any:
@@ -247,13 +262,22 @@ def _query(name: str, schema: dict[str, Any], text: str) -> OpenApiParameter:
     return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=text)
 
 
-def _header(name: str, schema: dict[str, Any], *, required: bool) -> OpenApiParameter:
-    return OpenApiParameter(name, schema, OpenApiParameter.HEADER, required=required)
+def _header(
+    name: str, schema: dict[str, Any], *, required: bool, text: str = ""
+) -> OpenApiParameter:
+    return OpenApiParameter(
+        name, schema, OpenApiParameter.HEADER, required=required, description=text
+    )
+
+
+def document(root: str) -> dict[str, Any]:
+    """Return the document of the API that is served at this path."""
+    return _document(root, conf.settings().API_SESSIONS)
 
 
 @functools.cache
-def document(root: str) -> dict[str, Any]:
-    """Return the document of the API that is served at this path."""
+def _document(root: str, _sessions: bool) -> dict[str, Any]:
+    # The schemas of endpoints depend on API_SESSIONS, so it is a part of the key of the cache.
     with patched_settings(dict(_SETTINGS)):
         generator = SchemaGenerator(urlconf="django_durable_tasks.api.urls")
         found: dict[str, Any] = generator.get_schema(request=None, public=True)

@@ -15,6 +15,7 @@ from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.target_types import (
+    CELERY_MEMBERS,
     HTTP_CALLBACK_TASK,
     QUEUE_MESSAGE_TASK,
     TargetType,
@@ -27,7 +28,6 @@ _BUILT_IN = {
     TargetType.QUEUE_MESSAGE: QUEUE_MESSAGE_TASK,
 }
 _TYPE_OF = {name: kind for kind, name in _BUILT_IN.items()}
-_CONFIG = frozenset({"task", "args", "kwargs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str =
         if kind == TargetType.QUEUE_MESSAGE:
             refuse_other_tenants(config, conf.settings().QUEUE_ALLOW, tenant.slug)
         return TargetCall(built_in, (), config)
-    _check_members(config, _CONFIG, place)
+    _check_members(config, CELERY_MEMBERS, place)
     name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})
     if not isinstance(name, str):
         raise invalid_field(f"{place}/task", "is required: the name of a durable task", "required")
@@ -88,8 +88,8 @@ def _registered(name: str, pointer: str) -> Registered:
 def _unknown(name: str, pointer: str) -> Problem:
     return invalid_field(
         pointer,
-        f"{name[:200]!r} is no task that clients of the API may create"
-        " (DURABLE_TASKS['API_TASKS']).",
+        f"{name[:200]!r} is no task that clients of the API may create. Check the name, or ask the"
+        " operator to allow it.",
         "unknown_task",
     )
 

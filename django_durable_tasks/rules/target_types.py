@@ -19,6 +19,13 @@ HTTP_CALLBACK_TASK = "django_durable_tasks.http_callback"
 QUEUE_MESSAGE_TASK = "django_durable_tasks.queue_message"
 BULK_OPERATION_TASK = "django_durable_tasks.bulk_operation"
 
+BUILT_IN_MEMBERS = frozenset(
+    {"url", "method", "headers", "body", "timeout", "retry_on", "no_retry_on", "endpoint", "queue"}
+    | {"exchange", "routing_key", "content_type"}
+)
+"""The members of ``target_config`` of the types other than CELERY_TASK."""
+CELERY_MEMBERS = frozenset({"task", "args", "kwargs"})
+
 
 def target_config(
     target_type: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]

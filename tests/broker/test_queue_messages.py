@@ -105,7 +105,7 @@ def test_a_message_that_no_queue_receives_is_a_failure(
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"queue": "other"}, "queue 'other' is not in DURABLE_TASKS"),
+        ({"queue": "other"}, "queue 'other' is not allowed"),
         ({"exchange": "other", "routing_key": "x"}, "exchange 'other' with routing key 'x'"),
         ({}, "Give either"),
         ({"queue": INVOICES, "exchange": EVENTS}, "Give either"),

@@ -86,8 +86,8 @@ def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
             raise InvalidOption(f"delivery_config has {str(address)[:100]!r}: no e-mail address.")
         if not is_allowed(address, allowed):
             raise InvalidOption(
-                f"delivery_config has {address!r}: DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'] does"
-                " not allow this address."
+                f"delivery_config has {address!r}, which is not allowed"
+                " (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
             )
         if address not in found:
             found.append(address)

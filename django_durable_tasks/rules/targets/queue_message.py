@@ -59,7 +59,7 @@ def queue_message(
     )
     entry = message.routing_key if exchange is None else f"{_EXCHANGE}{message.exchange}"
     if not _is_allowed(entry, allowed, tenant):
-        raise InvalidTarget(f"{message.place} is not in DURABLE_TASKS['QUEUE_ALLOW'].")
+        raise InvalidTarget(f"{message.place} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
     return message
 
 
@@ -73,7 +73,7 @@ def refuse_other_tenants(
     for option, prefix in (("queue", ""), ("exchange", _EXCHANGE)):
         name = arguments.get(option)
         if isinstance(name, str) and not _is_allowed(f"{prefix}{name}", allowed, tenant):
-            raise InvalidTarget(f"{option} {name!r} is not in DURABLE_TASKS['QUEUE_ALLOW'].")
+            raise InvalidTarget(f"{option} {name!r} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
 
 
 def _is_allowed(entry: str, allowed: Collection[str], tenant: str | None) -> bool:
