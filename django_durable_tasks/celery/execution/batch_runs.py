@@ -28,7 +28,7 @@ from django_durable_tasks.celery.execution import (
     worker_node,
 )
 from django_durable_tasks.celery.execution.batch_events import TaskEvents
-from django_durable_tasks.celery.execution.batch_in_progress import BatchInProgress
+from django_durable_tasks.celery.execution.batch_in_progress import BatchInProgress, BatchThread
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of_result
 from django_durable_tasks.celery.publishing import batch_publisher
@@ -202,23 +202,29 @@ class _Message:
             )
             for run in runs
         ]
-        for live in lives:
-            process_runs.leases.add(live)
         batch, thread = BatchInProgress(lives, self._place.worker), batch_in_progress.thread()
-        thread.add(batch)
-        _task_stack.push(self._task)
         try:
-            try:
-                while (live_run := batch.next_run()) is not None:
-                    self._call(batch, live_run)
-            finally:
-                batch.finish()
+            for live in lives:
+                process_runs.leases.add(live)
+            self._call_all(batch, thread)
         except EndingNotRecorded:
             return False  # logged where the time was over
         finally:
-            _task_stack.pop()
+            # A time limit can interrupt any instruction. The runs must leave the heartbeat anyway.
+            for live in lives:
+                process_runs.leases.remove(live)
             thread.remove(batch)
         return True
+
+    def _call_all(self, batch: BatchInProgress, thread: BatchThread) -> None:
+        _task_stack.push(self._task)
+        try:
+            thread.add(batch)
+            while (live_run := batch.next_run()) is not None:
+                self._call(batch, live_run)
+        finally:
+            _task_stack.pop()
+            batch.finish()
 
     def _call(self, batch: BatchInProgress, live: LiveRun) -> None:
         """Call the function of one run and record or collect its ending."""

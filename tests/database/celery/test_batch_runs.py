@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import DataError, OperationalError, connections
 from django.db.backends.signals import connection_created
 
@@ -135,6 +136,20 @@ def test_runs_whose_endings_could_not_be_recorded_are_not_called_again(
         ("PENDING", False, 0): len(called),
         ("PENDING", True, 0): 30 - len(called),
     }
+
+
+def test_an_interrupted_batch_leaves_no_run_in_the_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded  # CELERY_TASK_SOFT_TIME_LIMIT applies to the message
+
+    monkeypatch.setattr(batched.note, "push_request", interrupted)
+    _schedule(tmp_path / "notes", 3)
+    with pytest.raises(SoftTimeLimitExceeded):
+        _deliver(batched.note.name)
+    assert not process_runs.leases._runs
+    assert Task.objects.pending().count() == 2
 
 
 def test_a_success_that_the_database_refuses_does_not_affect_the_others(
