@@ -50,7 +50,11 @@ class UnserializableArguments(InvalidArguments):
 
 
 class PayloadTooLarge(InvalidArguments):
-    """The arguments are larger than PAYLOAD_MAX_BYTES."""
+    """The arguments are larger than PAYLOAD_MAX_BYTES or than a quota of the tenant."""
+
+    def __init__(self, message: str = "", *, quota: str = "") -> None:
+        super().__init__(message)
+        self.quota = quota
 
 
 class QuotaExceeded(DurableTasksError):

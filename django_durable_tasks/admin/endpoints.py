@@ -16,6 +16,7 @@ from django_durable_tasks.models import Endpoint
 from django_durable_tasks.models.clock import DatabaseNow
 
 _OPEN_UNTIL = display.instant_of("open_until", _("open until"))
+_GONE = display.instant_of("gone_at", _("ended deliveries at"))
 _CHANGED = display.instant_of("updated_at", _("changed at"))
 
 
@@ -27,7 +28,7 @@ class EndpointAdmin(ReadOnlyAdmin):
     list_filter = (filters.TenantFilter,)
     sortable_by = ()
     search_fields = ("key",)
-    readonly_fields = ("state", "reason", _OPEN_UNTIL, _CHANGED)
+    readonly_fields = ("state", "reason", _OPEN_UNTIL, _GONE, _CHANGED)
     fieldsets: ClassVar = (
         (
             None,
@@ -36,7 +37,7 @@ class EndpointAdmin(ReadOnlyAdmin):
                     ("key", "tenant"),
                     ("state", _OPEN_UNTIL),
                     ("failures", "openings"),
-                    "reason",
+                    ("reason", _GONE),
                     _CHANGED,
                 )
             },

@@ -30,6 +30,7 @@ from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_lar
 from django_durable_tasks.api.openapi import EndpointSchema
 from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.engine.tenants import quota_events
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
 from django_durable_tasks.rules.tenants.quotas import RateDecision
@@ -208,6 +209,7 @@ class ApiEndpoint(APIView):
         """Return the problem of an exception; no error is answered in another form."""
         self.request.is_failing = True  # type: ignore[attr-defined]
         problem = problem_of(exc)
+        self._record_quota(exc, problem)
         if problem.kind is problems.INTERNAL_ERROR:
             got_request_exception.send(sender=type(self), request=self.request._request)
         headers = dict(problem.headers)
@@ -220,6 +222,13 @@ class ApiEndpoint(APIView):
             headers=headers,
             content_type=problems.MEDIA_TYPE,
         )
+
+    def _record_quota(self, exc: Exception, problem: Problem) -> None:
+        """Record a refusal by a quota as an event. Its transaction has been rolled back."""
+        violated = problem.more.get("violated-policies", ())
+        quota = next(iter(violated), "") or getattr(exc, "quota", "")
+        if quota and not self.dry_run:
+            quota_events.refused(self.caller.tenant.pk, quota, problem.detail)
 
     def finalize_response(
         self, request: Request, response: Any, *args: Any, **kwargs: Any

@@ -2352,6 +2352,15 @@ class Migration(migrations.Migration):
                     models.DateTimeField(blank=True, null=True, verbose_name="probe until"),
                 ),
                 (
+                    "gone_at",
+                    models.DateTimeField(
+                        blank=True,
+                        help_text="When it ended deliveries, for example with 410.",
+                        null=True,
+                        verbose_name="gone at",
+                    ),
+                ),
+                (
                     "last_failure",
                     models.CharField(
                         blank=True, db_default="", max_length=200, verbose_name="last failure"
@@ -2430,6 +2439,7 @@ class Migration(migrations.Migration):
                 ),
                 ("set_at", models.DateTimeField(blank=True, null=True, verbose_name="set at")),
                 ("creations_left", models.IntegerField(db_default=0, editable=False)),
+                ("notified_at", models.JSONField(default=dict, editable=False)),
             ],
             options={
                 "verbose_name": "quota",
@@ -2656,6 +2666,22 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "on_endpoint",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Receivers of HTTP callbacks that fail, or that end deliveries.",
+                        verbose_name="on endpoint",
+                    ),
+                ),
+                (
+                    "on_quota",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Requests that a quota of the tenant refused.",
+                        verbose_name="on quota",
+                    ),
+                ),
+                (
                     "on_alert",
                     models.BooleanField(
                         default=False,
@@ -2822,6 +2848,9 @@ class Migration(migrations.Migration):
                             ("task.dead", "task.dead"),
                             ("schedule.missed", "schedule.missed"),
                             ("schedule.late", "schedule.late"),
+                            ("endpoint.opened", "endpoint.opened"),
+                            ("endpoint.gone", "endpoint.gone"),
+                            ("quota.reached", "quota.reached"),
                             ("alert.began", "alert.began"),
                             ("alert.ended", "alert.ended"),
                             ("notification.test", "notification.test"),

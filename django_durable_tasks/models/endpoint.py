@@ -40,6 +40,12 @@ class Endpoint(GuardedModel):
     openings = models.IntegerField(_("openings since the last success"), db_default=0)
     open_until = models.DateTimeField(_("open until"), null=True, blank=True)
     probe_until = models.DateTimeField(_("probe until"), null=True, blank=True)
+    gone_at = models.DateTimeField(
+        _("gone at"),
+        null=True,
+        blank=True,
+        help_text=_("When it ended deliveries, for example with 410."),
+    )
     last_failure = models.CharField(_("last failure"), max_length=200, db_default="", blank=True)
     updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
 

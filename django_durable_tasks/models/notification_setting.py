@@ -63,6 +63,14 @@ class NotificationSetting(GuardedModel):
     on_late = models.BooleanField(
         _("on late"), default=False, help_text=_("Fire times of schedules that were caught up.")
     )
+    on_endpoint = models.BooleanField(
+        _("on endpoint"),
+        default=False,
+        help_text=_("Receivers of HTTP callbacks that fail, or that end deliveries."),
+    )
+    on_quota = models.BooleanField(
+        _("on quota"), default=False, help_text=_("Requests that a quota of the tenant refused.")
+    )
     on_alert = models.BooleanField(
         _("on alert"), default=False, help_text=_("State of the whole installation.")
     )

@@ -18,7 +18,8 @@ class TenantQuota(GuardedModel):
     """The quotas of a tenant, and how many tasks it may create before its open tasks are counted
     again.
 
-    A quota that is NULL or empty has the value of QUOTAS. The row is locked while a task of the
+    ``notified_at`` has the time of the last notification about each quota. A quota that is NULL or
+    empty has the value of QUOTAS. The row is locked while a task of the
     tenant is created through the API, so that concurrent requests cannot exceed a quota.
     """
 
@@ -43,6 +44,7 @@ class TenantQuota(GuardedModel):
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     set_at = models.DateTimeField(_("set at"), null=True, blank=True)
     creations_left = models.IntegerField(db_default=0, editable=False)
+    notified_at = models.JSONField(default=dict, editable=False)
 
     objects = TenantQuotaQuerySet.as_manager()
 

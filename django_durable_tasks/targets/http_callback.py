@@ -23,6 +23,8 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import deliveries, endpoints
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.rules.notifications.events import OWN_TASKS
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
 from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
@@ -248,9 +250,12 @@ class RequestOfRun:
         run, key = self._run, self._key
         if key is None:
             return
-        if not meaning.slows_endpoint:
+        subject = self._event_subject()
+        if meaning.kind is AnswerKind.STOP and subject is not None:
+            endpoints.stopped(key, run.tenant_id, meaning.reason, subject)
+        elif not meaning.slows_endpoint:
             endpoints.succeeded(key)
-        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason):
+        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, subject):
             logger.warning(
                 "Callbacks to %s wait for %g s: %s",
                 key,
@@ -258,6 +263,13 @@ class RequestOfRun:
                 meaning.reason,
                 extra={"tenant": run.tenant_id},
             )
+
+    def _event_subject(self) -> EventSubject | None:
+        """Return what events about the endpoint are about; None for a notification."""
+        run = self._run
+        if run.name in OWN_TASKS:
+            return None
+        return EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
 
     def _log(self, failed: CallFailed) -> None:
         run = self._run

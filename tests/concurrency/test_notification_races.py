@@ -10,8 +10,11 @@ from django.db import transaction
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.notifications import alerts, deliveries, setting_changes
+from django_durable_tasks.engine.tasks import endpoints
+from django_durable_tasks.engine.tenants import quota_events
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,
@@ -95,3 +98,17 @@ def test_two_leaders_open_and_close_an_alert_once() -> None:
     race([partial(alerts.watch, database_now())] * 4)
     assert Alert.objects.count() == 1
     assert types() == ["alert.began"]
+
+
+def test_requests_that_are_refused_at_the_same_time_are_one_event() -> None:
+    a_setting(on_failure=False, on_quota=True)
+    no_errors(race([partial(quota_events.refused, 1, "requests", "The rate is exceeded.")] * 6))
+    assert types() == ["quota.reached"]
+
+
+def test_an_endpoint_that_ends_deliveries_to_several_workers_is_one_event() -> None:
+    a_setting(on_failure=False, on_endpoint=True)
+    subject = EventSubject(tenant_id=1, task_name="call", queue="celery")
+    stop = partial(endpoints.stopped, "https://example.com", 1, "410 Gone", subject)
+    no_errors(race([stop] * 6))
+    assert types() == ["endpoint.gone"]

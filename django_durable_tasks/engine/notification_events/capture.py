@@ -152,6 +152,22 @@ def capture(types: Iterable[EventType], occurred: Callable[[], Iterable[Occurred
         _guarded(lambda: record_events(found, occurred()))
 
 
+def capture_once(event: OccurredEvent, is_first: Callable[[], bool]) -> None:
+    """Record an event if a setting selects it and ``is_first`` returns True, which is called in
+    the transaction of the event.
+    """
+    found = _selecting(event.types)
+    if found is None or not found.selecting(event.types, event.subject):
+        return
+
+    def act() -> None:
+        with tables.atomic():
+            if is_first():
+                record_events(found, [event])
+
+    _guarded(act)
+
+
 def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
     if not types or not conf.settings().NOTIFICATIONS:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import Q, Subquery
+from django.db.models import Case, F, Q, Subquery, When
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine import transitions
@@ -18,15 +20,32 @@ from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.notification_events.capture import OccurredEvent, capture
 from django_durable_tasks.models import Endpoint
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.endpoint import EndpointQuerySet
+from django_durable_tasks.rules.notifications.events import EventType
+from django_durable_tasks.rules.notifications.message_types import EndpointEventData
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.targets import breaker
 from django_durable_tasks.rules.targets.breaker import EndpointHealth
 
 _KEPT = timedelta(days=30)
 _PROBE_MARGIN = 5.0
 """Seconds beyond HTTP_TIMEOUT_MAX after which another task may probe."""
+_CALM = 3_600.0
+"""Seconds for which a success does not end the state of an endpoint that ended deliveries, so that
+one whose answers alternate has at most one event an hour.
+"""
+
+
+_CLOSED: Mapping[str, Any] = {
+    "failures": 0,
+    "openings": 0,
+    "open_until": None,
+    "probe_until": None,
+    "updated_at": DatabaseNow(),
+}
 
 
 def _endpoints() -> EndpointQuerySet:
@@ -78,26 +97,25 @@ def succeeded(key: str) -> None:
     """Record an answer that shows that the endpoint works; close its breaker."""
     sql = statement("close_endpoint")
     if sql is not None:
-        tables.count(sql, {"key": key})
+        tables.count(sql, {"key": key, "calm": _CALM})
         return
-    _endpoints().filter(Q(failures__gt=0) | Q(open_until__isnull=False), key=key).update(
-        failures=0, openings=0, open_until=None, probe_until=None, updated_at=DatabaseNow()
+    calm_since = after(-_CALM)
+    changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
+    _endpoints().filter(changes, key=key).update(
+        **_CLOSED, gone_at=Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None)
     )
 
 
 @retry_on_deadlock
-def failed(key: str, tenant_id: int, reason: str) -> float:
+def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None = None) -> float:
     """Record a request without an answer, or the answer of an overloaded server.
 
-    Return for how many seconds the breaker opens; 0 if it does not.
+    Return for how many seconds the breaker opens; 0 if it does not. With a subject, the first
+    opening since the last success is an event for notification settings.
     """
     settings, now = conf.settings(), estimated_now()
     with tables.atomic():
-        row = _endpoints().select_for_update().filter(key=key).first()
-        if row is None:
-            new = [Endpoint(key=key, tenant_id=tenant_id)]
-            _endpoints().bulk_create(new, ignore_conflicts=True)
-            row = _endpoints().select_for_update().get(key=key)
+        row = _locked(key, tenant_id)
         health = EndpointHealth(
             failures=row.failures, openings=row.openings, open_until=row.open_until
         )
@@ -115,7 +133,45 @@ def failed(key: str, tenant_id: int, reason: str) -> float:
             updated_at=DatabaseNow(),
             **(opened if pause else {}),
         )
+        if pause and not row.openings:
+            _capture(EventType.ENDPOINT_OPENED, row, reason, subject)
     return pause
+
+
+@retry_on_deadlock
+def stopped(key: str, tenant_id: int, reason: str, subject: EventSubject) -> None:
+    """Record an answer that ends deliveries, such as 410. It closes the breaker, because the server
+    works. It is an event unless the endpoint has ended deliveries already.
+    """
+    with tables.atomic():
+        row = _locked(key, tenant_id)
+        _endpoints().filter(pk=row.pk).update(
+            **_CLOSED, last_failure=reason[:200], gone_at=row.gone_at or DatabaseNow()
+        )
+        if row.gone_at is None:
+            _capture(EventType.ENDPOINT_GONE, row, reason, subject)
+
+
+def _locked(key: str, tenant_id: int) -> Endpoint:
+    row = _endpoints().select_for_update().filter(key=key).first()
+    if row is None:
+        new = [Endpoint(key=key, tenant_id=tenant_id)]
+        _endpoints().bulk_create(new, ignore_conflicts=True)
+        row = _endpoints().select_for_update().get(key=key)
+    return row
+
+
+def _capture(kind: EventType, row: Endpoint, reason: str, subject: EventSubject | None) -> None:
+    if subject is None:
+        return
+    shown = row.key.removeprefix(f"{subject.tenant_id}:")
+    data: EndpointEventData = {
+        "endpoint": shown,
+        "task_name": subject.task_name,
+        "error": reason,
+    }
+    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
+    capture((kind,), lambda: [event])
 
 
 def prune(now: datetime) -> int:

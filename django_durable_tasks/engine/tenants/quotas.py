@@ -162,7 +162,8 @@ def check_payload(tenant: Tenant, arguments: Any) -> None:
     if size > most:
         raise PayloadTooLarge(
             f"payload_bytes: the arguments have {size:,} bytes as JSON; the tenant may send"
-            f" {most:,}."
+            f" {most:,}.",
+            quota="payload_bytes",
         )
 
 

@@ -22,6 +22,9 @@ class EventType(StrEnum):
     DEAD = "task.dead"
     MISSED = "schedule.missed"
     LATE = "schedule.late"
+    ENDPOINT_OPENED = "endpoint.opened"
+    ENDPOINT_GONE = "endpoint.gone"
+    QUOTA_REACHED = "quota.reached"
     ALERT_BEGAN = "alert.began"
     ALERT_ENDED = "alert.ended"
     TEST = "notification.test"
@@ -35,6 +38,8 @@ FLAGS: Mapping[str, tuple[EventType, ...]] = {
     "on_dead_letter": (EventType.DEAD,),
     "on_missed": (EventType.MISSED,),
     "on_late": (EventType.LATE,),
+    "on_endpoint": (EventType.ENDPOINT_OPENED, EventType.ENDPOINT_GONE),
+    "on_quota": (EventType.QUOTA_REACHED,),
     "on_alert": (EventType.ALERT_BEGAN, EventType.ALERT_ENDED),
 }
 """The event types that each flag of a setting selects."""

@@ -78,6 +78,21 @@ class AlertData(TypedDict):
     detail: Annotated[str, "A sentence about the condition."]
 
 
+class EndpointEventData(TypedDict):
+    """A receiver of HTTP callbacks."""
+
+    endpoint: Annotated[str, "Its origin, followed by the value of `endpoint` if one is set."]
+    task_name: str
+    error: Annotated[str, "The last failure, or the answer that ended deliveries."]
+
+
+class QuotaEventData(TypedDict):
+    """A quota of the tenant."""
+
+    quota: str
+    detail: Annotated[str, "Why the request was refused."]
+
+
 class NotificationTestData(TypedDict):
     """A test of a notification setting."""
 
@@ -116,6 +131,9 @@ DATA_OF: Mapping[EventType, type] = {
     EventType.RETRYING: RetryingTaskData,
     EventType.MISSED: FireEventData,
     EventType.LATE: FireEventData,
+    EventType.ENDPOINT_OPENED: EndpointEventData,
+    EventType.ENDPOINT_GONE: EndpointEventData,
+    EventType.QUOTA_REACHED: QuotaEventData,
     EventType.ALERT_BEGAN: AlertData,
     EventType.ALERT_ENDED: AlertData,
     EventType.TEST: NotificationTestData,

@@ -137,6 +137,11 @@ _HEADLINES: Mapping[EventType, Callable[[Mapping[str, Any]], str]] = {
         f"Schedule {data.get('schedule')} missed {data.get('count')} fire times"
     ),
     EventType.LATE: lambda data: f"Schedule {data.get('schedule')} fired late",
+    EventType.ENDPOINT_OPENED: lambda data: (
+        f"Endpoint {data.get('endpoint')} fails: its callbacks wait"
+    ),
+    EventType.ENDPOINT_GONE: lambda data: f"Endpoint {data.get('endpoint')} ended deliveries",
+    EventType.QUOTA_REACHED: lambda data: f"A request exceeded the quota {data.get('quota')}",
     EventType.ALERT_BEGAN: lambda data: f"Alert: {data.get('detail')}",
     EventType.ALERT_ENDED: lambda data: f"Alert ended: {data.get('detail')}",
     EventType.TEST: lambda _data: "This is a test of a notification setting",

@@ -13,9 +13,11 @@ from django.test import Client
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.notifications import alerts, deliveries
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.engine.tasks import attempts, endpoints
+from django_durable_tasks.engine.tenants import quota_events
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
 from django_durable_tasks.rules.notifications.events import FLAGS, EventType
+from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING
@@ -75,6 +77,11 @@ def _let_everything_happen() -> None:
     alerts.watch(now)
     DeadLetter.objects.discard(by="anna", reason="old")
     alerts.watch(now + timedelta(seconds=2 * alerts.CALM))
+    subject = EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="call", queue="test")
+    for _ in range(5):
+        endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", subject)
+    endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", subject)
+    quota_events.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
     deliveries.create_test(NotificationSetting.objects.get(name="all"), "anna")
 
 
