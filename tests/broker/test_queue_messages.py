@@ -132,10 +132,21 @@ def test_a_queue_of_celery_tasks_is_refused(settings: Any) -> None:
     assert task.status == "FAILED"
 
 
-def test_the_worker_refuses_the_queue_of_another_tenant(settings: Any, channel: Any) -> None:
+@pytest.fixture
+def tenants(allowed: None) -> Iterator[tuple[Tenant, Tenant]]:
+    """Two tenants, which are removed with their tasks."""
+    both = [Tenant.objects.create(slug=slug) for slug in ("invoices", "orders")]
+    yield both[0], both[1]
+    Task.objects.unguarded().filter(tenant__in=both).delete()
+    for tenant in both:
+        tenant.delete()
+
+
+def test_the_worker_refuses_the_queue_of_another_tenant(
+    settings: Any, channel: Any, tenants: tuple[Tenant, Tenant]
+) -> None:
     settings.DURABLE_TASKS = {"QUEUE_ALLOW": ["{tenant}" + INVOICES.removeprefix("invoices")]}
-    owner = Tenant.objects.create(slug="invoices")
-    other = Tenant.objects.create(slug="orders")
+    owner, other = tenants
     kwargs = {"queue": INVOICES, "body": "x"}
     deliver(a_task(Status.QUEUED, name=NAME, kwargs=kwargs, tenant=owner))
     assert _text(_received(channel, INVOICES)) == "x"
