@@ -138,7 +138,7 @@ _TABLE = (
         "RUNNING",
         "PENDING",
         "epoch, run_id; the function was not called",
-        "epoch+1, attempts-1, due_at as before",
+        "epoch+1, due_at as before; no failure or crash counted",
     ),
     _move(
         "republish", "QUEUED", "QUEUED", "due_at is over", "same epoch, later due_at, publish_count"

@@ -83,7 +83,8 @@ def test_tasks_behind_a_slow_function_are_returned(
     assert slow.get().status == "RUNNING"
     (tmp_path / "release").touch()
     all_ended(9)
-    assert set(Task.objects.values_list("status", "attempts")) == {("SUCCESS", 1)}
+    assert set(Task.objects.values_list("status", "failures", "crashes")) == {("SUCCESS", 0, 0)}
+    assert list(TaskExecutionLog.objects.values_list("status", flat=True)) == ["SUCCESS"] * 9
 
 
 def test_a_cancelled_task_of_a_batch_stops_alone(pool: Cluster, rows: None, tmp_path: Path) -> None:

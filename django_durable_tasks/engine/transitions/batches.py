@@ -259,11 +259,12 @@ def owned(runs: Sequence[Run]) -> TaskQuerySet:
 def undo_starts(runs: Sequence[Run]) -> int:
     """RUNNING to PENDING for runs whose functions were not called; return how many.
 
-    The start is not counted as an attempt. Tasks whose cancellation was requested are left out.
+    No failure or crash is counted. ``attempts`` stays, because it counts starts and never
+    decreases. Tasks whose cancellation was requested are left out.
     """
     with atomic():
         pairs = locked(owned(runs).filter(cancel_requested_at__isnull=True))
-        writes: dict[str, Any] = {**NO_OWNER, "attempts": F("attempts") - 1, "node": None}
+        writes: dict[str, Any] = {**NO_OWNER, "node": None}
         return move(
             "undo_start", pairs, Status.PENDING, due_at=Coalesce(F("ready_at"), NOW), **writes
         )

@@ -227,13 +227,14 @@ def test_a_failed_task_of_a_batch_is_retried_in_a_batch() -> None:
 
 
 @pytest.mark.django_db
-def test_tasks_that_were_not_called_return_without_a_counted_attempt() -> None:
+def test_tasks_that_were_not_called_return_without_a_counted_failure() -> None:
     rows = many_tasks(2, in_batch=True)
     runs = take_batch(10, PLACE)
     assert batches.return_uncalled(runs, "w") == 2
     for before in rows:
         row = Task.objects.get(pk=before.pk)
-        assert (row.status, row.attempts, row.epoch) == (Status.PENDING, 0, before.epoch + 2)
+        assert (row.status, row.attempts, row.epoch) == (Status.PENDING, 1, before.epoch + 2)
+        assert (row.failures, row.crashes) == (0, 0)
         assert (row.due_at, row.node, row.lease_until) == (before.due_at, None, None)
     assert len(take_batch(10, PLACE)) == 2
     assert batches.return_uncalled(runs, "w") == 0

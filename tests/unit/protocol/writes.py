@@ -133,7 +133,10 @@ def start(state: State, case: Case, slot: int, *, raises: bool = True) -> State:
 
 
 def undo_start(state: State, case: Case) -> State:
-    """Write that a start is undone. Its attempt was not made, so the next start has its number."""
+    """Write that a start is undone.
+
+    The model counts the starts that were not undone, so that it is finite.
+    """
     number = state.row.attempts - 1
     written = commit(state, case, status=PENDING, attempts=number)
     return written._replace(started=number, ended=True) if case.world.trusts_commits else written
