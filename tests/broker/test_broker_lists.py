@@ -60,6 +60,8 @@ def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue
         ";".join(_url(proxy, broker) for proxy in brokers), task_queues=[Queue(queue)]
     ) as app:
         assert publisher.publish(messages(queue)) == []
+        # A single message is not confirmed by RabbitMQ, so the proxy may not have forwarded it yet.
+        until(lambda: waiting(app)[queue] == 1, within=30)
         one.cut()
         assert (
             publisher.publish(messages(queue, 2)) == []
@@ -72,7 +74,7 @@ def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue
         assert publisher.publish(messages(queue, 2)) == []
         assert broker_outage.breaker.closed()
         assert inspect.broker_problem() is None
-        until(lambda: waiting(app)[queue] == 7, within=10)
+        until(lambda: waiting(app)[queue] == 7, within=30)
 
 
 def test_a_first_broker_that_is_unavailable_from_the_start_is_skipped_once(
