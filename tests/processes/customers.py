@@ -20,7 +20,7 @@ from tests.processes.cluster import SHORT
 from tests.runs import ROOT
 from tests.waiting import until
 
-STARTING, ENDING, WITHIN = 300, 100, 120
+STARTING, ENDING, WITHIN = 300, 100, 240
 """Seconds: the interpreters start one after the other, on a possibly busy machine."""
 MANAGE = str(ROOT / "example_project" / "manage.py")
 _BUSY = """

@@ -140,7 +140,7 @@ def test_a_customer_whose_server_hangs_does_not_delay_the_others(
     platform: CustomerPlatform,
 ) -> None:
     initech, acme = platform.customer("initech"), platform.customer("acme")
-    hanging = [initech.callback("hang", max_attempts=1, target={"timeout": 50}) for _ in range(4)]
+    hanging = [initech.callback("hang", max_attempts=1, target={"timeout": 30}) for _ in range(4)]
     until(lambda: len(initech.received("hang")) == 2, within=WITHIN, message="two callbacks hang")
     for task in [acme.callback("accept") for _ in range(4)]:
         assert acme.ended(task)["status"] == "SUCCESS"
@@ -153,7 +153,7 @@ def test_no_callback_is_lost_when_a_worker_is_killed(platform: CustomerPlatform)
     """It is the last test of the file, because the platform does not replace the worker."""
     acme = platform.customer("acme")
     # The first request of each task hangs, so that the worker is killed during a run.
-    tasks = [acme.callback("stall", {"number": one}, target={"timeout": 20}) for one in range(4)]
+    tasks = [acme.callback("stall", {"number": one}, target={"timeout": 20}) for one in range(2)]
     os.killpg(until(platform.busy_worker, within=WITHIN, message="a worker runs"), signal.SIGKILL)
     assert {acme.ended(task)["status"] for task in tasks} == {"SUCCESS"}
     attempts = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from math import ceil
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -14,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.engine.recurring import calendars, trigger
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.insert_statements import insert_statements
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -101,19 +100,11 @@ def _tick(kind: str, number: int) -> list[str]:
     return [query["sql"] for query in seen]
 
 
-def _parts(rows: int, model: Any) -> int:
-    """Return how many statements the ORM splits an INSERT into: SQLite accepts few values per
-    statement.
-    """
-    most = (connection.features.max_query_params or 1_000_000) // len(model._meta.concrete_fields)
-    return ceil(rows / most)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tick_needs_as_many_statements_for_fifty_due_rows_as_for_one(kind: str) -> None:
     few, many = _tick(kind, FEW), _tick(kind, MANY)
     created, recorded = Task.objects.count(), OccurrenceRecord.objects.count()
-    parts = _parts(created, Task) + _parts(recorded, OccurrenceRecord) - 2
+    parts = insert_statements(Task, created) + insert_statements(OccurrenceRecord, recorded) - 2
     assert len(many) <= len(few) + max(parts, 0), [
         [sql[:100] for sql in each] for each in (few, many)
     ]

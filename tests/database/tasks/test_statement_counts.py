@@ -41,6 +41,7 @@ from tests.database.transitions.transition_calls import (
 )
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks, take_these
+from tests.insert_statements import insert_statements
 from tests.process_state import new_process_state
 from tests.project import tasks
 
@@ -227,10 +228,8 @@ def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(vendo
 @pytest.mark.django_db
 def test_fifty_tasks_are_created_with_the_statements_of_one() -> None:
     one, fifty = (_cost(partial(tasks.add.schedule_many, [(1, 2)] * number)) for number in (1, 50))
-    # SQLite takes 999 values in a statement, so there a batch of many columns is split.
-    parts = 50 * len(Task._meta.fields) // (connection.features.max_query_params or 1_000_000)
     assert len(one) == 1
-    assert len(fifty) <= 1 + parts
+    assert len(fifty) == insert_statements(Task, 50)
 
 
 @pytest.mark.django_db
