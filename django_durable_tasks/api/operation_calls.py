@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rest_framework import serializers
-
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
@@ -49,7 +47,7 @@ def body_of(
     *operations: Operation,
     without: Collection[str] = (),
     more: Mapping[str, Any] | None = None,
-) -> type[serializers.Serializer[Any]]:
+) -> type[Body]:
     """Return the serializer of a body with ``reason``, the fields of these operations except
     ``without``, and ``more`` fields.
     """

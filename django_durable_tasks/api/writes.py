@@ -71,8 +71,10 @@ class WritingEndpoint(ApiEndpoint):
         @retry_on_deadlock
         def in_transaction() -> Answer:
             with tables.atomic():
+                if key is not None:
+                    return self._once(request, key, act)
                 bound_transaction(_LIMITS)
-                return act() if key is None else self._once(request, key, act)
+                return act()
 
         if self.dry_run:
             with rolled_back():
@@ -94,7 +96,7 @@ class WritingEndpoint(ApiEndpoint):
             return Answer(answer.status_code, _plain(answer.body), answer.headers)
 
         try:
-            return once(identity, estimated_now(), plain_act)
+            return once(identity, estimated_now(), _LIMITS, plain_act)
         except RequestConflict as refused:
             raise problems.invalid_header(
                 "Idempotency-Key", str(refused), problems.KEY_REUSED

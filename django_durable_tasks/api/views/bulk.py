@@ -84,9 +84,7 @@ class BulkCreateEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Create up to 1,000 tasks; an item that is refused does not affect the others."""
-        body = BulkCreateBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = BulkCreateBody.valid(self.body(request))
         return self.write(request, lambda: self._created(given["items"], given["atomic"]))
 
     def _created(self, items: list[Any], atomic: bool) -> Answer:
@@ -125,9 +123,7 @@ class BulkCreateEndpoint(WritingEndpoint):
             entry.several("task", [(key, tenant_id) for key in ids], {}, {"created": len(ids)})
 
     def _call(self, index: int, item: Any) -> tuple[Call, Mapping[str, Any]]:
-        body = NewTaskBody(data=item)
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = body.validated_data
+        given: Mapping[str, Any] = NewTaskBody.valid(item)
         return new_call(given, self.caller), given
 
     def _created_alone(self, call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,9 +184,7 @@ class _BulkOperationEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Start the operation; its address in ``Location`` shows the progress."""
-        body = self.bodies["POST"](data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = self.bodies["POST"].valid(self.body(request))
         which = TaskFilter(
             status=Status(given["status"]) if "status" in given else None,
             queue=given.get("queue"),

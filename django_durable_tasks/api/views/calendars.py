@@ -140,9 +140,7 @@ class CalendarsEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Create a calendar."""
-        body = NewCalendarBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = body.validated_data
+        given: Mapping[str, Any] = NewCalendarBody.valid(self.body(request))
 
         def act() -> Answer:
             name, caller = given["name"], self.caller
@@ -179,8 +177,7 @@ class CalendarEndpoint(WritingEndpoint):
 
     def patch(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
-        body = CalendarEditBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
+        valid = CalendarEditBody.valid(self.body(request))
         caller = self.caller
 
         def act() -> Answer:
@@ -191,7 +188,7 @@ class CalendarEndpoint(WritingEndpoint):
                 by=caller.name,
                 tenant=caller.tenant,
                 revision=row.revision,
-                **_special(body.validated_data),
+                **_special(valid),
             )
             changed = calendar_of(caller, calendar_id)
             shown = _whole(changed, caller)

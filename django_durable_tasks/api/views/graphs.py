@@ -104,9 +104,8 @@ class DependenciesEndpoint(WritingEndpoint):
 
     def post(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task, which has not started, wait for another one."""
-        body = AddBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        return self._changed(request, task_id, body.validated_data, dependencies.ADD)
+        valid = AddBody.valid(self.body(request))
+        return self._changed(request, task_id, valid, dependencies.ADD)
 
     def delete(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""

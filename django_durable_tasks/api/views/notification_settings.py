@@ -166,9 +166,8 @@ class NotificationSettingsEndpoint(WritingEndpoint):
     def post(self, request: Request) -> Response:
         """Create a setting. Events that match it are sent from now on."""
         _require_notifications()
-        body = NewNotificationSettingBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = {"reason": "", **body.validated_data}
+        valid = NewNotificationSettingBody.valid(self.body(request))
+        given: Mapping[str, Any] = {"reason": "", **valid}
 
         def act() -> Answer:
             done = CREATE.perform(self.caller.tenant, by=self.caller.name, **given)
@@ -204,9 +203,8 @@ class NotificationSettingEndpoint(WritingEndpoint):
         """Change the setting."""
         caller = self.caller
         _require_notifications()
-        body = NotificationSettingEditBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = {"reason": "", **body.validated_data}
+        valid = NotificationSettingEditBody.valid(self.body(request))
+        given: Mapping[str, Any] = {"reason": "", **valid}
 
         def act() -> Answer:
             row = find_setting(caller, notification_setting_id)

@@ -86,9 +86,8 @@ class OperationEndpoint(WritingEndpoint):
     def post(self, request: Request, **ids: Any) -> Response:
         """Perform the operation and return the object."""
         ((_name, key),) = ids.items()
-        body = self.body_class(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given, resource, caller = body.validated_data, self.resource, self.caller
+        valid = self.body_class.valid(self.body(request))
+        given, resource, caller = valid, self.resource, self.caller
 
         def act() -> Answer:
             # Not locked here: the engine locks rows in an order that prevents deadlocks.

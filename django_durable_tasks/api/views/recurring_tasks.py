@@ -88,9 +88,7 @@ class RecurringTasksEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
-        body = NewScheduleBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = body.validated_data
+        given: Mapping[str, Any] = NewScheduleBody.valid(self.body(request))
         check_queue(given, self.caller.tenant)
         refuse_masks(given["target_config"])
         target = call_of(given["target_type"], given["target_config"], self.caller.tenant)
@@ -135,15 +133,14 @@ class RecurringTaskEndpoint(WritingEndpoint):
 
     def patch(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Change the recurring task; only times after now fire."""
-        body = ScheduleEditBody(data=self.body(request), partial=True)
-        body.is_valid(raise_exception=True)
-        check_queue(body.validated_data, self.caller.tenant)
+        valid = ScheduleEditBody.valid(self.body(request), partial=True)
+        check_queue(valid, self.caller.tenant)
         caller = self.caller.without_secrets()
 
         def act() -> Answer:
             row = schedule_of(caller, recurring_task_id, lock=True)
             require_version(request, row.revision)
-            options = self._options(row, body.validated_data)
+            options = self._options(row, valid)
             RecurringTask.objects.upsert(
                 name=row.name,
                 task=row.task,

@@ -90,9 +90,7 @@ class TasksEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Create a task, or return the one with the same idempotency key."""
-        body = NewTaskBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = body.validated_data
+        given: Mapping[str, Any] = NewTaskBody.valid(self.body(request))
         call = new_call(given, self.caller)
         return self.write(request, lambda: self._created(given, call))
 
@@ -135,15 +133,14 @@ class TaskEndpoint(WritingEndpoint):
 
     def patch(self, request: Request, task_id: uuid.UUID) -> Response:
         """Edit a task that has not started."""
-        body = TaskEditBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        check_queue(body.validated_data, self.caller.tenant)
+        valid = TaskEditBody.valid(self.body(request))
+        check_queue(valid, self.caller.tenant)
         tenant_id = self.caller.tenant.pk
 
         def act() -> Answer:
             row = task_of(tenant_id, task_id, lock=True)
             require_version(request, row.epoch)
-            changes = self._changes(row, body.validated_data)
+            changes = self._changes(row, valid)
             done = perform(EDIT, tasks_of(tenant_id).filter(pk=task_id), self.caller, changes)
             if not done.changed:
                 raise refused(row)

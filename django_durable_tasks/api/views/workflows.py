@@ -99,9 +99,7 @@ class WorkflowsEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
-        body = NewWorkflowBody(data=self.body(request))
-        body.is_valid(raise_exception=True)
-        given: Mapping[str, Any] = body.validated_data
+        given: Mapping[str, Any] = NewWorkflowBody.valid(self.body(request))
         flow = workflow_from(given, self.caller)
         return self.write(request, lambda: self._started(given, flow))
 

@@ -20,12 +20,28 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine.audit.actor import current_actor
 from django_durable_tasks.engine.audit.task_values import task_values
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.statements import recordset, statement
 from django_durable_tasks.engine.transitions.change_tracking import observing
 from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.models.audit_entry import AuditEntryQuerySet
 from django_durable_tasks.rules.audit import IDS_MAX, changed_fields, stored_fields
 
 _MANY = 5_000
+_COLUMNS = (
+    "tenant_id",
+    "source",
+    "actor",
+    "operation",
+    "object_type",
+    "object_id",
+    "count",
+    "object_ids",
+    "before",
+    "after",
+    "reason",
+    "address",
+)
+"""The columns of the statement ``audit_entries``."""
 
 
 def audit_entries() -> AuditEntryQuerySet:
@@ -34,11 +50,48 @@ def audit_entries() -> AuditEntryQuerySet:
     return found.unguarded()
 
 
+_collected: ContextVar[list[AuditEntry] | None] = ContextVar("durable_tasks_entries", default=None)
+
+
+@contextmanager
+def collected_entries() -> Iterator[list[AuditEntry]]:
+    """Collect the entries of operations that end with the transaction of the block.
+
+    The caller passes them to ``insert_entries`` in this transaction. An operation with a savepoint
+    inserts its own entry, because the savepoint may be rolled back.
+    """
+    entries: list[AuditEntry] = []
+    token = _collected.set(entries)
+    try:
+        yield entries
+    finally:
+        _collected.reset(token)
+
+
+def insert_entries(
+    entries: Sequence[AuditEntry],
+    update: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> None:
+    """Insert entries, on PostgreSQL with an UPDATE in the same statement if it is given."""
+    sql = statement("audit_entries")
+    if sql is None:
+        if entries:
+            audit_entries().bulk_create(entries)
+        return
+    rows = [{name: getattr(entry, name) for name in _COLUMNS} for entry in entries]
+    found = {"entries": recordset(rows), **(parameters or {})}
+    if update is not None:
+        sql = f"WITH before_entries AS ({update}) {sql}"
+    tables.count(sql, found)
+
+
 class AuditRecorder:
     """The changes of one operation."""
 
-    def __init__(self, operation: str, by: str, reason: str) -> None:
+    def __init__(self, operation: str, by: str, reason: str, *, savepoint: bool = True) -> None:
         self.operation, self.by, self.reason = operation, by, reason
+        self._collecting = None if savepoint else _collected.get()
         self._subject: tuple[str, str, int | None] | None = None
         self._before: dict[str, Any] = {}
         self._after: dict[str, Any] = {}
@@ -109,8 +162,10 @@ class AuditRecorder:
             entries = self._of_rows()
         else:
             entries = self._of_subject() if self._subject is not None else self._of_tasks()
-        if entries:
-            audit_entries().bulk_create(entries)
+        if self._collecting is not None:
+            self._collecting.extend(entries)
+        elif entries:
+            insert_entries(entries)
 
     def _of_subject(self) -> list[AuditEntry]:
         assert self._subject is not None  # noqa: S101 - narrows the type
@@ -235,7 +290,7 @@ def recorded(
         with tables.atomic():
             yield outer
         return
-    recorder = AuditRecorder(operation, by, reason)
+    recorder = AuditRecorder(operation, by, reason, savepoint=savepoint)
     token = _recorder.set(recorder)
     try:
         with tables.atomic(savepoint=savepoint):

@@ -41,6 +41,11 @@ class TimeLimits:
     lock: float = 5.0
     idle: float = 10.0
 
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters of a statement that sets these limits, in milliseconds."""
+        limits = {"lock": self.lock, "statement": self.statement, "idle": self.idle}
+        return {name: f"{round(1000 * wait)}ms" for name, wait in limits.items()}
+
 
 WORK = TimeLimits()
 LEADER = TimeLimits(statement=1.0, lock=1.0, idle=2.0)
@@ -191,9 +196,8 @@ def bound_transaction(patience: TimeLimits = WORK) -> None:
     sql = text("bound", connection.vendor)
     if sql is None or connection in _bounded or not connection.in_atomic_block:
         return
-    limits = {"lock": patience.lock, "statement": patience.statement, "idle": patience.idle}
-    with connection.cursor() as opened:
-        opened.execute(sql, {name: f"{round(1000 * wait)}ms" for name, wait in limits.items()})
+    with cursor() as opened:
+        opened.execute(sql, patience.parameters())
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import OperationalError, connections
 
@@ -16,7 +16,7 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edit
 from django_durable_tasks.engine.dependencies.edges import tally_of
 from django_durable_tasks.engine.tasks.fast_path import queued_if_possible
-from django_durable_tasks.engine.tasks.insert import insert
+from django_durable_tasks.engine.tasks.insert import insert, insert_row
 from django_durable_tasks.engine.tasks.keys import acquire_unique, key_owners, same_call, upsert
 from django_durable_tasks.engine.tasks.new_task import Call, new_task, template
 from django_durable_tasks.engine.tasks.traces import traced, tracer
@@ -29,6 +29,7 @@ from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.workflows.followups import Schedule
 from django_durable_tasks.rules.workflows.upstreams import edges_to
 
+_Created = TypeVar("_Created", uuid.UUID, Task)
 _TRIES = 5
 _DEADLOCK = 1213
 BULK = 5_000
@@ -43,14 +44,17 @@ def submit(call: Call) -> uuid.UUID:
     """
     if call.options.depends_on is not None:
         return _submit_waiting(call)
-    task = queued_if_possible(traced(new_task(call)))
+    return _repeated(_create, call, queued_if_possible(traced(new_task(call))))
+
+
+def _repeated(create: Callable[[Call, NewTask], _Created], call: Call, task: NewTask) -> _Created:
     for _ in range(_TRIES - 1):
         try:
-            return _create(call, task)
+            return create(call, task)
         except OperationalError as error:
             if not _may_be_repeated(error):
                 raise
-    return _create(call, task)
+    return create(call, task)
 
 
 def _may_be_repeated(error: OperationalError) -> bool:
@@ -67,8 +71,14 @@ def _may_be_repeated(error: OperationalError) -> bool:
 def _create(call: Call, task: NewTask) -> uuid.UUID:
     if task.key is not None:
         return upsert(call, task, task.key)
-    if insert(task):
-        return task.id
+    return task.id if insert(task) else _with_taken_key(call, task)
+
+
+def _create_row(call: Call, task: NewTask) -> Task:
+    return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
+
+
+def _with_taken_key(call: Call, task: NewTask) -> uuid.UUID:
     existing = same_call(call, task)
     if existing is not None:
         return existing
@@ -107,6 +117,8 @@ def _submit_waiting(call: Call) -> uuid.UUID:
 
 def schedule(call: Call) -> Task:
     """Create the task as ``submit`` does; return the model instance."""
+    if call.options.depends_on is None and call.options.key is None:
+        return _repeated(_create_row, call, queued_if_possible(traced(new_task(call))))
     row: Task = tables.tasks().get(pk=submit(call))
     return row
 

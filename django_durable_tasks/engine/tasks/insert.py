@@ -9,6 +9,7 @@ from django_durable_tasks.engine.db.publish_on_commit import (
     publish_after_commit,
     remember_until_commit,
 )
+from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -18,10 +19,22 @@ def insert(task: NewTask) -> bool:
     """Insert a task; return False, without a change, if one of its keys is taken."""
     if not transitions.create(task):
         return False
+    _publish(task)
+    return True
+
+
+def insert_row(task: NewTask) -> Task | None:
+    """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
+    row = transitions.create_row(task)
+    if row is not None:
+        _publish(task)
+    return row
+
+
+def _publish(task: NewTask) -> None:
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
         publish_after_commit([_message(task)])
-    return True
 
 
 def _message(task: NewTask) -> TaskMessage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -13,11 +13,13 @@ from django.db import IntegrityError, OperationalError, connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.encryption import decrypted, encrypted
+from django_durable_tasks.engine.audit.recorder import collected_entries, insert_entries
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.connections import TimeLimits
 from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.models import IdempotentRequest
+from django_durable_tasks.models import AuditEntry, IdempotentRequest
 from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
 from django_durable_tasks.rules.encryption import EncryptedValue, StorageLocation
 
@@ -50,36 +52,42 @@ def requests() -> IdempotentRequestQuerySet:
     return found.unguarded()
 
 
-def once(identity: RequestIdentity, now: datetime, act: Callable[[], StoredAnswer]) -> StoredAnswer:
+def once(
+    identity: RequestIdentity, now: datetime, limits: TimeLimits, act: Callable[[], StoredAnswer]
+) -> StoredAnswer:
     """Call ``act`` and store its answer; return the stored answer if there is one.
 
-    The caller has opened the transaction in which ``act`` writes. Raises RequestConflict if the
-    key belongs to a request with other contents, and RequestInProgress if such a request has not
-    ended within the lock timeout.
+    The caller has just opened the transaction in which ``act`` writes; it gets these time limits.
+    Raises RequestConflict if the key belongs to a request with other contents, and
+    RequestInProgress if such a request has not ended within the lock timeout.
     """
     # Most keys are new, so the insert comes first where it does not wait too long for a concurrent
     # request.
-    row = None if _is_mysql() else _inserted(identity)
-    row = row or _existing(identity, now) or _inserted(identity)
+    row = None if _is_mysql() else _inserted(identity, limits)
+    row = row or _existing(identity, now) or _inserted(identity, limits)
     if row is None:
         raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
     if row.status_code:
         return _replayed(row, identity)
-    answer = act()
-    _store(row, answer)
+    with collected_entries() as entries:
+        answer = act()
+    _store(row, answer, entries)
     return answer
 
 
-def _store(row: IdempotentRequest, answer: StoredAnswer) -> None:
+def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[AuditEntry]) -> None:
+    """Store the answer and insert the audit entries; PostgreSQL does both in one statement."""
     body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
     sql = statement("store_answer")
     if sql is None:
         requests().filter(pk=row.pk).update(
             status_code=answer.status_code, body=body, headers=headers
         )
+        insert_entries(entries)
         return
     texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
-    tables.count(sql, {"id": row.pk, "status_code": answer.status_code, **texts})
+    values = {"id": row.pk, "status_code": answer.status_code, **texts}
+    insert_entries(entries, sql, values)
 
 
 def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
@@ -105,7 +113,7 @@ def _is_mysql() -> bool:
     return connections[tables.database()].vendor == "mysql"
 
 
-def _inserted(identity: RequestIdentity) -> IdempotentRequest | None:
+def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
     """Insert the row of the key; None if a concurrent request has it.
 
     PostgreSQL waits here until that request's transaction ends, for the lock timeout of this one.
@@ -113,7 +121,7 @@ def _inserted(identity: RequestIdentity) -> IdempotentRequest | None:
     sql = statement("idempotent_request")
     if sql is not None:
         with _in_progress(identity):
-            rows = tables.read(sql, asdict(identity))
+            rows = tables.read(sql, {**asdict(identity), **limits.parameters()})
         if not rows:
             return None
         return IdempotentRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.db import connections
 from django.db.models import F, Q
 from django.db.models.functions import Greatest
 
@@ -12,6 +13,9 @@ from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.models import TenantRequests
 from django_durable_tasks.models.tenant_requests import TenantRequestsQuerySet
 from django_durable_tasks.rules.tenants.quotas import RateDecision, RequestRate
+
+_SKEW = 60_000_000
+"""The largest difference between the times of concurrent requests, in microseconds."""
 
 
 def _rows(tenant_id: int) -> TenantRequestsQuerySet:
@@ -23,8 +27,9 @@ def admit(tenant_id: int, rate: RequestRate, now: datetime) -> RateDecision:
     """Count a request and return whether the rate admits it.
 
     One conditional UPDATE decides, so that concurrent requests cannot exceed the rate together. A
-    ``free_at`` beyond the window, which is left from a slower rate or another clock, counts as
-    ``now``.
+    ``free_at`` that is more than a minute beyond the window, which is left from a slower rate or
+    another clock, counts as ``now``. Within this minute it may be from a request that read its
+    ``now`` later and was counted earlier.
     """
     at = int(now.timestamp() * 1_000_000)
     free_at = _moved(tenant_id, rate, at)
@@ -32,7 +37,7 @@ def admit(tenant_id: int, rate: RequestRate, now: datetime) -> RateDecision:
         TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
             [TenantRequests(tenant_id=tenant_id)], ignore_conflicts=True
         )
-        _rows(tenant_id).filter(free_at__gt=at + rate.window).update(free_at=at)
+        _rows(tenant_id).filter(free_at__gt=at + rate.window + _SKEW).update(free_at=at)
         free_at = _moved(tenant_id, rate, at)
     if free_at is not None:
         return rate.decision(True, free_at - at)
@@ -44,7 +49,8 @@ def _moved(tenant_id: int, rate: RequestRate, at: int) -> int | None:
     """Count the request and return the new ``free_at``; None if the rate does not admit it."""
     sql = statement("request_rate")
     if sql is not None:
-        values = {"tenant_id": tenant_id, "at": at}
+        alone = not connections[tables.database()].in_atomic_block
+        values = {"tenant_id": tenant_id, "at": at, "alone": alone}
         rows = tables.read(sql, {**values, "interval": rate.interval, "window": rate.window})
         return int(rows[0][0]) if rows else None
     free = Q(free_at__lte=at + rate.window - rate.interval)

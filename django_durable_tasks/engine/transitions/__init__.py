@@ -55,6 +55,7 @@ from django_durable_tasks.engine.transitions.guarded_update import WAITING
 from django_durable_tasks.engine.transitions.inserts import (
     create,
     create_many,
+    create_row,
     creating_many,
     edit,
     name_key,
@@ -106,6 +107,7 @@ __all__ = [
     "claimed_tasks",
     "create",
     "create_many",
+    "create_row",
     "creating_many",
     "due_in_batch",
     "edit",

@@ -14,7 +14,13 @@ from django.db.models import Case, F, When
 from django_durable_tasks import ports
 from django_durable_tasks.engine.db.copy import copy_time, copying
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.db.tables import atomic, callers_transaction, count, tasks
+from django_durable_tasks.engine.db.tables import (
+    atomic,
+    callers_transaction,
+    count,
+    read,
+    tasks,
+)
 from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.change_tracking import observe
 from django_durable_tasks.engine.transitions.copied_rows import rows_of
@@ -23,6 +29,7 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     matches_epochs,
     write_running,
 )
+from django_durable_tasks.engine.transitions.returned_rows import returning_row, row_of
 from django_durable_tasks.engine.transitions.row_values import (
     are_alike,
     columns_of,
@@ -51,9 +58,30 @@ def create(task: NewTask) -> bool:
     sql = statement("create")
     created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
     if created:
-        announce("create", Status(task.status), [task.id])
-        ports.due.created([task])
+        _announce(task)
     return created
+
+
+def create_row(task: NewTask) -> Task | None:
+    """Insert one task as ``create`` does; return its row, or None if a key is taken.
+
+    The INSERT of PostgreSQL returns the row. Other databases read it.
+    """
+    task = encrypted_task(task)
+    sql, row = statement("create"), None
+    if sql is not None:
+        rows = read(f"{sql} {returning_row()}", task._asdict())
+        row = row_of(rows[0]) if rows else None
+    elif _insert_unless_taken(task):
+        row = tasks().get(pk=task.id)
+    if row is not None:
+        _announce(task)
+    return row
+
+
+def _announce(task: NewTask) -> None:
+    announce("create", Status(task.status), [task.id])
+    ports.due.created([task])
 
 
 def _insert_unless_taken(task: NewTask) -> bool:

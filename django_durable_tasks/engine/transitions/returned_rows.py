@@ -6,10 +6,16 @@ read ``_fields``.
 
 from __future__ import annotations
 
+import functools
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from django.db import connections
+
+from django_durable_tasks import conf
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import TaskQuerySet
 
 
@@ -96,3 +102,30 @@ def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
 def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
     """Read the runs of these tasks, in the order of the queryset."""
     return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]
+
+
+@functools.cache
+def returning_row() -> str:
+    """Return the clause that makes a statement return the whole row of a task, for ``row_of``."""
+    return f"RETURNING {', '.join(str(field.column) for field in Task._meta.concrete_fields)}"
+
+
+def row_of(values: Sequence[Any]) -> Task:
+    """Return the task of the columns of ``returning_row``, as a query of the ORM would."""
+    alias = conf.settings().DATABASE
+    converted = list(values)
+    for index, convert in _converters():
+        converted[index] = convert(converted[index], None, connections[alias])
+    return Task.from_db(alias, _names(), converted)
+
+
+@functools.cache
+def _names() -> list[str]:
+    return [field.attname for field in Task._meta.concrete_fields]
+
+
+@functools.cache
+def _converters() -> list[tuple[int, Any]]:
+    """Return the indexes of the columns whose fields convert the value of the driver."""
+    found = [getattr(field, "from_db_value", None) for field in Task._meta.concrete_fields]
+    return [(index, convert) for index, convert in enumerate(found) if convert is not None]

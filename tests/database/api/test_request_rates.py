@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_durable_tasks.api import throttle
+from django_durable_tasks.engine.tenants import request_rates
 from django_durable_tasks.models import TenantRequests
+from django_durable_tasks.rules.tenants.quotas import request_rate_of
 from tests.database.api.rate_conformance import RateConformance, rated_client
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,3 +35,15 @@ def test_a_slower_rate_or_another_clock_leaves_no_endless_refusal() -> None:
     decision = throttle.admit(client.tenant)
     assert decision is not None
     assert decision.admitted
+
+
+def test_a_request_that_is_counted_after_a_later_one_does_not_reset_the_rate() -> None:
+    client, rate, now = rated_client("2/s"), request_rate_of("2/s"), timezone.now()
+    assert rate is not None
+    assert [request_rates.admit(client.tenant.pk, rate, now).admitted for _ in range(3)] == [
+        True,
+        True,
+        False,
+    ]
+    earlier = now - timedelta(milliseconds=300)
+    assert not request_rates.admit(client.tenant.pk, rate, earlier).admitted

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
 from tests.database.api.client import ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
@@ -23,16 +26,59 @@ def _statements(client: ApiClient, key: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("quotas", "most"),
-    [({"requests": None}, 7), ({"requests": "600/m", "open_tasks": 100}, 9)],
+    [({"requests": None}, 4), ({"requests": "600/m", "open_tasks": 100}, 6)],
 )
 def test_a_task_with_an_idempotency_key_is_created_by_few_statements(
     acme: ApiClient, settings: Any, quotas: dict[str, Any], most: int
 ) -> None:
-    """The key with tenant and quota, the time limits, the idempotency record, the task, its row,
-    the audit entry, and the stored answer; with quotas one for each of them.
+    """The key with tenant and quota, the idempotency record with the time limits, the task, and
+    the stored answer with the audit entry; with quotas one for each of them.
     """
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": quotas}
     _statements(acme, "first")
     found = _statements(acme, "second")
     assert len(found) == most, "\n".join(found)
     assert not [one for one in found if "SAVEPOINT" in one]
+
+
+def test_the_transaction_of_a_request_with_an_idempotency_key_has_time_limits(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def with_limits(task: Any) -> Any:
+        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SHOW {name}")
+                found.append(cursor.fetchone()[0])
+        return create_row(task)
+
+    create_row = transitions.create_row
+    monkeypatch.setattr(transitions, "create_row", with_limits)
+    assert acme.post("/tasks", call(), Idempotency_Key="one").status_code == 201
+    assert found == ["15s", "2s", "15s"]
+
+
+def test_the_count_of_a_request_does_not_make_its_task_less_durable(
+    acme: ApiClient, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"requests": "600/m"}}
+    for _ in range(2):
+        assert acme.post("/tasks", call()).status_code == 201
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW synchronous_commit")
+        assert cursor.fetchone() == ("on",)
+
+
+def test_an_answer_that_cannot_be_stored_leaves_no_task_and_no_audit_entry(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def invalid(rows: Any) -> str:
+        return json.dumps([{"count": "not a number"}])
+
+    monkeypatch.setattr("django_durable_tasks.engine.audit.recorder.recordset", invalid)
+    assert acme.post("/tasks", call(), Idempotency_Key="one").status_code >= 400
+    entries = AuditEntry.objects.filter(operation="task.create")
+    assert not entries.exists()
+    assert not Task.objects.exists()
+    assert not IdempotentRequest.objects.exists()

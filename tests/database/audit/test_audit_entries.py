@@ -239,10 +239,14 @@ def test_a_refused_operation_has_no_entry() -> None:
     assert not AuditEntry.objects.exists()
 
 
+class _Unserializable:
+    def __str__(self) -> str:
+        raise TypeError
+
+
 def test_a_write_whose_entry_fails_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     row = a_task()
-    # No column accepts a set, so that the INSERT of the entry fails.
-    monkeypatch.setattr(recorder, "stored_fields", lambda *_args: {"status": {1}})
+    monkeypatch.setattr(recorder, "stored_fields", lambda *_args: {"status": _Unserializable()})
     with pytest.raises(TypeError):
         Task.objects.filter(pk=row.pk).cancel(by="ada")
     assert Task.objects.get(pk=row.pk).status == "PENDING"

@@ -333,3 +333,32 @@ def test_a_refused_insert_is_not_mistaken_for_a_taken_key() -> None:
     new = new_task.new_task(call)._replace(idempotency_key="i", status=Status.RUNNING)
     with pytest.raises(Exception, match=r"(?i)check|constraint"), tables.atomic():
         transitions.create(new)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"run_at": datetime(2027, 1, 1, tzinfo=UTC), "priority": 3},
+        {"queue": QUEUE, "timeout": 30, "expires_at": datetime(2028, 1, 1, tzinfo=UTC)},
+        {"idempotency_key": "one"},
+        {"key": "one"},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_the_returned_row_equals_the_stored_one(options: dict[str, Any]) -> None:
+    given = {name: value for name, value in options.items() if name != "run_at"}
+    row = tasks.add.using(**given).schedule(1, right=2, run_at=options.get("run_at"))
+    stored = tables.tasks().get(pk=row.pk)
+    for field in Task._meta.concrete_fields:
+        returned = getattr(row, field.attname)
+        assert returned == getattr(stored, field.attname), field.name
+        assert type(returned) is type(getattr(stored, field.attname)), field.name
+    assert not row._state.adding
+    assert row._state.db == tables.database()
+
+
+def test_the_row_of_a_taken_idempotency_key_is_the_first_one() -> None:
+    first = tasks.add.using(idempotency_key="one").schedule(1, right=2)
+    again = tasks.add.using(idempotency_key="one").schedule(1, right=2)
+    assert (again.pk, again.created_at) == (first.pk, first.created_at)
