@@ -51,6 +51,13 @@ class TenantForm(EditModelForm):
         widget=forms.Textarea(attrs={"rows": 3, "cols": 40, "spellcheck": "false"}),
         help_text=_("One user name per line. %s") % ASSIGN_STAFF.help,
     )
+    all_tenants = forms.BooleanField(
+        required=False,
+        label=UNASSIGN_STAFF.fields[1].label,
+        help_text=_(
+            "Otherwise they stay limited to their other tenants; without any, they see none."
+        ),
+    )
     reason = forms.CharField(required=False, max_length=500, label=_("Reason"))
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -99,7 +106,7 @@ class TenantAdmin(ScreenAdmin):
         own = ("slug", "name", *((OPENED,) if obj is not None else ()))
         shown: list[Any] = [(None, {"fields": own})]
         if self._may_assign(request):
-            shown.append((_("Access"), {"fields": ("staff",)}))
+            shown.append((_("Access"), {"fields": ("staff", "all_tenants")}))
         if SET_QUOTAS.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
             text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % SET_QUOTAS.help
@@ -138,7 +145,8 @@ class TenantAdmin(ScreenAdmin):
             for name in sorted(after - before):
                 ASSIGN_STAFF.perform(form.instance, username=name, **given)
             for name in sorted(before - after):
-                UNASSIGN_STAFF.perform(form.instance, username=name, **given)
+                every = bool(form.cleaned_data.get("all_tenants"))
+                UNASSIGN_STAFF.perform(form.instance, username=name, all_tenants=every, **given)
         except InvalidOption as refused:
             self.message_user(request, str(refused), messages.ERROR)
 

@@ -128,6 +128,8 @@ def _chosen(slug: str | None, allowed: frozenset[int] | None) -> Tenant:
         found = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
     else:
         found = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
+    if found is None and allowed is not None and not allowed:
+        raise Problem(problems.NOT_FOUND, "No tenant is assigned to this user.")
     if found is None:
         raise Problem(problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug.")
     return found

@@ -17,6 +17,9 @@ class StaffTenantQuerySet(GuardedQuerySet["StaffTenant"]):
 class StaffTenant(GuardedModel):
     """A user with at least one row sees and changes only the tenants of its rows.
 
+    A row without a tenant keeps a user limited whose assignment was removed, or whose tenant was
+    deleted. Only deleting all rows of a user, on request, lets the user see all tenants.
+
     ``user_key`` is the primary key of the user as text and no foreign key, because the users may be
     in another database than the tasks.
     """
@@ -29,7 +32,9 @@ class StaffTenant(GuardedModel):
     id = models.BigAutoField(primary_key=True)
     user_key = models.CharField(max_length=100)
     username = models.CharField(_("user name"), max_length=200)
-    tenant = models.ForeignKey("django_durable_tasks.Tenant", models.CASCADE, related_name="staff")
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant", models.SET_NULL, null=True, blank=True, related_name="staff"
+    )
     assigned_by = models.CharField(_("assigned by"), max_length=200, blank=True, db_default="")
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
 

@@ -86,9 +86,15 @@ def _assign(tenant: Tenant, *, by: str, reason: str, username: str) -> Operation
     return OperationResult({"assigned": done}, text % {"user": username, "tenant": tenant.slug})
 
 
-def _unassign(tenant: Tenant, *, by: str, reason: str, username: str) -> OperationResult:
-    done = staff.unassign(tenant, username, by=by, reason=reason)
-    text = _now("%(user)s is not assigned to %(tenant)s.")
+def _unassign(
+    tenant: Tenant, *, by: str, reason: str, username: str, all_tenants: bool = False
+) -> OperationResult:
+    if all_tenants:
+        done = staff.allow_all(tenant, username, by=by, reason=reason)
+        text = _now("%(user)s sees all tenants.")
+    else:
+        done = staff.unassign(tenant, username, by=by, reason=reason)
+        text = _now("%(user)s is not assigned to %(tenant)s and stays limited.")
     return OperationResult({"removed": done}, text % {"user": username, "tenant": tenant.slug})
 
 
@@ -107,7 +113,7 @@ ASSIGN_STAFF = Operation(
     title=_("Assign a staff user"),
     help=_(
         "The user sees and changes only the tenants assigned to them, in the admin and in the"
-        " HTTP API. A user without an assigned tenant sees all tenants."
+        " HTTP API. A user who was never limited sees all tenants."
     ),
     permission="add_stafftenant",
     perform=_assign,
@@ -119,12 +125,23 @@ UNASSIGN_STAFF = Operation(
     target=Target.TENANT,
     name="unassign_staff",
     title=_("Remove a staff user"),
-    help=_("Without any assigned tenant the user sees all tenants again."),
+    help=_(
+        "The user stays limited to the other assigned tenants. Without any of them the user sees"
+        " no tenant."
+    ),
     permission="delete_stafftenant",
     perform=_unassign,
     not_in_api=_BY_OPERATORS,
     confirm=False,
-    fields=(_USERNAME,),
+    fields=(
+        _USERNAME,
+        Argument(
+            name="all_tenants",
+            kind=ArgumentType.FLAG,
+            label=_("Removed users see all tenants"),
+            help=_("Ends the limit: the user sees all tenants, whatever was assigned."),
+        ),
+    ),
 )
 
 OPERATIONS = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)

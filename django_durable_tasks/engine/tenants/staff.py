@@ -1,6 +1,7 @@
 """Limits staff users to tenants.
 
-A user without an assigned tenant and a superuser see all tenants.
+A superuser and a user who was never limited see all tenants. A user whose last assignment was
+removed sees none. Only ``allow_all`` ends the limit.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ def assignments() -> StaffTenantQuerySet:
 
 
 def tenants_of(user: Any) -> frozenset[int] | None:
-    """Return the ids of the tenants that this user may see; None if these are all."""
+    """Return the ids of the tenants that this user may see, possibly none of them; None if these
+    are all.
+    """
     if user.is_superuser:
         return None
     rows = assignments().filter(user_key=str(user.pk))
-    return frozenset(rows.values_list("tenant_id", flat=True)) or None
+    found = set(rows.values_list("tenant_id", flat=True))
+    return frozenset(found - {None}) if found else None
 
 
 def assign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
@@ -54,6 +58,8 @@ def assign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> 
             assigned_by=by[:200],
             reason=reason[:500],
         )
+        # After the insert, so that the user is limited at every moment.
+        assignments().filter(user_key=str(user.pk), tenant__isnull=True).delete()
         entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
     return 1
 
@@ -66,13 +72,33 @@ def _user(username: str) -> Any:
 def unassign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
     """Remove the assignment of a user to this tenant; return 0 if there was none.
 
-    A user without any assignment sees all tenants again. The name may be the present one of the
-    user or the one at the time of the assignment.
+    The user stays limited: the row remains without its tenant. The name may be the present one of
+    the user or the one at the time of the assignment.
     """
-    user = _user(username)
-    named = Q(username=username) if user is None else Q(user_key=str(user.pk))
     with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
-        done, _each = assignments().filter(named, tenant_id=tenant.pk).delete()
+        done = _of(username).filter(tenant_id=tenant.pk).update(tenant=None)
         if done:
             entry.changed("tenant", tenant.pk, {"staff": username}, {}, tenant.pk)
     return done
+
+
+def allow_all(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Let a limited user see all tenants; return 0 if the user is not limited.
+
+    The audit entry is about ``tenant``, from which the user was removed last.
+    """
+    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+        slugs = list(
+            _of(username).exclude(tenant=None).order_by("pk").values_list("tenant__slug", flat=True)
+        )
+        done, _each = _of(username).delete()
+        if done:
+            before = {"staff": username, "tenants": slugs}
+            entry.changed("tenant", tenant.pk, before, {"tenants": "all"}, tenant.pk)
+    return done
+
+
+def _of(username: str) -> StaffTenantQuerySet:
+    user = _user(username)
+    named = Q(username=username) if user is None else Q(user_key=str(user.pk))
+    return assignments().filter(named)

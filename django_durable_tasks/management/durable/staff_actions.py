@@ -38,14 +38,20 @@ def staff(options: Options, out: Output) -> int:
 
 def _list(out: Output) -> int:
     found = assignments().select_related("tenant").order_by("username", "tenant_id")[:_SHOWN]
+    assigned = {row.user_key for row in found if row.tenant is not None}
+    shown = {
+        (row.user_key, row.tenant_id): row
+        for row in found
+        if row.tenant is not None or row.user_key not in assigned
+    }
     rows = [
         {
             "user": row.username,
-            "tenant": row.tenant.slug,
+            "tenant": "(none)" if row.tenant is None else row.tenant.slug,
             "assigned_by": row.assigned_by,
             "reason": row.reason,
         }
-        for row in found
+        for row in shown.values()
     ]
     out.emit(rows, table(_COLUMNS, rows, "every staff user sees all tenants"))
     return OK
@@ -66,6 +72,7 @@ STAFF = Subcommand(
         "staff list",
         "staff assign --tenant acme --username ann --reason 'support of acme'",
         "staff unassign --tenant acme --username ann",
+        "staff unassign --tenant acme --username ann --all-tenants",
     ),
     arguments=_arguments,
     run=staff,

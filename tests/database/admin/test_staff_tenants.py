@@ -271,8 +271,36 @@ def test_the_page_of_a_tenant_limits_users(ann: Client, acme: dict[str, Any]) ->
     assert "bob" in ann.get(address).content.decode()
     assert "there is no staff user" in save("bob\nnobody").content.decode()
     save("")
-    assert staff.tenants_of(user) is None
+    assert staff.tenants_of(user) == frozenset()
     assert AuditEntry.objects.filter(operation="tenant.unassign_staff").exists()
+
+
+def test_the_page_of_a_tenant_ends_a_limit_only_on_request(
+    ann: Client, acme: dict[str, Any]
+) -> None:
+    user = User.objects.create_user("bob", is_staff=True)
+    staff.assign(acme["tenant"], "bob")
+    address = page_of(acme["tenant"])
+    opened = ann.get(address).context["adminform"].form["opened"].value()
+    form = {"slug": "acme", "name": "acme", "staff": "", "all_tenants": "on", "opened": opened}
+    ann.post(address, form)
+    assert staff.tenants_of(user) is None
+    entry = AuditEntry.objects.get(operation="tenant.unassign_staff")
+    assert (entry.before["tenants"], entry.after["tenants"]) == (["acme"], "all")
+
+
+def test_a_user_whose_last_tenant_was_removed_sees_no_row(
+    limited: Client, acme: dict[str, Any], globex: dict[str, Any]
+) -> None:
+    staff.unassign(acme["tenant"], "ann")
+    for name in MODELS:
+        answer = limited.get(list_of(name))
+        assert answer.status_code == (403 if name in SHARED else 200), name
+        text = answer.content.decode()
+        assert "acme" not in text, name
+        assert "globex" not in text, name
+    for rows in (acme, globex):
+        assert limited.get(page_of(rows["task"])).status_code == 302
 
 
 def test_a_limited_user_cannot_limit_users_or_add_tenants(

@@ -14,7 +14,7 @@ from django.test import Client
 from django_durable_tasks.engine.tenants import staff
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import AuditEntry, Task
-from tests.database.api.client import ROOT, ApiClient, call
+from tests.database.api.client import ROOT, ApiClient, a_tenant, call
 from tests.database.api.endpoints import VALID, WITH_ID, WITHOUT_ID, filled, patterns, rows_of
 from tests.factories import a_task, many_tasks
 
@@ -207,4 +207,37 @@ def test_only_staff_users_who_are_no_superusers_can_be_limited(acme: ApiClient) 
     user.username = "renamed"
     user.save()
     assert staff.unassign(acme.tenant, "renamed") == 1
-    assert staff.tenants_of(user) is None
+    assert staff.tenants_of(user) == frozenset()
+
+
+def test_a_user_without_any_tenant_is_refused_until_the_limit_is_ended(acme: ApiClient) -> None:
+    user = a_user("view_task", "view_tenant")
+    staff.assign(acme.tenant, user.username)
+    staff.unassign(acme.tenant, user.username)
+    for tenant in ("", "acme", "default"):
+        for path in ("/tasks", "/tenants"):
+            answer = send(user, "GET", path, tenant=tenant)
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == "No tenant is assigned to this user."
+    assert staff.allow_all(acme.tenant, user.username) == 1
+    assert send(user, "GET", "/tasks", tenant="acme").status_code == 200
+    assert staff.allow_all(acme.tenant, user.username) == 0
+
+
+def test_an_assignment_after_a_removal_limits_the_user_to_the_new_tenant(
+    acme: ApiClient, globex: ApiClient
+) -> None:
+    user = a_user("view_task")
+    staff.assign(acme.tenant, user.username)
+    staff.unassign(acme.tenant, user.username)
+    staff.assign(globex.tenant, user.username)
+    assert staff.tenants_of(user) == frozenset({globex.tenant.pk})
+    assert staff.assignments().count() == 1
+
+
+def test_a_deleted_tenant_leaves_its_users_limited() -> None:
+    user, tenant = a_user("view_task"), a_tenant("initech")
+    staff.assign(tenant, user.username)
+    AuditEntry.objects.all().unguarded().filter(tenant=tenant).delete()
+    tenant.delete()
+    assert staff.tenants_of(user) == frozenset()
