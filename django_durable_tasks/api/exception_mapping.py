@@ -19,6 +19,7 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import InvalidPart, Problem
 from django_durable_tasks.engine.db.outages import is_unmigrated
 from django_durable_tasks.rules.target_types import BUILT_IN_MEMBERS
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 logger = logging.getLogger("django_durable_tasks.api")
 _REPORTED = 20
@@ -26,7 +27,6 @@ _REPORTED = 20
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
-_SETTING = re.compile(r"DURABLE_TASKS\['[A-Z_]+'\]")
 _FIELD_OF = {"interval": "interval_seconds"}
 _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
@@ -50,15 +50,11 @@ def problem_of(error: Exception) -> Problem:
 
 def _without_settings(problem: Problem) -> Problem:
     """Name no setting: a client cannot change it, and can only ask the operator."""
-    problem.detail = _for_clients(problem.detail)
+    problem.detail = text_for_tenants(problem.detail)
     problem.parts = tuple(
-        dataclasses.replace(part, detail=_for_clients(part.detail)) for part in problem.parts
+        dataclasses.replace(part, detail=text_for_tenants(part.detail)) for part in problem.parts
     )
     return problem
-
-
-def _for_clients(text: str) -> str:
-    return _SETTING.sub("set by the operator", text)
 
 
 def _of_kind(kind: problems.ProblemType) -> Callable[[Any], Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rest_framework.request import Request
@@ -23,10 +23,12 @@ def fields_of(answer: type[Body]) -> Mapping[str, Any]:
     return dict(answer().fields)
 
 
-def shown_by(answer: type[Body], row: Any) -> dict[str, Any]:
-    """Return the fields of an answer from the attributes of an object."""
+def shown_by(answer: type[Body], row: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of an answer, except ``without``, from the attributes of an object."""
     found: dict[str, Any] = {}
     for name, field in fields_of(answer).items():
+        if name in without:
+            continue
         value = getattr(row, str(field.source))
         found[name] = None if value is None else field.to_representation(value)
     return found

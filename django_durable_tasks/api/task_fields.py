@@ -33,6 +33,7 @@ from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 INCLUDED = ("target_config", "result", "progress")
 _PAST_MAX = timedelta(days=1)
@@ -206,7 +207,7 @@ class _Shown:
         if source in ("result", "progress"):
             return self._json(getattr(task, source))
         if source == "last_error":
-            return task.last_error if self.plain else masked_text(task.last_error, self.names)
+            return error_text(task.last_error, self.plain)
         return getattr(task, source)
 
     def _json(self, value: Any) -> Any:
@@ -223,6 +224,11 @@ class _Shown:
 def execution_json(row: Any, caller: Caller) -> dict[str, Any]:
     """Return an attempt as JSON values, masked unless the caller may read secrets."""
     found = shown_by(ExecutionAnswer, row)
-    if not caller.reads_secrets:
-        found["error_message"] = masked_text(found["error_message"], conf.settings().SECRET_NAMES)
+    found["error_message"] = error_text(found["error_message"], caller.reads_secrets)
     return found
+
+
+def error_text(text: str, plain: bool) -> str:
+    """Return the text of an error without names of settings; masked unless ``plain``."""
+    shown = text if plain else masked_text(text, conf.settings().SECRET_NAMES)
+    return text_for_tenants(shown)

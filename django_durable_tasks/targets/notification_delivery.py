@@ -70,7 +70,7 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     if row is None:
         return {"sent": False, "reason": "The notification setting was deleted."}
     if content is None:
-        return {"sent": False, "reason": "The events were deleted after NOTIFICATION_RETENTION."}
+        return {"sent": False, "reason": "The events were deleted after their retention."}
     return _recorded(live, row, content)
 
 

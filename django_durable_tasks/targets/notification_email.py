@@ -42,7 +42,9 @@ def send(
     allowed = conf.settings().NOTIFICATION_EMAIL_ALLOW
     to = [address for address in config.get("to", ()) if is_allowed(address, allowed)]
     if not to:
-        raise DeliveryFailed("NOTIFICATION_EMAIL_ALLOW allows none of the addresses.")
+        raise DeliveryFailed(
+            "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
+        )
     message = EmailMessage(
         subject=subject_of(content),
         body=email_text(content),

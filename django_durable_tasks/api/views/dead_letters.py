@@ -16,11 +16,11 @@ from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of,
 from django_durable_tasks.api.objects import shown_by, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem, invalid_parameter
+from django_durable_tasks.api.task_fields import error_text
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.models import DeadLetter
 from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.operations import dead_letters
-from django_durable_tasks.rules.tasks.masking import masked_text
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 _STATES = ("open", "all")
@@ -50,10 +50,8 @@ def letters_of(tenant_id: int) -> DeadLetterQuerySet:
 
 def letter_json(row: DeadLetter, caller: Caller) -> dict[str, Any]:
     """Return a dead letter as JSON values; its error is masked unless the caller reads secrets."""
-    found = shown_by(DeadLetterAnswer, row)
-    if not caller.reads_secrets:
-        found["error_message"] = masked_text(row.error_message, conf.settings().SECRET_NAMES)
-    return found
+    error = error_text(row.error_message, caller.reads_secrets)
+    return {**shown_by(DeadLetterAnswer, row), "error_message": error}
 
 
 def _find(caller: Caller, key: int) -> DeadLetter:

@@ -17,6 +17,7 @@ from django_durable_tasks.api.views.tasks import task_of
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DeliveryAttempt
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 
 class DeliveryAnswer(Body):
@@ -58,4 +59,4 @@ class DeliveriesEndpoint(ApiEndpoint):
 
 
 def _shown(row: DeliveryAttempt) -> dict[str, Any]:
-    return shown_by(DeliveryAnswer, row)
+    return {**shown_by(DeliveryAnswer, row), "reason": text_for_tenants(row.reason)}

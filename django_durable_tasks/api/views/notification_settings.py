@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.operations import notification_settings
 from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE
@@ -37,12 +39,16 @@ from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.notifications.destinations import DeliveryType
 from django_durable_tasks.rules.notifications.setting_values import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 _PATTERN = "A pattern with * and ?; empty: all."
 _CONFIG = (
     'Of EMAIL {"to": ["ops@example.com"]}, of the others {"url": "https://..."}. A masked URL that'
     " is sent back leaves it unchanged."
 )
+_CONFIG_FIELDS = ("delivery_config", "delivery_config_error")
+_UNREADABLE = "The stored destination cannot be decrypted. The operator was informed by the log."
+logger = logging.getLogger("django_durable_tasks.api")
 
 
 def _pattern() -> Text:
@@ -103,7 +109,10 @@ class NotificationSettingAnswer(Body):
     queue = Text(allow_blank=True)
     schedule = Text(allow_blank=True)
     delivery_type = OneOf(choices=[one.value for one in DeliveryType])
-    delivery_config = JsonObject(source="shown_config")
+    delivery_config = JsonObject(source="shown_config", allow_null=True)
+    delivery_config_error = Text(
+        allow_blank=True, help_text="Why delivery_config is null. A PATCH can set it again."
+    )
     digest = Seconds(allow_null=True)
     quiet_from = WallTime(allow_null=True)
     quiet_until = WallTime(allow_null=True)
@@ -122,8 +131,18 @@ def _settings(tenant_id: int) -> Any:
 
 
 def setting_json(row: NotificationSetting, _caller: Caller) -> dict[str, Any]:
-    """Return a setting as JSON values. Its URL is masked for every key."""
-    return shown_by(NotificationSettingAnswer, row)
+    """Return a setting as JSON values. Its URL is masked for every key.
+
+    A destination that cannot be decrypted is null, so that the other settings remain readable.
+    """
+    found = shown_by(NotificationSettingAnswer, row, _CONFIG_FIELDS)
+    found["last_delivery_error"] = text_for_tenants(row.last_delivery_error)
+    try:
+        return {**found, "delivery_config": row.shown_config, "delivery_config_error": ""}
+    except EncryptionError as error:
+        # The text names the key and the row, which concern operators only.
+        logger.error("Notification setting %s cannot be decrypted: %s", row.pk, error)
+        return {**found, "delivery_config": None, "delivery_config_error": _UNREADABLE}
 
 
 def find_setting(caller: Caller, key: int) -> NotificationSetting:

@@ -34,6 +34,7 @@ from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.masking import masked_text, shortened
 from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 logger = logging.getLogger("django_durable_tasks.notifications")
 _TOGETHER = 500
@@ -276,7 +277,8 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
     if status != Status.SUCCESS and row["last_error"]:
         # Shortened first: masking takes longer for a long text. The end of a cut value is masked.
         error = shortened(row["last_error"], 4 * _ERROR_MAX)
-        data["error"] = shortened(masked_text(error, conf.settings().SECRET_NAMES), _ERROR_MAX)
+        error = text_for_tenants(masked_text(error, conf.settings().SECRET_NAMES))
+        data["error"] = shortened(error, _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
     subject = EventSubject(

@@ -67,8 +67,8 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
             most = conf.settings().NOTIFICATION_SETTINGS_MAX
             if settings_rows().for_tenant(tenant_id).count() >= most:
                 raise TransitionRefused(
-                    f"The tenant has {most} notification settings, the most that"
-                    " NOTIFICATION_SETTINGS_MAX allows: delete one first."
+                    f"The tenant has {most} notification settings, the most that are allowed"
+                    " (DURABLE_TASKS['NOTIFICATION_SETTINGS_MAX']): delete one first."
                 )
             settings_rows().bulk_create([row])
             found = settings_rows().get(tenant_id=tenant_id, name=row.name)

@@ -6,14 +6,24 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from django_durable_tasks import registry
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    NotificationSetting,
+    Task,
+    TaskExecutionLog,
+)
 from django_durable_tasks.rules.target_types import (
     BUILT_IN_MEMBERS,
     HTTP_CALLBACK_TASK,
     QUEUE_MESSAGE_TASK,
 )
-from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, call
+from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, call
+from tests.database.notifications.sending import a_setting
+from tests.factories import a_log_row, many_tasks
 
 pytestmark = pytest.mark.django_db
 _URL = "https://example.com/hook"
@@ -101,3 +111,45 @@ def test_the_document_has_the_headers_of_sessions_if_they_are_accepted(settings:
             assert names & {"X-CSRFToken", "Durable-Tenant"} == expected
         health = paths["/health"]["get"].get("parameters", [])
         assert "Durable-Tenant" not in {one["name"] for one in health}
+
+
+def test_the_errors_of_tasks_name_no_setting(acme: ApiClient) -> None:
+    text = "InvalidTarget: url: port 22 is not allowed (DURABLE_TASKS['HTTP_PORTS']: 80, 443)."
+    shown = "InvalidTarget: url: port 22 is not allowed (set by the operator: 80, 443)."
+    task = many_tasks(1, "FAILED", tenant=acme.tenant)[0]
+    Task.objects.unguarded().filter(pk=task.pk).update(last_error=text)
+    DeadLetter.objects.unguarded().filter(task=task).update(error_message=text)
+    a_log_row(task)
+    TaskExecutionLog.objects.unguarded().filter(task=task).update(error_message=text)
+    without_secrets = a_client(acme.tenant, "read")
+    for client in (acme, without_secrets):
+        assert client.get(f"/tasks/{task.pk}").json()["last_error"] == shown
+        assert client.get("/tasks").json()["data"][0]["last_error"] == shown
+        attempt = client.get(f"/tasks/{task.pk}/executions").json()["data"][0]
+        assert attempt["error_message"] == shown
+        (letter,) = client.get("/dead-letters").json()["data"]
+        assert letter["error_message"] == shown
+    assert Task.objects.get(pk=task.pk).last_error == text
+
+
+def test_the_requests_and_notifications_of_a_tenant_name_no_setting(acme: ApiClient) -> None:
+    task = many_tasks(1, tenant=acme.tenant)[0]
+    DeliveryAttempt.objects.unguarded().create(
+        task_id=task.pk,
+        tenant_id=task.tenant_id,
+        attempt_number=1,
+        outcome="FAILED",
+        started_at=timezone.now(),
+        method="POST",
+        url=_URL,
+        total_seconds=0.2,
+        failure="ADDRESS",
+        reason="not allowed (DURABLE_TASKS['HTTP_ALLOW'])",
+    )
+    (shown,) = acme.get(f"/tasks/{task.pk}/deliveries").json()["data"]
+    assert shown["reason"] == "not allowed (set by the operator)"
+    setting = a_setting(tenant=acme.tenant)
+    error = "Add it to DURABLE_TASKS['ENCRYPTION_KEYS'] and restart."
+    NotificationSetting.objects.unguarded().update(last_delivery_error=error)
+    answer = acme.get(f"/notification-settings/{setting.pk}").json()
+    assert answer["last_delivery_error"] == "Add it to a setting of the operator and restart."

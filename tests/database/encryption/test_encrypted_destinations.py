@@ -156,7 +156,7 @@ def test_without_the_key_the_pages_and_the_command_say_why(settings: Any) -> Non
     assert "is encrypted with key" in listed["to"]
 
 
-def test_without_the_key_the_api_answers_503(settings: Any) -> None:
+def test_without_the_key_the_api_shows_no_destination_and_no_key(settings: Any) -> None:
     acme = a_client(a_tenant())
     body = {
         "name": "ops",
@@ -169,4 +169,29 @@ def test_without_the_key_the_api_answers_503(settings: Any) -> None:
     _assert_nowhere()
     use(settings, "second")
     answer = acme.get(made.headers["Location"])
-    assert (answer.status_code, "first" in answer.content.decode()) == (503, False)
+    assert (answer.status_code, answer.json()["delivery_config"]) == (200, None)
+    assert "first" not in answer.content.decode()
+
+
+def test_a_setting_that_cannot_be_decrypted_does_not_hide_the_others(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = a_client(a_tenant("acme"))
+    use(settings, "first")
+    lost = a_setting(tenant=client.tenant, name="lost", delivery_config={"to": [ADDRESS]})
+    use(settings, "second")
+    a_setting(tenant=client.tenant, name="well", delivery_config={"to": [ADDRESS]})
+    answer = client.get("/notification-settings")
+    assert answer.status_code == 200, answer.content
+    shown = {one["name"]: one for one in answer.json()["data"]}
+    assert shown["well"]["delivery_config"] == {"to": [ADDRESS]}
+    assert shown["well"]["delivery_config_error"] == ""
+    assert shown["lost"]["delivery_config"] is None
+    assert "cannot be decrypted" in shown["lost"]["delivery_config_error"]
+    assert "first" not in answer.content.decode()
+    assert f"Notification setting {lost.pk} cannot be decrypted" in caplog.text
+    path = f"/notification-settings/{lost.pk}"
+    assert client.get(path).json()["delivery_config"] is None
+    changed = client.patch(path, {"delivery_config": {"to": [ADDRESS]}}, If_Match="*")
+    assert changed.status_code == 200, changed.content
+    assert client.get(path).json()["delivery_config_error"] == ""
