@@ -27,13 +27,14 @@ _REPORTED = 20
 _RETRY_SOON = {"Retry-After": "5"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
-_FIELD_OF = {"interval": "interval_seconds"}
+_FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar"}
 _FIELDS = frozenset(
     {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
     | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
     | {"start", "end", "until", "rrule", "at", "calendar", "fire_time", "move_to", "limit"}
     | {"delivery_type", "delivery_config", "digest", "quiet_from", "quiet_until", "time_zone"}
-    | {"task_name", "schedule", "user_id"}
+    | {"task_name", "schedule", "user_id", "jitter", "expires_in", "misfire_grace", "max_runs"}
+    | {"catchup_window", "catchup_pace", "max_catchup_runs", "overlap", "roll", "calendars"}
 )
 
 

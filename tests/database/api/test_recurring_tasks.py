@@ -53,7 +53,7 @@ def test_a_name_is_unique_within_its_tenant(acme: ApiClient, globex: ApiClient) 
         ({"timezone": "../../etc/passwd"}, "#/timezone"),
         ({"timezone": "right/UTC"}, "#/timezone"),
         ({"timezone": "Mars/Olympus"}, "#/timezone"),
-        ({"calendar": "nowhere"}, "#"),
+        ({"calendar": "nowhere"}, "#/calendar"),
         ({"overlap": "MAYBE"}, "#/overlap"),
         ({"max_runs": 0}, "#/max_runs"),
         ({"target_config": {"task": "os.system"}}, "#/target_config/task"),
