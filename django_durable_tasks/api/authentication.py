@@ -10,13 +10,14 @@ from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
 from django_durable_tasks import conf
-from django_durable_tasks.api import problems
+from django_durable_tasks.api import problems, throttle
 from django_durable_tasks.api.problems import Problem, invalid_header
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.tenants import api_keys, staff
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants.quotas import RateDecision
 
 TENANT_HEADER = "Durable-Tenant"
 _LONGEST = 200
@@ -29,6 +30,7 @@ class Caller:
 
     A key has scopes. A staff user (``user``) has all of them and is restricted by permissions.
     ``tenants``: the ids of the tenants that the caller may choose; None if these are all.
+    ``decision``: what the request rate decided if the request was counted with the read of its key.
     """
 
     tenant: Tenant
@@ -36,6 +38,7 @@ class Caller:
     scopes: frozenset[ApiScope]
     user: Any = None
     tenants: frozenset[int] | None = None
+    decision: RateDecision | None = None
     is_authenticated: bool = True
 
     def require_permission(self, *names: str) -> None:
@@ -79,13 +82,15 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        row = api_keys.verified(text.strip(), now)
-        if row is None:
+        found = api_keys.verified(text.strip(), now, throttle.rate_in_database())
+        if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.
             raise AuthenticationFailed("The API key is unknown, expired or revoked.")
+        row = found.row
         api_keys.record_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
-        return Caller(row.tenant, f"API key {row.prefix}", scopes), row
+        caller = Caller(row.tenant, f"API key {row.prefix}", scopes, decision=found.decision)
+        return caller, row
 
     def authenticate_header(self, request: Request) -> str:
         """Return the challenge of an answer with status 401."""

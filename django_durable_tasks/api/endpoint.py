@@ -139,7 +139,7 @@ class ApiEndpoint(APIView):
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         super().initial(request, *args, **kwargs)
         if isinstance(request.user, Caller) and request.user.user is None:
-            self.rate = throttle.admit(request.user.tenant)
+            self.rate = request.user.decision or throttle.admit(request.user.tenant)
         self._check_access(str(request.method))
         self._check_parameters(request)
         self._check_size(request)

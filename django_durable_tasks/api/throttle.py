@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.due_index.redis import scope
@@ -16,7 +17,12 @@ from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.tenants import request_rates
 from django_durable_tasks.engine.tenants.quotas import quotas
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.rules.tenants.quotas import RateDecision, RequestRate
+from django_durable_tasks.rules.tenants.quotas import (
+    REQUESTS,
+    RateDecision,
+    RequestRate,
+    request_rate_of,
+)
 
 _NAME = '"requests"'
 _SCRIPT = """
@@ -35,6 +41,11 @@ return {1, free_at - now}
 """The GCRA of rules/tenants/quotas.py by the clock of Redis. A value that is no time of this window
 counts as free, and an entry of another type is deleted.
 """
+
+
+def rate_in_database() -> RequestRate | None:
+    """Return the rate of tenants without one of their own if the database counts requests."""
+    return None if connection() is not None else request_rate_of(conf.quotas().get(REQUESTS))
 
 
 def admit(tenant: Tenant) -> RateDecision | None:

@@ -7,13 +7,14 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Q
 
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.tenants import request_rates
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, Tenant, TenantQuota
 from django_durable_tasks.models.api_key import ApiKeyQuerySet
@@ -24,10 +25,12 @@ from django_durable_tasks.rules.tenants.api_keys import (
     LIVE_KEYS_MAX,
     ApiScope,
     KeyMode,
+    PresentedKey,
     composed,
     digest_of,
     presented,
 )
+from django_durable_tasks.rules.tenants.quotas import RateDecision, RequestRate
 
 _USE_RECORDED_EVERY = timedelta(minutes=1)
 _NAME_MAX = 100
@@ -45,7 +48,7 @@ _KEY = (
 )
 _TENANT = ("id", "slug", "name")
 _QUOTA = ("tenant_id", "open_tasks", "recurring_tasks", "payload_bytes", "requests")
-"""The columns of the statement ``api_key``, for each of its tables."""
+"""The columns of the statements ``api_key`` and ``counted_api_key``, for each of their tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,31 +145,55 @@ def revoke(
         return found.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
 
 
-def verified(text: str, now: datetime) -> ApiKey | None:
-    """Return the live key of this text with its tenant, or None. A mistyped key needs no query."""
+class VerifiedKey(NamedTuple):
+    """A live key with its tenant. ``decision`` admits the request if it was counted with the read
+    of the key.
+    """
+
+    row: ApiKey
+    decision: RateDecision | None = None
+
+
+def verified(text: str, now: datetime, rate: RequestRate | None = None) -> VerifiedKey | None:
+    """Return the live key of this text, or None. A mistyped key needs no query.
+
+    With ``rate``, the rate of tenants without one of their own, PostgreSQL counts the request in
+    the statement that reads the key. A request that it did not count is to be counted by
+    ``request_rates.admit``.
+    """
     given = presented(text)
-    if given is None:
+    found = None if given is None else _with_tenant(given, now, rate)
+    if given is None or found is None:
         return None
-    row = _with_tenant(given.identifier)
-    if row is None or not given.has_digest(row.digest) or not row.is_live(now):
-        return None
-    return row
+    return found if given.has_digest(found.row.digest) and found.row.is_live(now) else None
 
 
-def _with_tenant(identifier: str) -> ApiKey | None:
+def _with_tenant(
+    given: PresentedKey, now: datetime, rate: RequestRate | None
+) -> VerifiedKey | None:
     """Return the key with its tenant and the tenant's quota, in one statement.
 
     Each request reads it, and building the statement by the ORM takes longer than executing it.
     """
-    sql = statement("api_key")
+    sql = statement("api_key" if rate is None else "counted_api_key")
     if sql is None:
-        return api_keys().select_related("tenant__quota").filter(identifier=identifier).first()
-    rows = tables.read(sql, {"identifier": identifier})
-    return _key_from(rows[0]) if rows else None
+        keys = api_keys().select_related("tenant__quota").filter(identifier=given.identifier)
+        row = keys.first()
+        return None if row is None else VerifiedKey(row)
+    if rate is None:
+        rows = tables.read(sql, {"identifier": given.identifier})
+        return VerifiedKey(_key_from(rows[0])) if rows else None
+    counted = {**request_rates.parameters(rate, now), "digest": given.digest, "now": now}
+    rows = tables.read(sql, {"identifier": given.identifier, **counted})
+    if not rows:
+        return None
+    *columns, free_at = rows[0]
+    decision = None if free_at is None else rate.decision(True, free_at - counted["at"])
+    return VerifiedKey(_key_from(columns), decision)
 
 
 def _key_from(values: Sequence[Any]) -> ApiKey:
-    """Return the key from the columns of the statement, in their order."""
+    """Return the key from the columns of the statements, in their order."""
     alias, own, tenant = tables.database(), len(_KEY), len(_KEY) + len(_TENANT)
     columns = list(values[:own])
     scopes = _KEY.index("scopes")

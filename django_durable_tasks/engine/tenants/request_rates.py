@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import connections
 from django.db.models import F, Q
@@ -31,7 +32,7 @@ def admit(tenant_id: int, rate: RequestRate, now: datetime) -> RateDecision:
     another clock, counts as ``now``. Within this minute it may be from a request that read its
     ``now`` later and was counted earlier.
     """
-    at = int(now.timestamp() * 1_000_000)
+    at = _microseconds(now)
     free_at = _moved(tenant_id, rate, at)
     if free_at is None:
         TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
@@ -45,13 +46,28 @@ def admit(tenant_id: int, rate: RequestRate, now: datetime) -> RateDecision:
     return rate.decision(False, 0 if refused_until is None else refused_until - at)
 
 
+def parameters(rate: RequestRate, now: datetime) -> dict[str, Any]:
+    """Return the parameters of a statement that counts a request.
+
+    ``at`` is ``now`` in microseconds, as ``free_at`` is stored.
+    """
+    return _parameters(rate, _microseconds(now))
+
+
+def _parameters(rate: RequestRate, at: int) -> dict[str, Any]:
+    alone = not connections[tables.database()].in_atomic_block
+    return {"at": at, "alone": alone, "interval": rate.interval, "window": rate.window}
+
+
+def _microseconds(now: datetime) -> int:
+    return int(now.timestamp() * 1_000_000)
+
+
 def _moved(tenant_id: int, rate: RequestRate, at: int) -> int | None:
     """Count the request and return the new ``free_at``; None if the rate does not admit it."""
     sql = statement("request_rate")
     if sql is not None:
-        alone = not connections[tables.database()].in_atomic_block
-        values = {"tenant_id": tenant_id, "at": at, "alone": alone}
-        rows = tables.read(sql, {**values, "interval": rate.interval, "window": rate.window})
+        rows = tables.read(sql, {"tenant_id": tenant_id, **_parameters(rate, at)})
         return int(rows[0][0]) if rows else None
     free = Q(free_at__lte=at + rate.window - rate.interval)
     if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + rate.interval):
