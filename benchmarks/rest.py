@@ -33,7 +33,8 @@ _WARM = 20
 _ROWS = """
 INSERT INTO durable_tasks_task
        (id, tenant_id, name, queue, priority, args, kwargs, status, run_at, epoch, completed_at)
-SELECT (lpad(to_hex(1700000000000 + n * 10), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid,
+SELECT (lpad(to_hex(1700000000000 + n * 10), 12, '0') || '70008' || lpad(to_hex(%(tenant)s), 5, '0')
+        || lpad(to_hex(n), 10, '0'))::uuid,
        %(tenant)s, 'benchmarks.project.tasks.noop', 'other', 0, '[1]', '{}',
        CASE WHEN n %% 1000 = 0 THEN 'FAILED' ELSE 'SUCCESS' END, now(), 1, now()
   FROM generate_series(1, %(number)s) AS n
@@ -70,10 +71,10 @@ def requests(n: int, of: str) -> dict[str, float]:
     from benchmarks.project import rest
 
     rest.create_table()
-    client, headers = Client(), _key()[1]
+    client, headers, run = Client(), _key()[1], uuid.uuid4().hex
     took = []
     for number in range(n + _WARM):
-        body = _task(number) if of == "ours" else rest.order(number)
+        body = _task(number) if of == "ours" else rest.order(number, run)
         path = "/api/v1/tasks" if of == "ours" else "/orders"
         more = {**headers, "Idempotency-Key": uuid.uuid4().hex} if of == "ours" else {}
         began = time.perf_counter()

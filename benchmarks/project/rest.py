@@ -51,9 +51,9 @@ def create_table() -> None:
             editor.create_model(Order)
 
 
-def order(number: int) -> dict[str, Any]:
-    """Return the body that creates an order."""
-    return {"target_config": {"args": [number]}, "key": f"order-{number}", "queue": "orders"}
+def order(number: int, run: str) -> dict[str, Any]:
+    """Return the body that creates an order. ``run`` differs for each run in one database."""
+    return {"target_config": {"args": [number]}, "key": f"{run}-{number}", "queue": "orders"}
 
 
 urlpatterns = [
