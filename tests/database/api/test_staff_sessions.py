@@ -16,6 +16,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import AuditEntry, Task
 from tests.database.api.client import ROOT, ApiClient, a_tenant, call
 from tests.database.api.endpoints import VALID, WITH_ID, WITHOUT_ID, filled, patterns, rows_of
+from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -241,3 +242,18 @@ def test_a_deleted_tenant_leaves_its_users_limited() -> None:
     AuditEntry.objects.all().unguarded().filter(tenant=tenant).delete()
     tenant.delete()
     assert staff.tenants_of(user) == frozenset()
+
+
+def test_the_command_lists_limited_users_without_a_tenant_and_ends_a_limit(
+    acme: ApiClient, globex: ApiClient
+) -> None:
+    user = a_user("view_task")
+    for client in (acme, globex):
+        staff.assign(client.tenant, user.username)
+    staff.unassign(globex.tenant, user.username)
+    assert [one["tenant"] for one in json_of("staff", "list")] == ["acme"]
+    staff.unassign(acme.tenant, user.username)
+    assert [one["tenant"] for one in json_of("staff", "list")] == ["(none)"]
+    given = ("--tenant", "acme", "--username", user.username, "--all-tenants")
+    assert "sees all tenants" in durable("staff", "unassign", *given).err
+    assert staff.tenants_of(user) is None
