@@ -47,6 +47,7 @@ def known() -> dict[str, Peer]:
             ),
         ),
         Peer("pgqueuer", ("pgqueuer>=0.25,<2", "asyncpg")),
+        Peer("dbos", ("dbos>=3.4,<4", "psycopg[binary]")),
         Peer("oban", ("oban>=0.7,<1", "psycopg[binary,pool]"), (3, 12)),
     )
     return {peer.name: peer for peer in peers}

@@ -57,11 +57,21 @@ _PROGRAMS = {
     "django-ox": ("benchmarks.peers.ox.jobs", "benchmarks.peers.ox.settings"),
     "oban": ("benchmarks.peers.oban_jobs", ""),
     "pgqueuer": ("benchmarks.peers.pgqueuer_jobs", ""),
+    "dbos": ("benchmarks.peers.dbos_workflows", ""),
 }
 _BEAT = "django-celery-beat"
-_ONLY_LAG = frozenset({"pgqueuer"})
+_WITHOUT_BULK = frozenset({"dbos"})
 _WITHOUT_LAG = frozenset({"django-ox"})
-_CONCURRENCIES = {"procrastinate": (1, 20), "django-ox": (1, 4)}
+_CONCURRENCIES = {
+    "procrastinate": (1, 20),
+    "django-ox": (1, 4),
+    "oban": (50,),
+    "pgqueuer": (100,),
+    "dbos": (20,),
+}
+"""pgqueuer: the number of jobs in a batch."""
+_SLOW = {"dbos": 4}
+"""Peers that are measured with this part of the tasks, because they would need minutes."""
 
 
 def _queues(stage: Stage) -> dict[str, DatabaseQueue]:
@@ -110,14 +120,12 @@ def enqueue(stage: Stage) -> list[Contender]:
     found.append(_contender(stage, "enqueue", "in transactions", OURS, None, together))
     found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
     for name, peer in _queues(stage).items():
-        if name in _ONLY_LAG:
-            continue
-        single, bulk = (
-            partial(peer.run_command, "enqueue", stage.n),
-            partial(peer.run_command, "bulk", many),
-        )
-        found.append(_contender(stage, "enqueue", "single", name, None, single))
-        found.append(_contender(stage, "enqueue", "bulk", name, None, bulk, n=many))
+        few = stage.n // _SLOW.get(name, 1)
+        single = partial(peer.run_command, "enqueue", few)
+        found.append(_contender(stage, "enqueue", "single", name, None, single, n=few))
+        if name not in _WITHOUT_BULK:
+            bulk = partial(peer.run_command, "bulk", many)
+            found.append(_contender(stage, "enqueue", "bulk", name, None, bulk, n=many))
     return found
 
 
@@ -163,6 +171,7 @@ def run(stage: Stage) -> list[Contender]:
             ]
     for name, concurrencies in _CONCURRENCIES.items():
         if peer := _queues(stage).get(name):
+            few = stage.n // _SLOW.get(name, 1)
             found += [
                 _contender(
                     stage,
@@ -170,7 +179,8 @@ def run(stage: Stage) -> list[Contender]:
                     f"rows first, concurrency {concurrency}",
                     name,
                     None,
-                    partial(peer.run_command, "run", stage.n, concurrency=concurrency),
+                    partial(peer.run_command, "run", few, concurrency=concurrency),
+                    n=few,
                     rival="PENDING first, prefetch 1",
                 )
                 for concurrency in concurrencies
@@ -281,7 +291,7 @@ def lag(stage: Stage) -> list[Contender]:
                 _contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None)
             )
         for name, peer in _queues(stage).items():
-            if name not in _WITHOUT_LAG:
+            if name not in _WITHOUT_LAG and (rate == RATES[0] or name not in _SLOW):
                 measure = partial(QueueLag(peer).start_late, n, rate)
                 found.append(_contender(stage, "lag", what, name, None, measure, n=n))
     return found

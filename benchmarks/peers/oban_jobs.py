@@ -20,12 +20,14 @@ from benchmarks.peers import stamps
 from benchmarks.peers.instants import instants
 
 _BATCH = 1_000
+_runs: list[float] = []
 
 
 @worker(queue="default")
 class _Noop:
     async def process(self, job: Any) -> None:
-        """Do nothing: only enqueueing is measured."""
+        """Do nothing except record the first start and the number of starts."""
+        _runs.append(time.perf_counter())
 
 
 _new: Callable[[dict[str, int]], Any] = _Noop.new  # type: ignore[attr-defined]  # the decorator adds it
@@ -78,6 +80,26 @@ async def _bulk(pool: AsyncConnectionPool, n: int) -> float:
     return seconds
 
 
+async def _run(pool: AsyncConnectionPool, n: int, concurrency: int) -> float:
+    """Time the runs from the first start until all are recorded as completed."""
+    await _bulk(pool, n)
+    oban = Oban(pool=pool, queues={"default": concurrency}, name="worker")
+    await oban.start()
+    async with pool.connection() as connection:
+        await connection.set_autocommit(True)
+        while len(_runs) < n or await _completed(connection) < n:  # noqa: ASYNC110 - it is a query
+            await asyncio.sleep(0.02)
+        seconds = time.perf_counter() - _runs[0]
+        await connection.set_autocommit(False)
+    await oban.stop()
+    return seconds
+
+
+async def _completed(connection: Any) -> int:
+    found = await connection.execute("SELECT count(*) FROM oban_jobs WHERE state = 'completed'")
+    return int((await found.fetchone())[0])
+
+
 async def _lag(pool: AsyncConnectionPool, n: int, rate: int, path: str) -> float:
     await (await _sender(pool)).stop()
     began = time.perf_counter()
@@ -99,6 +121,7 @@ COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {
     "prepare": _prepare,
     "enqueue": _enqueue,
     "bulk": _bulk,
+    "run": _run,
     "lag": _lag,
 }
 

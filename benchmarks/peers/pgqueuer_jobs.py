@@ -21,14 +21,58 @@ from pgqueuer.db import AsyncpgPoolDriver
 from benchmarks.peers import stamps
 from benchmarks.peers.instants import instants
 
+_BATCH = 1_000
+
 
 async def _prepare(pool: Any) -> float:
     await Queries(AsyncpgPoolDriver(pool)).install()
     return 0.0
 
 
-async def _lag(pool: Any, n: int, rate: int, path: str) -> float:
+async def _empty(pool: Any) -> Queries:
     await pool.execute("TRUNCATE pgqueuer RESTART IDENTITY CASCADE")
+    return Queries(AsyncpgPoolDriver(pool))
+
+
+async def _enqueue(pool: Any, n: int) -> float:
+    queries = await _empty(pool)
+    for _ in range(50):
+        await queries.enqueue("noop", b"0")
+    began = time.perf_counter()
+    for number in range(n):
+        await queries.enqueue("noop", str(number).encode())
+    return time.perf_counter() - began
+
+
+async def _bulk(pool: Any, n: int) -> float:
+    queries = await _empty(pool)
+    began = time.perf_counter()
+    for start in range(0, n, _BATCH):
+        part = range(start, min(n, start + _BATCH))
+        payloads: list[bytes | None] = [str(number).encode() for number in part]
+        await queries.enqueue(["noop"] * len(part), payloads, [0] * len(part))
+    return time.perf_counter() - began
+
+
+async def _run(pool: Any, n: int, concurrency: int) -> float:
+    """Time the runs from the first start until none is left. ``concurrency``: the batch size."""
+    await _bulk(pool, n)
+    application = PgQueuer(AsyncpgPoolDriver(pool))
+    ran, first = 0, 0.0
+
+    @application.entrypoint("noop")
+    async def noop(job: Any) -> None:
+        nonlocal ran, first
+        first, ran = first or time.monotonic(), ran + 1
+        if ran == n:
+            application.shutdown.set()
+
+    await application.run(batch_size=concurrency)
+    return time.monotonic() - first
+
+
+async def _lag(pool: Any, n: int, rate: int, path: str) -> float:
+    queries = await _empty(pool)
     began = time.monotonic()
     application = PgQueuer(AsyncpgPoolDriver(pool))
 
@@ -41,12 +85,18 @@ async def _lag(pool: Any, n: int, rate: int, path: str) -> float:
     due, now = instants(n, rate, 4 + n / 2_000), time.time()
     waits = [timedelta(seconds=instant - now) for instant in due]
     payloads: list[bytes | None] = [str(instant).encode() for instant in due]
-    await Queries(AsyncpgPoolDriver(pool)).enqueue(["stamp"] * n, payloads, [0] * n, waits)
+    await queries.enqueue(["stamp"] * n, payloads, [0] * n, waits)
     await application.run(batch_size=10)
     return time.monotonic() - began
 
 
-COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {"prepare": _prepare, "lag": _lag}
+COMMANDS: dict[str, Callable[..., Awaitable[float]]] = {
+    "prepare": _prepare,
+    "enqueue": _enqueue,
+    "bulk": _bulk,
+    "run": _run,
+    "lag": _lag,
+}
 
 
 async def main(command: str, given: dict[str, Any]) -> None:
