@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.crash_points.explorer import Verdict
 
-NAMES = ("create", "dispatch", "start", "ending", "release", "trigger")
+NAMES = ("create", "dispatch", "start", "ending", "release", "trigger", "batch", "hand over")
 KEPT = dict.fromkeys(("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED"))
 SHORT: dict[str, object] = {
     "LEASE": 10,
@@ -85,6 +85,7 @@ def _set_up(folder: Path) -> None:
     logging.disable(logging.ERROR)  # the engine's log lines of each fault
     _without_fsync()
     _send_every_notification()
+    _without_time_limits_of_batches()
 
 
 def _send_every_notification() -> None:
@@ -97,6 +98,16 @@ def _send_every_notification() -> None:
         return True
 
     notify_on_commit.Limiter.allows = always  # type: ignore[method-assign]
+
+
+def _without_time_limits_of_batches() -> None:
+    """Do what batches do after some time only where a scenario does it: a point must not depend on
+    the speed of the machine.
+    """
+    from django_durable_tasks.celery.execution import batch_in_progress, batch_runs
+
+    batch_runs.DURATION = batch_in_progress.GROUP_AGE = batch_in_progress.SLOW = 60.0
+    batch_in_progress._TICK = 60.0
 
 
 def _without_fsync() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Schedule, durable_task
+from django_durable_tasks.celery.execution import batch_in_progress
 from tests.factories import QUEUE
 
 OPTIONS: dict[str, Any] = {
@@ -77,3 +79,24 @@ def seldom(subject: str) -> str:
 def single(subject: str) -> str:
     """Be open at most once per subject."""
     return subject
+
+
+@durable_task(**OPTIONS, batch=2)
+def small(number: int = 0) -> int:
+    """Return the number; at most two tasks start together."""
+    return number
+
+
+@durable_task(**OPTIONS, batch=4, max_attempts=1)
+def mixed(number: int) -> int:
+    """Raise if the number is 1. Be slow if it is 2: do what the thread of batches does then."""
+    if number == 1:
+        raise ExpectedFailure(f"body {number}")
+    if number == 2:
+        with (
+            mock.patch.object(batch_in_progress, "SLOW", -1.0),
+            mock.patch.object(batch_in_progress, "GROUP_AGE", -1.0),
+        ):
+            for batch in list(batch_in_progress.thread()._batches):
+                batch.act_beside()
+    return number

@@ -11,10 +11,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Max, Sum
 
-from django_durable_tasks.engine.db.connections import close_all
-from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
+from django_durable_tasks.engine.limits import backpressure, config
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
+    BatchMessage,
     OccurrenceRecord,
     Task,
     TaskExecutionLog,
@@ -75,7 +76,7 @@ def _undisturbed(scenario: Scenario) -> tuple[list[Point], list[Any]]:
     fate = in_child(lambda line: _do(scenario, scene, None, line))
     assert fate.done, f"{scenario.name} failed undisturbed: {fate}"
     points = [Point(**json.loads(line)) for line in fate.said]
-    wrong = [*_ended(scenario, scene), *promises.broken()]
+    wrong = [*_ended(scenario, scene), *promises.broken(scenario.undone_starts)]
     assert points, f"{scenario.name} made no calls"
     assert not wrong, f"{scenario.name} is wrong undisturbed: {wrong}"
     right = [scenario.stand()]
@@ -123,7 +124,7 @@ def _disturbed(scenario: Scenario, fault: Fault, right: list[Any]) -> tuple[Fate
     before = _trace()
     fate = in_child(partial(_do, scenario, scene, fault))
     left = _trace() != before
-    broken = [*_ended(scenario, scene), *promises.broken()]
+    broken = [*_ended(scenario, scene), *promises.broken(scenario.undone_starts)]
     stand = scenario.stand()
     if stand not in right:
         broken.append(f"it stands otherwise than undisturbed: {stand} instead of {right[0]}")
@@ -134,6 +135,9 @@ def _do(scenario: Scenario, scene: Any, fault: Fault | None, line: int) -> None:
     # If the state of the queue is known beforehand, the fast path is open or not whenever the
     # background thread reads it.
     backpressure.FastPath().is_open("", QUEUE, DEFAULT_TENANT_ID)
+    with dedicated_connection():
+        config.limits_in_force()
+    config.FRESH = float("inf")  # no point depends on when the limits were read last
     close_all()  # connections opened from here on are recorded
     listen(fault, line)
     scenario.operation(scene)
@@ -173,5 +177,6 @@ def _trace() -> Any:
         Max("updated_at"), Sum("epoch"), Sum("publish_count"), Sum("attempts")
     )
     counted = WorkflowRun.objects.aggregate(Sum("total"), Sum("succeeded"))
+    messages = BatchMessage.objects.aggregate(Max("due_at"), Sum("publish_count"))
     tables = (Task, TaskExecutionLog, OccurrenceRecord)
-    return tasks, counted, [table.objects.count() for table in tables]
+    return tasks, counted, messages, [table.objects.count() for table in tables]

@@ -9,9 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from django_durable_tasks.engine.limits import usage
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
+    Limit,
     OccurrenceRecord,
     Task,
     TaskDependency,
@@ -24,12 +26,15 @@ ACCEPTED = ("SUCCESS", "FAILED", "RETRY", "LOST", "CANCELLED")
 Row = dict[str, Any]
 
 
-def broken() -> list[str]:
-    """Return the violations, or an empty list."""
+def broken(undone_starts: int = 0) -> list[str]:
+    """Return the violations, or an empty list.
+
+    ``undone_starts``: how many starts of a task may have been undone, which leave no log entry.
+    """
     rows = {row["id"]: row for row in Task.objects.values()}
     return [
         *_lost(rows),
-        *_endings(rows),
+        *_endings(rows, undone_starts),
         *_fires(rows),
         *_dependents(rows),
         *_dead_letters(rows),
@@ -46,15 +51,19 @@ def _lost(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
             yield f"1: {row['name']} is {row['status']} and does not say why"
 
 
-def _endings(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
-    """The second: one accepted start and one accepted ending per attempt."""
+def _endings(rows: dict[uuid.UUID, Row], undone_starts: int) -> Iterator[str]:
+    """The second: one accepted start and one accepted ending per attempt that was not undone."""
     endings: dict[uuid.UUID, list[tuple[int, str]]] = defaultdict(list)
     logs = TaskExecutionLog.objects.filter(status__in=ACCEPTED, attempt_number__gt=0)
     for task_id, attempt, status in logs.values_list("task_id", "attempt_number", "status"):
         endings[task_id].append((attempt, status))
     for row in rows.values():
         attempts = sorted(attempt for attempt, _ in endings[row["id"]])
-        if attempts != list(range(1, row["attempts"] + 1)):
+        numbers = set(range(1, row["attempts"] + 1))
+        undone = len(numbers.difference(attempts))
+        if undone > undone_starts or sorted([*attempts, *numbers.difference(attempts)]) != sorted(
+            numbers
+        ):
             yield (
                 f"2: {row['name']} was started {row['attempts']} times, and these attempts were"
                 f" ended: {attempts}"
@@ -127,3 +136,20 @@ def _dead_letters(rows: dict[uuid.UUID, Row]) -> Iterator[str]:
         f"5: attempt {log.attempt_number} of {log.task_id} failed and kept no traceback"
         for log in silent
     )
+
+
+def exceeded_limits() -> list[str]:
+    """Return which concurrency limits are exceeded, and whose usage the engine counts differently.
+
+    True at each moment, also while the tasks of a dead process are still open.
+    """
+    open_rows = Task.objects.filter(status__in=("QUEUED", "RUNNING"))
+    used, counted = Counter[str](), usage.count().under_way
+    for name, key, weight in open_rows.values_list("name", "limit_key", "weight"):
+        used.update({f"task:{name}": weight, f"key:{key}": weight})
+    limits = Limit.objects.values_list("scope", "max_concurrency")
+    return [
+        f"{scope}: at most {most}, {used[scope]} in use, {counted[scope]} counted"
+        for scope, most in limits
+        if not used[scope] == counted[scope] <= (most or 0)
+    ]

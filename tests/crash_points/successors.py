@@ -19,10 +19,13 @@ from django.db.models import F
 from django.db.utils import InterfaceError
 
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.message_id import HEADER
+from django_durable_tasks.celery.publishing.batch_publisher import CARRIER
+from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, HEADER
 from django_durable_tasks.models import (
+    BatchMessage,
     DeadLetter,
     EndingEvent,
+    Limit,
     OccurrenceRecord,
     QueueControl,
     RecurringTask,
@@ -35,6 +38,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.crash_points.bodies import ExpectedFailure
+from tests.crash_points.promises import exceeded_limits
 from tests.factories import QUEUE
 from tests.waiting import until
 
@@ -44,6 +48,8 @@ OPEN = ("BLOCKED", "PENDING", "QUEUED", "RUNNING")
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 AN_HOUR = timedelta(hours=1)
 _TABLES: tuple[Any, ...] = (
+    BatchMessage,
+    Limit,
     EndingEvent,
     TaskDependency,
     TaskExecutionLog,
@@ -87,11 +93,12 @@ def go_on(again: Callable[[], None]) -> None:
     Raises AssertionError if something is left after many rounds, in which every deadline occurred
     more than once.
     """
+    _keep_limits()
     until(lambda: _answered(again), within=20, message="the caller is answered")
     for _ in range(ROUNDS):
-        _work()
-        _lead()
-        _work()
+        for step in (_work, _lead, _work):
+            step()
+            _keep_limits()
         if _settled():
             return
         _advance_time()
@@ -103,6 +110,11 @@ def go_on(again: Callable[[], None]) -> None:
     raise AssertionError(
         f"left undone: {open_rows}, {EndingEvent.objects.count()} unresolved endings"
     )
+
+
+def _keep_limits() -> None:
+    exceeded = exceeded_limits()
+    assert not exceeded, exceeded
 
 
 def _answered(again: Callable[[], None]) -> bool:
@@ -122,6 +134,7 @@ def _lead() -> None:
         scheduler.maintenance.round()
     scheduler.leader.step()
     scheduler.triggering.round()
+    scheduler.releasing.round()
     scheduler.round()
     scheduler.maintenance.round()
     scheduler.leader.resign()
@@ -142,6 +155,7 @@ def _advance_time() -> None:
     Task.objects.unguarded().filter(lease_until__isnull=False).update(
         lease_until=F("lease_until") - AN_HOUR
     )
+    BatchMessage.objects.update(due_at=F("due_at") - AN_HOUR)
 
 
 def _work() -> None:
@@ -151,7 +165,10 @@ def _work() -> None:
         for queue in (QUEUE, settings.CELERY_TASK_DEFAULT_QUEUE):
             app.amqp.queues[queue](channel).declare()
             while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                deliver(message.headers["task"], message.headers[HEADER])
+                if HEADER in message.headers:
+                    deliver(message.headers["task"], message.headers[HEADER])
+                else:
+                    deliver_batch(message.headers[BATCH_HEADER], message.headers["id"])
 
 
 def deliver(name: str, message: str) -> None:
@@ -176,3 +193,13 @@ def deliver(name: str, message: str) -> None:
     finally:
         task.pop_request()
         process_runs.forget(message)
+
+
+def deliver_batch(name: str, message: str = "batch.000000000000") -> None:
+    """Deliver a batch message of this task name, as a worker does."""
+    task: Any = current_app.tasks[CARRIER]
+    task.push_request(id=message, called_directly=False, is_eager=False, headers={})
+    try:
+        task(queue=QUEUE, name=name)
+    finally:
+        task.pop_request()

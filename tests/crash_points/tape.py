@@ -24,6 +24,8 @@ from django_durable_tasks.celery.transports import filesystem
 from tests.crash_points import injected_faults
 
 SETTINGS = ("SET ", "PRAGMA ", "/*", "SHOW ", "SELECT @@")
+READS = ("SELECT", "BEGIN", "START", "WITH RECURSIVE")
+"""How statements begin that write nothing. No recursive statement of the engine writes."""
 _PASSED_BY = ("connections", "statements", "guards", "announcing")
 
 
@@ -76,7 +78,7 @@ class Tape:
         words = " ".join(str(sql).split())
         if words.startswith(SETTINGS):
             return execute(sql, *rest)
-        lasts = not (wrapper.in_atomic_block or words.startswith(("SELECT", "BEGIN", "START")))
+        lasts = not (wrapper.in_atomic_block or words.startswith(READS))
         return self._called("statement", words, lasts, lambda: execute(sql, *rest), wrapper)
 
     def commit(self, wrapper: Any, commit: Callable[[], Any]) -> Any:

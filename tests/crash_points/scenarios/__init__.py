@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from tests.crash_points.scenarios import (
+    batching,
     creating,
     dispatching,
     ending,
+    handing_over,
     releasing,
     starting,
     triggering,
@@ -19,6 +21,8 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "ending": ending.SCENARIOS,
     "release": releasing.SCENARIOS,
     "trigger": triggering.SCENARIOS,
+    "batch": batching.SCENARIOS,
+    "hand over": handing_over.SCENARIOS,
 }
 
 __all__ = ["SCENARIOS", "Scenario"]

@@ -29,14 +29,20 @@ def _three_due() -> None:
     a_task(name=WELL, args=[0], expires_at=now)
 
 
-def _three_due_and_no_broker() -> None:
-    many_tasks(3, name=WELL)
+def without_broker() -> None:
+    """Replace the folder of the broker by a file."""
     folder = Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"])
     folder.rename(folder.with_suffix(".away"))
     folder.write_text("no folder")
 
 
-def _the_broker_is_back(_: Any) -> None:
+def _three_due_and_no_broker() -> None:
+    many_tasks(3, name=WELL)
+    without_broker()
+
+
+def the_broker_is_back(_: Any) -> None:
+    """Restore it."""
     folder = Path(settings.CELERY_BROKER_TRANSPORT_OPTIONS["data_folder"])
     if folder.is_file():
         folder.unlink()
@@ -62,6 +68,6 @@ SCENARIOS = (
         name="return to pending",
         scene=_three_due_and_no_broker,
         operation=_dispatch,
-        again=_the_broker_is_back,
+        again=the_broker_is_back,
     ),
 )

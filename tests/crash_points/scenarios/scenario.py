@@ -49,7 +49,8 @@ class Scenario:
     ``scene`` creates the initial rows and returns the argument of the operation. ``operation`` is the
     operation; each of its calls to database or broker is a point. ``again`` is what its caller, or
     an operator, does after no confirmation arrived. ``or_nothing``: the caller does nothing then,
-    and no effect at all is correct, too.
+    and no effect at all is correct, too. ``undone_starts``: how many starts of a task may be undone,
+    which leave no log entry.
     """
 
     name: str
@@ -58,3 +59,4 @@ class Scenario:
     again: Callable[[Any], None] = lambda _: None
     stand: Callable[[], Stand] = stand
     or_nothing: bool = False
+    undone_starts: int = 0
