@@ -96,6 +96,13 @@ def take_effect(self: Any) -> None:
         cursor.execute("INSERT INTO chaos_effect (task) VALUES (%s)", [live.run.task_id])
 
 
+@durable_task(batch=50, **FAST)
+def work_in_batches() -> None:
+    """Run in a batch."""
+    with _written():
+        pass
+
+
 @durable_task(**FAST)
 def tick() -> None:
     """Run for a schedule."""

@@ -69,6 +69,8 @@ def figures(
         "enqueue_ms": _resolve(
             [line["took"] for line in entries if "task" in line and "took" in line], 1000.0
         ),
+        **_of_receiver(history),
+        "batched": sum(1 for change in starts(history) if change.old == "PENDING"),
         **_of_fires(history),
         "longest_gap": longest_gap(history, windows),
         "throughput": {
@@ -115,6 +117,17 @@ def of_past_terms(history: History) -> int:
         fire.term is not None and began.get(fire.term + 1, float("inf")) < fire.at
         for fire in history.fires
     )
+
+
+def _of_receiver(history: History) -> dict[str, int]:
+    accepted = Counter(one.message for one in history.requests if 200 <= one.answer < 300)
+    messages = {one.message: one for one in history.requests if one.message in accepted}
+    return {
+        "callbacks": sum(not one.setting for one in messages.values()),
+        "notifications": sum(bool(one.setting) for one in messages.values()),
+        "requests_refused": len(history.requests) - accepted.total(),
+        "requests_repeated": accepted.total() - len(accepted),
+    }
 
 
 def _of_fires(history: History) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from django.conf import settings
 from django.db import Error, connections, transaction
 from django.utils import timezone
 
-from tests.chaos.plan import AT_ONCE, further_queues
+from tests.chaos.plan import AT_ONCE, CALLBACKS, further_queues
 
 FANS = 40
 MOST_AT_ONCE = 60
@@ -56,6 +56,9 @@ class Load:
             (4, "diamond", self.diamond),
             (2, "long", self.long),
             (1, "fan", self.fan),
+            (8, "callback", self.callback),
+            (6, "batched", self.batched),
+            (3, "batched many", self.batched_many),
         ]
 
     def plain(self) -> Iterable[Any]:
@@ -134,6 +137,22 @@ class Load:
         flow = Workflow("fan")
         flow.add(self.bodies.work, after=[flow.add(self.bodies.work) for _ in range(FANS)])
         return self._started(flow)
+
+    def callback(self) -> Iterable[Any]:
+        """Create an HTTP callback to the receiver."""
+        from django_durable_tasks import http_callback
+
+        return [http_callback.delay(url=os.environ[CALLBACKS], body={"number": self.made}).id]
+
+    def batched(self) -> Iterable[Any]:
+        """Make one call of a task that runs in batches."""
+        return [self.bodies.work_in_batches.delay().id]
+
+    def batched_many(self) -> Iterable[Any]:
+        """Create many tasks that run in batches."""
+        calls: list[tuple[()]] = [()] * self.random.randint(10, 40)
+        found: Iterable[Any] = self.bodies.work_in_batches.schedule_many(calls)
+        return found
 
     def long(self) -> Iterable[Any]:
         """Create a task that runs for a while."""

@@ -20,6 +20,8 @@ SETTINGS: dict[str, float] = {
     "RESULT_WRITE_TIMEOUT": 60,
 }
 """Leases and timeouts are shortened, so that minutes contain many of their cycles."""
+CALLBACKS = "CHAOS_CALLBACKS"
+"""The environment variable with the URL for the callbacks of the load."""
 SCHEDULES, EVERY = 10, 2.0
 AT_ONCE = 10
 """In how many further queues one call creates a task."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from django.db.models import Q
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
-from tests.chaos import bodies, watching
+from tests.chaos import bodies, notified, watching
 from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.faults.registry import Fault
 from tests.chaos.figures import POOLED, QUEUES, Window, figures
@@ -42,6 +43,7 @@ def play(stage: Stage) -> dict[str, Any]:
     call_command("migrate", verbosity=0, interactive=False)
     watching.install()
     try:
+        stage.receive()
         schedules, windows = _acts(stage)
         history = _judged(stage, schedules)
         broken = violations(history)
@@ -65,7 +67,7 @@ def play(stage: Stage) -> dict[str, Any]:
         }
         return {**place, **found, "violations": shown, "histories": of_tasks}
     finally:
-        stage.cluster.end()
+        stage.end()
         if not stage.plan.private:
             _delete_queues(stage.plan.broker)
         close_all()
@@ -197,12 +199,12 @@ def _paused(row: RecurringTask) -> RecurringTask:
 
 
 def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
-    """Wait until all tasks have ended, and read the history. Tasks that have not ended by then are
-    lost.
+    """Wait until all tasks have ended, every event is sent and everything is counted; read the
+    history. Tasks that have not ended by then are lost.
     """
-    open_rows = Task.objects.open()
+    retried = set[str]()
     try:
-        until(lambda: query(open_rows.exists) is False, within=QUIET)
+        until(lambda: query(lambda: notified.finish_deliveries(retried)) is True, within=QUIET)
         until(lambda: not _messages(stage), within=30)
         until(lambda: _connections() <= _baseline(stage), within=60)
     except AssertionError:
@@ -215,7 +217,16 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
     stage.notes[QUEUES] = done.values("queue").distinct().count()
     stage.notes[POOLED] = pooled_transactions(stage.pooler) if stage.pooler else 0
     ledger = stage.folder / "ledger.jsonl"
-    return watching.read(ledger, stage.book, tables, _calm(stage), bodies.take_effect.name)
+    assert stage.receiver is not None
+    assert stage.receiver.alive(), stage.receiver.output()[-3000:]
+    return replace(
+        watching.read(ledger, stage.book, tables, _calm(stage)),
+        requests=notified.requests(stage.folder),
+        selections=notified.SELECTIONS,
+        undelivered_events=notified.undelivered(),
+        counted=notified.counted(),
+        retried=frozenset(retried),
+    )
 
 
 def _calm(stage: Stage) -> Calm:

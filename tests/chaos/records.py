@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task at the end."""
+    """A task at the end. ``marked``: its function writes marks, which built-in tasks do not."""
 
     task: str
     status: str
@@ -64,6 +64,11 @@ class Row:
     max_crashes: int = 3
     reason: str = ""
     atomic: bool = False
+    name: str = ""
+    queue: str = "default"
+    batched: bool = False
+    is_callback: bool = False
+    marked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,41 @@ class Calm:
     unacknowledged: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that the receiver recorded before it answered with the status ``answer``, or with
+    nothing (0).
+
+    ``message`` is its ``webhook-id``. ``setting`` is the notification setting, empty for a
+    callback. ``events`` are the types of its events and the ids of their tasks; ``total`` is how
+    many events a digest counts.
+    """
+
+    message: str
+    task: str
+    setting: str = ""
+    answer: int = 200
+    valid: bool = True
+    key: str = ""
+    events: tuple[tuple[str, str], ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A notification setting: endings of these tasks in this status are events of this type."""
+
+    setting: str
+    name: str
+    status: str
+    type: str
+    digest: bool = False
+
+
+Series = tuple[str, str, str, str]
+"""A series of the metrics: its kind, queue, task name and status."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All records, each sequence in chronological order."""
@@ -156,4 +196,9 @@ class History:
     terms: tuple[Term, ...] = ()
     fires: tuple[Fire, ...] = ()
     timetables: tuple[Timetable, ...] = ()
+    requests: tuple[Request, ...] = ()
+    selections: tuple[Selection, ...] = ()
+    undelivered_events: int = 0
+    counted: Mapping[Series, tuple[int, int]] = field(default_factory=dict)  # total, its minutes
+    retried: frozenset[str] = frozenset()  # tasks whose next attempt an operator made due
     calm: Calm = Calm()

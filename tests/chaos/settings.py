@@ -20,6 +20,17 @@ from tests.settings import (
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]
 CELERY_IMPORTS = ["tests.chaos.bodies"]
 
+DURABLE_TASKS = {
+    "METRICS": True,
+    "NOTIFICATIONS": True,
+    "HTTP_ALLOW": ["127.0.0.1"],
+    "HTTP_PORTS": list(range(1_024, 65_536)),
+    "HTTP_SIGNING_KEYS": ["chaos" * 8],
+    "HTTP_TIMEOUT": 3,
+    "HTTP_BREAKER_PAUSE": 1,
+    **DURABLE_TASKS,
+}
+
 if second := os.environ.get("CHAOS_SECOND_BROKER"):
     # The same server under a second address, so that one of the two can be cut.
     there = urlsplit(CELERY_BROKER_URL)._replace(netloc=urlsplit(second).netloc)

@@ -20,7 +20,9 @@ from django.db import Error, connections
 from tests.backends import POOLED_ADDRESS, address
 from tests.chaos import bodies
 from tests.chaos.apps import VARIABLE
-from tests.chaos.plan import SETTINGS, Plan, further_queues
+from tests.chaos.notified import create_settings
+from tests.chaos.plan import CALLBACKS, SETTINGS, Plan, further_queues
+from tests.chaos.receiver import PORT
 from tests.chaos.servers import RabbitMQ, Server
 from tests.processes.cluster import Cluster, Program
 from tests.processes.proxy import Proxy
@@ -65,6 +67,8 @@ class Stage:
         self.schedulers, self.workers, self.gone = list[Program](), list[Program](), list[Program]()
         self.notes: Counter[str] = Counter()
         self.loader: Program | None = None
+        self.receiver: Program | None = None
+        self.callbacks = ""
         self.roles, self._numbers = dict[str, str](), count(1)
         self.cluster = Cluster(
             folder,
@@ -104,6 +108,7 @@ class Stage:
             {
                 "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
                 **self.wired("web"),
+                CALLBACKS: self.callbacks,
                 VARIABLE: str(self.orders),
             },
             self.folder,
@@ -111,6 +116,20 @@ class Stage:
         self.cluster.programs.append(program)
         self.loader = program
         return program
+
+    def receive(self) -> None:
+        """Start the receiver of callbacks and notifications, and create the settings."""
+        arguments = ["-m", "tests.chaos.receiver", str(self.folder), self.plan.seed]
+        self.receiver = Program("receiver", arguments, {}, self.folder)
+        port = self.folder / PORT
+        until(port.exists, within=60, message="the receiver listens")
+        self.callbacks = create_settings(f"http://127.0.0.1:{port.read_text()}", self.folder)
+
+    def end(self) -> None:
+        """End all processes of this run."""
+        self.cluster.end()
+        if self.receiver is not None:
+            self.receiver.kill()
 
     def wired(self, role: str) -> dict[str, str]:
         """Return the environment variables with the server addresses for a process of this role."""

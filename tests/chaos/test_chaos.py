@@ -22,6 +22,7 @@ FAULTS = (
     "index-unreadable",
     "everything-doubled",
     "garbage",
+    "receiver-frozen",
 )
 THROUGH_PGBOUNCER = ("child-killed", "sessions-ended", "commits-cut")
 
@@ -47,6 +48,10 @@ def test_nothing_is_lost_duplicated_or_left_over_under_faults() -> None:
     assert found["garbage_removed"] > 0
     assert found["commits_cut"] > 0
     assert found["fires"] > 0
+    assert found["callbacks"] > 10
+    assert found["notifications"] > 10
+    assert found["requests_refused"] > 0
+    assert found["batched"] > 100
 
 
 @pytest.mark.postgresql

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.chaos.invariants.interfaces import (
+    batched_tasks_succeed_once,
+    callbacks_arrive,
+    metrics_equal_a_recount,
+    selected_events_are_sent,
+)
 from tests.chaos.invariants.order import children_wait_for_their_parents, fires_match_their_windows
 from tests.chaos.invariants.paths import (
     all_is_quiet,
@@ -34,6 +40,10 @@ INVARIANTS: dict[str, Callable[[History], Iterator[str]]] = {
     "H10": paths_are_legal,
     "H11": terms_do_not_overlap,
     "H12": all_is_quiet,
+    "H13": callbacks_arrive,
+    "H14": selected_events_are_sent,
+    "H15": metrics_equal_a_recount,
+    "H16": batched_tasks_succeed_once,
 }
 
 

@@ -18,6 +18,9 @@ from django_durable_tasks.models import (
     TaskDependency,
     TaskExecutionLog,
 )
+from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
+from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
+from tests.chaos import bodies
 from tests.chaos.records import (
     Calm,
     Change,
@@ -77,17 +80,15 @@ def install() -> None:
         cursor.execute(_TABLES + _TASKS + _TERMS)
 
 
-def read(
-    ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm, effects: str
-) -> History:
-    """Read everything back. ``effects`` is the name of the task whose bodies write effects."""
+def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm) -> History:
+    """Read everything back but what concerns the receiver and the metrics."""
     return History(
         enqueued=tuple(
             Enqueued(line["task"], line["kind"]) for line in lines(enqueued) if "task" in line
         ),
         marks=tuple(_marks(ledger)),
         changes=tuple(_changes()),
-        rows={row.task: row for row in _rows(effects)},
+        rows={row.task: row for row in _rows()},
         logs=tuple(_logs()),
         open_letters=tuple(map(str, DeadLetter.objects.open().values_list("open_task", flat=True))),
         effects=tuple(str(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
@@ -136,7 +137,7 @@ def _changes() -> Iterator[Change]:
     return (Change(*one) for one in found)
 
 
-def _rows(effects: str) -> Iterator[Row]:
+def _rows() -> Iterator[Row]:
     names = (
         "id",
         "status",
@@ -147,10 +148,18 @@ def _rows(effects: str) -> Iterator[Row]:
         "max_crashes",
         "reason",
         "name",
+        "queue",
     )
     for row in Task.objects.order_by().values(*names):
-        task, name = str(row.pop("id")), row.pop("name")
-        yield Row(task, **row, atomic=name == effects)
+        task, name = str(row.pop("id")), row["name"]
+        yield Row(
+            task,
+            **row,
+            atomic=name == bodies.take_effect.name,
+            batched=name == bodies.work_in_batches.name,
+            is_callback=name == HTTP_CALLBACK_TASK,
+            marked=name not in (HTTP_CALLBACK_TASK, NOTIFICATION_TASK),
+        )
 
 
 def _logs() -> Iterator[Log]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.chaos.faults import brokers, database, due_index, processes
+from tests.chaos.faults import brokers, database, due_index, processes, receiver
 from tests.chaos.faults.registry import FAULTS, Fault, fault
 from tests.chaos.stage import Stage
 
-__all__ = ["FAULTS", "brokers", "database", "due_index", "for_broker", "processes"]
+__all__ = ["FAULTS", "brokers", "database", "due_index", "for_broker", "processes", "receiver"]
 BRIEF = (
     "broker-flushed",
     "broker-cut",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from tests.chaos.records import (
     Change,
     Edge,
@@ -13,7 +14,9 @@ from tests.chaos.records import (
     History,
     Log,
     Mark,
+    Request,
     Row,
+    Selection,
     Term,
     Timetable,
 )
@@ -31,8 +34,27 @@ def _path(task: str, run: str) -> tuple[Change, ...]:
     )
 
 
+CALLBACK = Request("callback", "callback", key="callback")
+MESSAGE = Request("m1", "delivery", "single", key="m1", events=(("task.succeeded", "child"),))
+DIGEST = Request("m2", "digest", "digest", key="m2", events=(("notification.digest", ""),), total=1)
+COUNTED = {
+    ("ATTEMPT", "default", "", "SUCCESS"): (3, 3),
+    ("ATTEMPT", "default", "", "LOST"): (1, 1),
+    ("ATTEMPT", "default", "", "FENCED"): (1, 1),
+    ("ATTEMPT", "default", "selected", "SUCCESS"): (1, 1),
+    ("ATTEMPT", "default", "http", "SUCCESS"): (1, 1),
+    ("ATTEMPT", "default", NOTIFICATION_TASK, "SUCCESS"): (2, 2),
+    ("ATTEMPT", "default", "small", "SUCCESS"): (1, 1),
+    ("ENDED", "default", "", "CANCELLED"): (1, 1),
+}
+
 GOOD = History(
-    enqueued=(Enqueued("parent", "plain"), Enqueued("child", "plain"), Enqueued("twice", "plain")),
+    enqueued=(
+        Enqueued("parent", "plain"),
+        Enqueued("child", "plain"),
+        Enqueued("twice", "plain"),
+        Enqueued("batched", "batched"),
+    ),
     marks=(
         *_ran("parent", "p1", 10.0),
         *_ran("child", "c1", 12.0),
@@ -40,6 +62,7 @@ GOOD = History(
         Mark("twice", 2, "t2", True, 20.0),
         Mark("twice", 2, "t2", False, 21.0),
         *_ran("fired", "f1", 100.5),
+        *_ran("batched", "b1", 30.0),
     ),
     changes=(
         *_path("parent", "p1"),
@@ -55,15 +78,23 @@ GOOD = History(
         Change("twice", "QUEUED", "RUNNING", 4, 5, 2, "t2"),
         Change("twice", "RUNNING", "SUCCESS", 5, 6, 2, "t2"),
         *_path("fired", "f1"),
+        *_path("callback", "h1"),
+        *_path("delivery", "d1"),
+        *_path("digest", "d2"),
+        *_path("batched", "b1"),
         Change("hopeless", None, "PENDING", 0, 0),
         Change("hopeless", "PENDING", "CANCELLED", 0, 1),
     ),
     rows={
         "parent": Row("parent", "SUCCESS", 1, atomic=True),
-        "child": Row("child", "SUCCESS", 1),
+        "child": Row("child", "SUCCESS", 1, name="selected"),
         "twice": Row("twice", "SUCCESS", 2, crashes=1),
         "fired": Row("fired", "SUCCESS", 1),
         "hopeless": Row("hopeless", "CANCELLED"),
+        "callback": Row("callback", "SUCCESS", 1, name="http", is_callback=True, marked=False),
+        "delivery": Row("delivery", "SUCCESS", 1, name=NOTIFICATION_TASK, marked=False),
+        "digest": Row("digest", "SUCCESS", 1, name=NOTIFICATION_TASK, marked=False),
+        "batched": Row("batched", "SUCCESS", 1, name="small", batched=True),
     },
     logs=(
         Log("parent", 1, "SUCCESS", "p1"),
@@ -72,12 +103,22 @@ GOOD = History(
         Log("twice", 1, "FENCED", "t1"),
         Log("twice", 2, "SUCCESS", "t2"),
         Log("fired", 1, "SUCCESS", "f1"),
+        Log("callback", 1, "SUCCESS", "h1"),
+        Log("delivery", 1, "SUCCESS", "d1"),
+        Log("digest", 1, "SUCCESS", "d2"),
+        Log("batched", 1, "SUCCESS", "b1"),
     ),
     effects=("parent",),
     edges=(Edge("parent", "child"),),
     terms=(Term(1, "a", 5.0, 1.0), Term(1, "a", 7.0, 3.0), Term(2, "b", 12.0, 8.0)),
     fires=(Fire("table", 100.0, "fired", 2, 100.1),),
     timetables=(Timetable("table", 100.0, 2.0, 101.0),),
+    requests=(CALLBACK, MESSAGE, DIGEST),
+    selections=(
+        Selection("single", "selected", "SUCCESS", "task.succeeded"),
+        Selection("digest", "selected", "SUCCESS", "task.succeeded", digest=True),
+    ),
+    counted=COUNTED,
 )
 
 

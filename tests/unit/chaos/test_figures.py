@@ -1,5 +1,6 @@
 """The figures count what their names say, and a run without any fenced ending proves nothing."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.chaos.figures import Window, figures, longest_gap, of_past_terms
 from tests.chaos.records import Change, Fire, Log, Mark
 from tests.chaos.report import BEGIN, END, PAGE, RUN, rendered, section, taken, write
 from tests.chaos.verdict import INVARIANTS
-from tests.unit.chaos.histories import GOOD, but
+from tests.unit.chaos.histories import CALLBACK, GOOD, MESSAGE, but
 
 WINDOWS = (
     Window("before", 0, 0.0, 10.0),
@@ -51,8 +52,8 @@ def test_a_good_history_has_nothing_lost_and_nothing_run_twice() -> None:
         result["kills"],
         result["refused_calls"],
     ) == (
-        5,
-        5,
+        9,
+        9,
         1,
         3,
         1,
@@ -63,6 +64,22 @@ def test_a_good_history_has_nothing_lost_and_nothing_run_twice() -> None:
         result["attempts_lost"],
         result["terms"],
     ) == (1, 4, 1, 2)
+
+
+def test_requests_are_counted_by_what_the_receiver_answered() -> None:
+    names = ("callbacks", "notifications", "requests_refused", "requests_repeated")
+    assert [_result()[name] for name in names] == [1, 2, 0, 0]
+    refused = dataclasses.replace(CALLBACK, answer=503)
+    silent = dataclasses.replace(MESSAGE, message="m3", answer=0)
+    changed = but(requests=(*GOOD.requests, refused, silent, CALLBACK))
+    found = figures(changed, WINDOWS, [], {}, 0)
+    assert [found[name] for name in names] == [1, 2, 2, 1]
+
+
+def test_tasks_that_started_in_a_batch_are_counted() -> None:
+    taken = Change("batched", "PENDING", "RUNNING", 0, 1, 1, "b1")
+    assert _result()["batched"] == 0
+    assert figures(but(changes=(*GOOD.changes, taken)), WINDOWS, [], {}, 0)["batched"] == 1
 
 
 def test_a_body_that_ran_again_without_a_request_is_counted_and_a_requested_one_is_not() -> None:

@@ -2,6 +2,8 @@
 fail proves nothing.
 """
 
+import dataclasses
+
 import pytest
 
 from tests.chaos.records import (
@@ -14,11 +16,21 @@ from tests.chaos.records import (
     Log,
     Mark,
     Row,
+    Selection,
     Term,
     Timetable,
 )
 from tests.chaos.verdict import INVARIANTS, histories_of, meaning, violations
-from tests.unit.chaos.histories import GOOD, but, with_row, without_mark
+from tests.unit.chaos.histories import (
+    CALLBACK,
+    COUNTED,
+    DIGEST,
+    GOOD,
+    MESSAGE,
+    but,
+    with_row,
+    without_mark,
+)
 
 
 def _path_of(task: str, *changes: Change) -> History:
@@ -159,6 +171,140 @@ BROKEN: list[tuple[str, str, History]] = [
     ("H12", "connections that were never closed", but(calm=Calm(connections=11, baseline=10))),
     ("H12", "messages left over", but(calm=Calm(messages=1))),
     ("H12", "messages never acknowledged", but(calm=Calm(unacknowledged=1))),
+    ("H13", "a callback that never arrived", but(requests=(MESSAGE, DIGEST))),
+    (
+        "H13",
+        "a callback that was refused only",
+        but(requests=(dataclasses.replace(CALLBACK, answer=503), MESSAGE, DIGEST)),
+    ),
+    (
+        "H13",
+        "a callback that got no answer only",
+        but(requests=(dataclasses.replace(CALLBACK, answer=0), MESSAGE, DIGEST)),
+    ),
+    (
+        "H13",
+        "a request with a wrong signature",
+        but(requests=(*GOOD.requests, dataclasses.replace(CALLBACK, valid=False))),
+    ),
+    (
+        "H13",
+        "a callback with another idempotency key",
+        but(requests=(dataclasses.replace(CALLBACK, key="other"), MESSAGE, DIGEST)),
+    ),
+    (
+        "H13",
+        "more requests than attempts",
+        but(requests=(*GOOD.requests, CALLBACK)),
+    ),
+    (
+        "H13",
+        "a request of no task",
+        but(requests=(*GOOD.requests, dataclasses.replace(CALLBACK, task="nothing"))),
+    ),
+    (
+        "H13",
+        "a callback that ended without being delivered",
+        with_row(dataclasses.replace(GOOD.rows["callback"], status="FAILED")),
+    ),
+    ("H14", "a selected event that was never sent", but(requests=(CALLBACK, DIGEST))),
+    (
+        "H14",
+        "a selected event that was refused only",
+        but(requests=(CALLBACK, dataclasses.replace(MESSAGE, answer=500), DIGEST)),
+    ),
+    (
+        "H14",
+        "a selected event that was sent to another setting",
+        but(requests=(CALLBACK, dataclasses.replace(MESSAGE, setting="other"), DIGEST)),
+    ),
+    (
+        "H14",
+        "two messages about one event",
+        but(requests=(*GOOD.requests, dataclasses.replace(MESSAGE, message="m3", key="m3"))),
+    ),
+    (
+        "H14",
+        "a message about another ending",
+        but(
+            requests=(
+                *GOOD.requests,
+                dataclasses.replace(MESSAGE, message="m3", events=(("task.succeeded", "twice"),)),
+            )
+        ),
+    ),
+    (
+        "H14",
+        "a message about a failure that was none",
+        but(selections=(Selection("single", "selected", "FAILED", "task.failed"),)),
+    ),
+    ("H14", "a digest that counts too few", but(requests=(CALLBACK, MESSAGE))),
+    (
+        "H14",
+        "a digest that counts too many",
+        but(requests=(CALLBACK, MESSAGE, dataclasses.replace(DIGEST, total=2))),
+    ),
+    (
+        "H14",
+        "a delivery that failed for good",
+        with_row(dataclasses.replace(GOOD.rows["delivery"], status="FAILED")),
+    ),
+    ("H14", "an event without a delivery", but(undelivered_events=1)),
+    (
+        "H15",
+        "a total that is too small",
+        but(counted={**COUNTED, ("ATTEMPT", "default", "", "SUCCESS"): (2, 2)}),
+    ),
+    (
+        "H15",
+        "a total that is too large",
+        but(counted={**COUNTED, ("ATTEMPT", "default", "", "LOST"): (2, 2)}),
+    ),
+    (
+        "H15",
+        "a total of attempts that did not occur",
+        but(counted={**COUNTED, ("ATTEMPT", "default", "", "RETRY"): (1, 1)}),
+    ),
+    (
+        "H15",
+        "a total under another queue",
+        but(
+            counted={
+                **{key: number for key, number in COUNTED.items() if key[0] != "ENDED"},
+                ("ENDED", "other", "", "CANCELLED"): (1, 1),
+            }
+        ),
+    ),
+    (
+        "H15",
+        "an ending without an attempt that is not counted",
+        but(counted={key: number for key, number in COUNTED.items() if key[0] != "ENDED"}),
+    ),
+    (
+        "H15",
+        "minutes that differ from their total",
+        but(counted={**COUNTED, ("ATTEMPT", "default", "", "SUCCESS"): (3, 2)}),
+    ),
+    (
+        "H16",
+        "a batched task that is gone",
+        but(rows={task: row for task, row in GOOD.rows.items() if task != "batched"}),
+    ),
+    (
+        "H16",
+        "a batched task that failed with another one",
+        with_row(dataclasses.replace(GOOD.rows["batched"], status="FAILED")),
+    ),
+    (
+        "H16",
+        "a batched task accepted twice",
+        but(logs=(*GOOD.logs, Log("batched", 2, "SUCCESS", "b2"))),
+    ),
+    (
+        "H16",
+        "a batched task that succeeded without its function",
+        without_mark("batched", begins=False),
+    ),
 ]
 
 
@@ -193,6 +339,23 @@ def test_a_lost_run_whose_process_was_paused_before_its_body_may_start_after_the
         Mark("twice", 1, "t1", True, 20.5) if mark.run == "t1" else mark for mark in GOOD.marks
     )
     assert violations(but(marks=woken))["H5"] == []
+
+
+@pytest.mark.parametrize(("raised", "is_legal"), [(1, True), (2, False)])
+def test_the_epoch_of_a_waiting_task_rises_by_one_if_an_operator_made_it_due(
+    raised: int, is_legal: bool
+) -> None:
+    steps = (
+        Change("twice", None, "PENDING", 0, 0),
+        Change("twice", "PENDING", "PENDING", 0, raised),
+        Change("twice", "PENDING", "QUEUED", raised, raised + 1),
+        Change("twice", "QUEUED", "RUNNING", raised + 1, raised + 2, 1, "t1"),
+        Change("twice", "RUNNING", "SUCCESS", raised + 2, raised + 3, 1, "t1"),
+    )
+    history = _path_of("twice", *steps)
+    assert violations(history)["H10"]
+    retried = dataclasses.replace(history, retried=frozenset({"twice"}))
+    assert (violations(retried)["H10"] == []) is is_legal
 
 
 def test_the_events_of_a_violated_task_are_reported() -> None:
