@@ -1,25 +1,37 @@
-"""COPY FROM STDIN with psycopg 3: on PostgreSQL the fastest way to write many rows."""
+"""COPY FROM STDIN with psycopg 3: on PostgreSQL the fastest way to write many rows.
+
+The rows are in the binary format, which takes the server less time to read than texts and this
+process less time to write: psycopg has no part in it.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.engine.db.statements import statement
 
-_SPECIAL = re.compile(r"[\\\t\n\r]")
-_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
-NULL = r"\N"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+_TRAILER = b"\xff\xff"
+NULL = b"\xff\xff\xff\xff"
+_length = Struct(">i").pack
+_bigint = Struct(">q").pack
+_interval = Struct(">qii").pack
+"""Microseconds, days and months."""
 
 
 def copy_time() -> datetime | None:
     """Return the time of the database; None if COPY cannot write tasks.
 
-    This is so on other databases, with psycopg 2, and if row-level security applies to the role.
+    This is so on other databases, with psycopg 2, if row-level security applies to the role, and if
+    the connection has another encoding than UTF-8.
     """
     sql = statement("copy_time")
     if sql is None:
@@ -33,8 +45,9 @@ def copy_time() -> datetime | None:
 
 
 @contextmanager
-def copying(sql: str, rows: str) -> Iterator[None]:
-    """Execute a COPY with these rows in its text format, while the block runs.
+def copying(sql: str, rows: bytes) -> Iterator[None]:
+    """Execute a COPY with these rows, while the block runs. Each begins with the number of its
+    columns.
 
     The block must not use this thread's connection. If it raises an exception, no row is written
     and a transaction is aborted, as by a failed statement. Raises the errors of Django's database
@@ -46,24 +59,42 @@ def copying(sql: str, rows: str) -> Iterator[None]:
 
             def send(text: str, params: Any, many: bool, context: Any) -> None:
                 database.validate_no_broken_transaction()
-                stack.enter_context(sql_cursor.cursor.copy(text)).write(rows)
+                copy = stack.enter_context(sql_cursor.cursor.copy(text))
+                copy.write(_HEADER + rows + _TRAILER)
 
             # Through the wrappers of execute(): what counts or refuses statements sees this one.
             sql_cursor._execute_with_wrappers(sql, None, False, send)
             yield
 
 
-def copied(value: object) -> str:
-    """Return a value in the text format of COPY."""
+def _timestamp(value: datetime) -> bytes:
+    return _bigint((value - _EPOCH) // _MICROSECOND)
+
+
+def _seconds(value: float) -> bytes:
+    return _interval(timedelta(seconds=value) // _MICROSECOND, 0, 0)
+
+
+def _json(value: str) -> bytes:
+    return b"\x01" + value.encode()
+
+
+_FORMATS: Mapping[str, Callable[[Any], bytes]] = {
+    "bigint": _bigint,
+    "boolean": Struct(">?").pack,
+    "integer": Struct(">i").pack,
+    "interval": _seconds,
+    "jsonb": _json,
+    "smallint": Struct(">h").pack,
+    "text": str.encode,
+    "timestamptz": _timestamp,
+    "uuid": attrgetter("bytes"),
+}
+
+
+def copied(value: Any, kind: str) -> bytes:
+    """Return a value of a column of this type. An interval is given as its seconds."""
     if value is None:
         return NULL
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, str):
-        return copied_text(value)
-    return str(value)
-
-
-def copied_text(text: str) -> str:
-    """Return a text in the text format of COPY."""
-    return text.translate(_ESCAPES) if _SPECIAL.search(text) else text
+    content = _FORMATS[kind](value)
+    return _length(len(content)) + content

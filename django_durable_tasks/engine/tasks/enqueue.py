@@ -34,6 +34,8 @@ _TRIES = 5
 _DEADLOCK = 1213
 BULK = 5_000
 """The number of tasks that one statement of a bulk call writes."""
+_OVERLAP = 0.1
+"""The seconds for which a statement of a bulk call may wait for the tasks of the next one."""
 
 
 def submit(call: Call) -> uuid.UUID:
@@ -171,8 +173,9 @@ def _create_all(
     """Create the tasks in parts of BULK, in one transaction or savepoint if there is more than
     one part.
 
-    The database writes a part while the next one is built. The iterable is read before that, and
-    may use the connection.
+    The database writes a part while the next one is built, for at most _OVERLAP seconds, because
+    the ``statement_timeout`` of PostgreSQL counts them. The iterable is read before that, and may
+    use the connection.
     """
     _check_keys(task, options)
     found, rest = template(task, options), iter(arguments)
@@ -183,9 +186,8 @@ def _create_all(
             following, calls = list[NewTask](), _tuples(rest) if len(new) == BULK else []
             with transitions.creating_many(with_trace(new)):
                 if not found.calls_project_code:
-                    following = found.many(calls)
-            if found.calls_project_code:
-                following = found.many(calls)
+                    following = found.many(calls, within=_OVERLAP)
+            following += found.many(calls[len(following) :])
             written(new)
             new = following
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from django_durable_tasks.rules.tasks.options import (
 )
 from django_durable_tasks.rules.tasks.shards import shard_of
 from django_durable_tasks.rules.workflows.plan import REFERS
+
+_SLICE = 250
+"""After this number of tasks, ``TaskTemplate.many`` looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,20 @@ class TaskTemplate:
         target = self._task.target
         return self._fixed is None or target.endpoint is not None or target.prepared is not None
 
-    def many(self, calls: Sequence[tuple[Any, ...]]) -> list[NewTask]:
-        """Return a task for each tuple of positional arguments, PENDING."""
-        ids = new_task_ids(len(calls))
-        return [self.called(args, {}, task_id) for args, task_id in zip(calls, ids, strict=True)]
+    def many(
+        self, calls: Sequence[tuple[Any, ...]], *, within: float | None = None
+    ) -> list[NewTask]:
+        """Return a task for each tuple of positional arguments, PENDING; those of the first tuples
+        if ``within`` is given and so many seconds have passed.
+        """
+        found, began = list[NewTask](), time.monotonic()
+        for first in range(0, len(calls), _SLICE):
+            if within is not None and time.monotonic() - began >= within:
+                break
+            part = calls[first : first + _SLICE]
+            pairs = zip(part, new_task_ids(len(part)), strict=True)
+            found += [self.called(args, {}, task_id) for args, task_id in pairs]
+        return found
 
     def called(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], task_id: uuid.UUID

