@@ -38,6 +38,8 @@ WATCH: dict[str, tuple[str, ...]] = {
     "hasty": (f"{CRASHES}[dispatch]",),
     "halves": (f"{CRASHES}[ending]",),
     "followups": (f"{CRASHES}[ending]",),
+    "batch_crashes": (f"{CRASHES}[batch]",),
+    "hand_over": (f"{CRASHES}[hand over]",),
     "callers": (
         f"{CALLERS}::test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending",
     ),
