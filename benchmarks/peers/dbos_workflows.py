@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,14 @@ def _prepare() -> float:
         return 0.0
 
 
-def _filled(workflow: str, arguments: list[tuple[Any, ...]], **delays: Any) -> float:
-    """Enqueue without a worker; return the seconds."""
+def _enqueued(
+    workflow: str, arguments: Sequence[tuple[Any, ...]], waits: Sequence[float] = ()
+) -> float:
+    """Enqueue without a worker; return the seconds. ``waits``: the delays of the workflows."""
     with psycopg.connect(_DATABASE, autocommit=True) as connection:
         connection.execute(_EMPTY)
     client = DBOSClient(system_database_url=_DATABASE)
     options: Any = {"queue_name": _QUEUE, "workflow_name": workflow, "app_version": _VERSION}
-    waits: list[float] = delays.get("waits") or []
     began = time.perf_counter()
     for number, given in enumerate(arguments):
         more = {"delay_seconds": waits[number]} if waits else {}
@@ -80,7 +81,7 @@ def _filled(workflow: str, arguments: list[tuple[Any, ...]], **delays: Any) -> f
 
 
 def _enqueue(n: int) -> float:
-    return _filled("noop", [(number,) for number in range(n)])
+    return _enqueued("noop", [(number,) for number in range(n)])
 
 
 def _run(n: int, concurrency: int) -> float:
@@ -97,11 +98,11 @@ def _run(n: int, concurrency: int) -> float:
 
 def _lag(n: int, rate: int, path: str) -> float:
     began = time.perf_counter()
-    # Each enqueue is a transaction of about 3 ms.
+    # All must be enqueued before the first is due, and each has a transaction of its own.
     due, now = instants(n, rate, 4 + n / 200), time.time()
     waits = [instant - now for instant in due]
     with _launched():
-        _filled("stamp", [(instant, path) for instant in due], waits=waits)
+        _enqueued("stamp", [(instant, path) for instant in due], waits)
         while stamps.number(Path(path)) < n:
             time.sleep(0.2)
     return time.perf_counter() - began

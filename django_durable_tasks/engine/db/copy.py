@@ -46,8 +46,8 @@ def copy_time() -> datetime | None:
 
 @contextmanager
 def copying(sql: str, rows: bytes) -> Iterator[None]:
-    """Execute a COPY with these rows, while the block runs. Each begins with the number of its
-    columns.
+    """Execute a COPY with these rows, while the block runs. Each row begins with the number of
+    its columns.
 
     The block must not use this thread's connection. If it raises an exception, no row is written
     and a transaction is aborted, as by a failed statement. Raises the errors of Django's database

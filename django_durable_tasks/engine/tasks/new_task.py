@@ -74,8 +74,10 @@ class TaskTemplate:
     def many(
         self, calls: Sequence[tuple[Any, ...]], *, within: float | None = None
     ) -> list[NewTask]:
-        """Return a task for each tuple of positional arguments, PENDING; those of the first tuples
-        if ``within`` is given and so many seconds have passed.
+        """Return a task for each tuple of positional arguments, PENDING.
+
+        With ``within`` it stops after this number of seconds, and returns the tasks of the first
+        tuples.
         """
         found, began = list[NewTask](), time.monotonic()
         for first in range(0, len(calls), _SLICE):
