@@ -31,6 +31,7 @@ examples:
   python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100 to 1,000/s
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
+  python -m benchmarks large -n 10000000                       claim, start and end beside 10 M and 10 M rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
   python -m benchmarks failover --peers none                   seconds without a fire after the leader was killed

@@ -55,14 +55,15 @@ def _write(status: str, number: int, start: int, created: int) -> None:
         print(f"{status}: {last:,} of {number:,} rows", file=sys.stderr, flush=True)
 
 
-def fill(finished: int) -> dict[str, float]:
-    """Create the tables, ``finished`` ended tasks, and a tenth as many that are due in a day or
-    later.
+def fill(finished: int, future: int | None = None) -> dict[str, float]:
+    """Create the tables, ``finished`` ended tasks, and ``future`` tasks that are due in a day or
+    later. None: a tenth of ``finished``.
     """
     call_command("migrate", verbosity=0)
     began = time.perf_counter()
+    future = finished // FUTURE_OF if future is None else future
     _write("SUCCESS", finished, -2 * _DAY, 1_500_000_000_000)
-    _write("PENDING", finished // FUTURE_OF, _DAY, 1_600_000_000_000)
+    _write("PENDING", future, _DAY, 1_600_000_000_000)
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE durable_tasks_task")
     return {"seconds": time.perf_counter() - began}

@@ -14,6 +14,7 @@ from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
+from benchmarks.large_tables import LargeTables
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.rest import BULK, PAGE, Rest
@@ -27,6 +28,7 @@ DEFAULT_N = {
     "graph": 10_000,
     "lag": 2_000,
     "claim": 1_000_000,
+    "large": 1_000_000,
     "queues": 1_000,
     "api": 1_000_000,
     "callbacks": 1_000,
@@ -309,6 +311,18 @@ def claim(stage: Stage) -> list[Contender]:
     return found
 
 
+def large(stage: Stage) -> list[Contender]:
+    """Compare the statements of a task's life with 10,000 and with n ended, and as many future,
+    tasks in the table.
+    """
+    found = []
+    for number in sorted({min(_FEWEST, stage.n), stage.n}):
+        what = f"{BATCH} due, {number:,} finished, {number:,} future"
+        measure = LargeTables(stage.servers, "redis", number=number).operations
+        found.append(_contender(stage, "large", what, OURS, None, measure, n=BATCH))
+    return found
+
+
 def queues(stage: Stage) -> list[Contender]:
     """Measure one poll of a scheduler with due tasks in n queues, for one and for twenty tenants.
     On Redis.
@@ -374,6 +388,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "graph": graph,
     "lag": lag,
     "claim": claim,
+    "large": large,
     "queues": queues,
     "api": api,
     "callbacks": callbacks,

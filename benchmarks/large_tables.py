@@ -1,0 +1,159 @@
+"""Times the statements of a task's life in a table with N ended and N future tasks: ``python -m
+benchmarks.large_tables operations '{"rounds": 12}'``.
+
+Each round creates 100 tasks, reads the queues, claims, starts and ends them one by one, then takes
+100 tasks of a batch and ends them together, and deletes all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from statistics import median
+from typing import Any, TypeVar
+
+import django
+
+from benchmarks.backlog import BATCH, fill
+from benchmarks.contenders import Ours, patience
+from benchmarks.contest import Measured
+from benchmarks.processes import figures
+
+ROUNDS = 12
+_UNTIMED = 2
+"""Rounds in which the statements are prepared and the first pages read."""
+_LEASE = 60.0
+T = TypeVar("T")
+
+
+class Clock:
+    """The durations of each operation, in seconds."""
+
+    def __init__(self) -> None:
+        self.took: dict[str, list[float]] = {}
+
+    def time(self, operation: str, act: Callable[[], T]) -> T:
+        """Run and time one operation."""
+        began = time.perf_counter()
+        found = act()
+        self.took.setdefault(operation, []).append(time.perf_counter() - began)
+        return found
+
+    def medians(self) -> dict[str, float]:
+        """Return the median of each operation in microseconds."""
+        return {f"{name}_us": round(1e6 * median(took)) for name, took in self.took.items()}
+
+
+def _run_of(started: Any, node: uuid.UUID) -> Any:
+    from django_durable_tasks.rules.tasks.runs import Run
+
+    names = {field.name for field in fields(Run)}
+    values = {name: value for name, value in started._asdict().items() if name in names}
+    values |= {"task_id": started.id, "attempt": started.attempts, "node": node}
+    values |= {"idempotency_key": str(started.id), "options": {}, "args": [], "kwargs": {}}
+    return Run(**values)
+
+
+def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
+    """Claim, start and end the due tasks of the queue one by one; return their ids."""
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.limits import backpressure
+    from django_durable_tasks.engine.limits.next_due import heads
+    from django_durable_tasks.engine.tasks.claim import claim
+    from django_durable_tasks.engine.transitions.runs import start, succeed
+
+    clock.time("heads", heads)
+    backpressure.snapshot()
+    found = clock.time("claim", lambda: claim(queue, database_now(), BATCH, node))
+    runs = []
+    for message in found:
+        act = partial(start, message.task_id, message.epoch, uuid.uuid4(), node, _LEASE)
+        started = clock.time("start", act)
+        runs.append(_run_of(started, node))
+    ended = [clock.time("succeed", partial(succeed, run, "null", "")) for run in runs]
+    if sum(ended) != BATCH:
+        raise AssertionError(f"{sum(ended)} tasks succeeded of {BATCH} due ones")
+    return [run.task_id for run in runs]
+
+
+def _in_batch(clock: Clock, queue: str, name: str, node: uuid.UUID) -> list[uuid.UUID]:
+    """Take and end the due tasks of this name together; return their ids."""
+    from django_durable_tasks.engine.transitions.batches import Success, succeed_many, take_due
+
+    run_ids = [uuid.uuid4() for _ in range(BATCH)]
+    taken = clock.time("take", lambda: take_due(queue, name, run_ids, node, _LEASE))
+    ends = [Success(run=_run_of(one, node), result="null", wait=0.0) for one in taken]
+    accepted = clock.time("succeed_many", lambda: succeed_many(ends, ""))
+    if len(accepted) != BATCH:
+        raise AssertionError(f"{len(accepted)} tasks succeeded of {BATCH} due ones")
+    return [one.id for one in taken]
+
+
+def operations(rounds: int) -> dict[str, float]:
+    """Return the median of each operation in microseconds."""
+    from benchmarks.project.tasks import batched_noop, noop
+    from django_durable_tasks.celery.publishing.routing import queue_of
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.models import Task
+
+    node, queue, clock = uuid.uuid4(), queue_of(noop.name, None), Clock()
+    with dedicated_connection():
+        for number in range(rounds + _UNTIMED):
+            if number == _UNTIMED:
+                clock = Clock()
+            noop.schedule_many([(one,) for one in range(BATCH)])
+            ended = _by_message(clock, queue, node)
+            batched_noop.schedule_many([(one,) for one in range(BATCH)])
+            ended += _in_batch(clock, queue, batched_noop.name, node)
+            Task.objects.unguarded().filter(pk__in=ended).delete()
+    return clock.medians()
+
+
+@dataclass
+class LargeTables(Ours):
+    """This package with ``number`` ended and ``number`` future tasks, which are created once."""
+
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the database."""
+        return f"large_{self.number}"
+
+    def prepare(self) -> None:
+        """Create and fill the database, once."""
+        if not self.ready:
+            self.servers.make_database(self.name)
+            self._figures_of("fill", finished=self.number, future=self.number)
+            self.ready = True
+
+    def operations(self) -> Measured:
+        """Measure each operation; ``seconds`` is the median of the claim."""
+        self.prepare()
+        found = self._figures_of("operations", rounds=ROUNDS)
+        return Measured(found["claim_us"] / 1e6, found)
+
+    def _figures_of(self, command: str, **given: Any) -> dict[str, float]:
+        seconds = patience(ROUNDS * BATCH) + self.number / 5_000
+        return figures(
+            [sys.executable, "-m", "benchmarks.large_tables", command],
+            given,
+            seconds,
+            **self.variable(),
+        )
+
+
+def main(command: str, given: dict[str, Any]) -> None:
+    """Run one command and print its figures."""
+    django.setup()
+    commands: dict[str, Callable[..., dict[str, float]]] = {"fill": fill, "operations": operations}
+    print(json.dumps(commands[command](**given)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
