@@ -28,18 +28,23 @@ class Crash(OperationalError):
 
 @contextmanager
 def dying_at(point: int | None) -> Iterator[None]:
-    """Raise Crash instead of executing the statement at this point."""
-    left = point
+    """Raise Crash instead of executing the statement at this point.
 
-    def statement(execute: Callable[..., Any], *words: Any) -> Any:
-        nonlocal left
-        if left is not None:
-            left = (
-                left - 1 if left else None
-            )  # rolling back the transaction is not a step of the process
+    A rollback is no such point: the database does it for a process that dies, and a failed rollback
+    would leave the connection of the test unusable.
+    """
+    left = point
+    rolling_back = False
+
+    def statement(execute: Callable[..., Any], sql: str, *words: Any) -> Any:
+        nonlocal left, rolling_back
+        released = rolling_back and sql.startswith("RELEASE")  # Django does it after a rollback
+        rolling_back = sql.startswith("ROLLBACK")
+        if left is not None and not rolling_back and not released:
+            left = left - 1 if left else None
             if left is None:
                 raise Crash
-        return execute(*words)
+        return execute(sql, *words)
 
     with connection.execute_wrapper(statement):
         yield
