@@ -22,6 +22,11 @@ from benchmarks.lag import measured
 from benchmarks.processes import running, wait_until
 
 PAUSE, THREADS, RATE = 0.05, 10, 20
+HANGING, HANGING_TIMEOUT, ENDPOINT_CONCURRENCY = 300, 5, 4
+"""The number of callbacks to the server that does not answer, their timeout in seconds, and how
+many may run at the same time.
+"""
+_NO_ANSWER = 3_600.0
 _WARM = 20
 _AHEAD = 4.0
 _WORKER = ["-P", "threads", "-c", str(THREADS), "-l", "WARNING"]
@@ -41,6 +46,7 @@ class _Running:
 
     url: str
     lags: Path
+    hanging_url: str
     durable: dict[str, Any]
     scheduler: Popen[bytes]
     worker: Popen[bytes]
@@ -75,6 +81,28 @@ class Callbacks(Ours):
             found = sorted(float(line) for line in now.lags.read_text().split())
         return measured(found, n, RATE)
 
+    def beside_a_hanging_server(self, n: int) -> Measured:
+        """Measure how late n requests arrive that are due at a low rate, alone and while callbacks to
+        another server wait for answers that never come.
+        """
+        found = []
+        with self._running(HTTP_ENDPOINT_CONCURRENCY=ENDPOINT_CONCURRENCY) as now:
+            for hanging in (0, HANGING):
+                now.lags.write_text("")
+                if hanging:
+                    self._schedule(hanging, now.hanging_url, now.durable, timeout=HANGING_TIMEOUT)
+                self._schedule(n, now.url, now.durable, rate=RATE, ahead=_AHEAD)
+                wait_until(
+                    lambda: len(now.lags.read_text().splitlines()) >= n,
+                    now.scheduler,
+                    now.worker,
+                    within=patience(n) + n / RATE,
+                )
+                found.append(sorted(float(line) for line in now.lags.read_text().split()))
+        alone, beside = (measured(lags, n, RATE) for lags in found)
+        more = {f"alone_{name}": value for name, value in alone.facts.items()}
+        return Measured(beside.seconds, {**beside.facts, **more})
+
     def _schedule(self, n: int, url: str, durable: dict[str, Any], **more: float) -> None:
         self.run_command("callbacks", {"n": n, "url": url, **more}, patience(n), **durable)
 
@@ -84,25 +112,21 @@ class Callbacks(Ours):
         )
 
     @contextmanager
-    def _running(self) -> Iterator[_Running]:
+    def _running(self, **durable: Any) -> Iterator[_Running]:
         """Start all processes and send some callbacks first, so that their code is loaded."""
         self.servers.clear_broker(self.broker)
         self.prepare()
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            path = Path(folder, "port")
-            given = json.dumps({"path": str(path), "pause": PAUSE})
-            with running([sys.executable, "-m", "benchmarks.peers.slow_server", given]) as server:
-                wait_until(path.exists, server, within=30)
-                host = f"127.0.0.1:{path.read_text()}"
-                durable = {"HTTP_ALLOW": [host], "HTTP_SIGNING_KEYS": ["k" * 40]}
-                url, lags = f"http://{host}/", Path(f"{path}.lags")
-                self.run_command("bulk", {"n": 0}, patience(0))  # empty tables
-                try:
-                    yield from self._workers(url, lags, durable)
-                finally:
-                    self.servers.clear_broker(self.broker)
+        with _slow_server(PAUSE) as (host, lags), _slow_server(_NO_ANSWER) as (hanging, _):
+            durable |= {"HTTP_ALLOW": [host, hanging], "HTTP_SIGNING_KEYS": ["k" * 40]}
+            self.run_command("bulk", {"n": 0}, patience(0))  # empty tables
+            try:
+                yield from self._workers(host, lags, hanging, durable)
+            finally:
+                self.servers.clear_broker(self.broker)
 
-    def _workers(self, url: str, lags: Path, durable: dict[str, Any]) -> Iterator[_Running]:
+    def _workers(
+        self, host: str, lags: Path, hanging: str, durable: dict[str, Any]
+    ) -> Iterator[_Running]:
         loop = [sys.executable, "-m", "django", "run_scheduler"]
         program = [sys.executable, "-m", "celery", "-A", "benchmarks.project", "worker", *_WORKER]
         program.append(f"bench-{self.servers.run}@%h")
@@ -112,7 +136,21 @@ class Callbacks(Ours):
             running(program, **variable) as worker,
             psycopg.connect(self.servers.database(self.name), autocommit=True) as database,
         ):
-            now = _Running(url, lags, durable, scheduler, worker, database)
-            self._schedule(_WARM, url, durable)
+            urls = f"http://{host}/", f"http://{hanging}/"
+            now = _Running(urls[0], lags, urls[1], durable, scheduler, worker, database)
+            self._schedule(_WARM, now.url, durable)
             self._await(0, now, int)
             yield now
+
+
+@contextmanager
+def _slow_server(pause: float) -> Iterator[tuple[str, Path]]:
+    """Run a server that answers after ``pause`` seconds. Yield its host with its port, and the file
+    with the lags of its requests.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        path = Path(folder, "port")
+        given = json.dumps({"path": str(path), "pause": pause})
+        with running([sys.executable, "-m", "benchmarks.peers.slow_server", given]) as server:
+            wait_until(path.exists, server, within=30)
+            yield f"127.0.0.1:{path.read_text()}", Path(f"{path}.lags")

@@ -114,7 +114,7 @@ def later(n: int, rate: int, ahead: float) -> float:
     return time.perf_counter() - began
 
 
-def callbacks(n: int, url: str, rate: int = 0, ahead: float = 0.0) -> float:
+def callbacks(n: int, url: str, rate: int = 0, ahead: float = 0.0, timeout: float = 30.0) -> float:
     """Schedule n HTTP callbacks, due now, or ``rate`` per second from ``ahead`` seconds on."""
     from django_durable_tasks import http_callback
 
@@ -123,7 +123,8 @@ def callbacks(n: int, url: str, rate: int = 0, ahead: float = 0.0) -> float:
     with transaction.atomic():
         for due in moments:
             using = http_callback.using(run_at=datetime.fromtimestamp(due, UTC))
-            using.schedule(url=url, body={"type": "order.paid", "order": 42})
+            body = {"type": "order.paid", "order": 42}
+            using.schedule(url=url, body=body, timeout=timeout)
     return time.perf_counter() - began
 
 

@@ -358,7 +358,8 @@ def api(stage: Stage) -> list[Contender]:
 
 def callbacks(stage: Stage) -> list[Contender]:
     """Measure callbacks to a server that answers after 50 ms: how many one worker process with ten
-    threads sends per second, and how late n/5 requests arrive at a low rate.
+    threads sends per second, and how late n/5 requests arrive at a low rate, alone and beside
+    callbacks to a server that does not answer.
     """
     found, few = [], max(1, stage.n // 5)
     for broker in stage.brokers:
@@ -369,6 +370,9 @@ def callbacks(stage: Stage) -> list[Contender]:
         measure = partial(ours.start_late, few)
         what = f"due at {RATE}/s"
         found.append(_contender(stage, "callbacks", what, OURS, broker, measure, n=few))
+        measure = partial(ours.beside_a_hanging_server, stage.n)
+        what = f"due at {RATE}/s beside a hanging server"
+        found.append(_contender(stage, "callbacks", what, OURS, broker, measure))
     return found
 
 

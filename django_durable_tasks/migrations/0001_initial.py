@@ -2390,6 +2390,14 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "endpoints",
                 "db_table": "durable_tasks_endpoint",
                 "ordering": ["key"],
+                "indexes": [
+                    django_durable_tasks.models.indexes.PartialIndex(
+                        elsewhere=("open_until",),
+                        fields=["open_until"],
+                        name="durable_endpoint_open",
+                        where=models.Q(("open_until__isnull", False)),
+                    )
+                ],
             },
         ),
         migrations.CreateModel(

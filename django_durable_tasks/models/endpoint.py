@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.indexes import PartialIndex
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 
 
@@ -56,6 +57,15 @@ class Endpoint(GuardedModel):
         verbose_name = _("endpoint")
         verbose_name_plural = _("endpoints")
         ordering: ClassVar = ["key"]
+        indexes: ClassVar = [
+            # Read once a second by each process that claims tasks.
+            PartialIndex(
+                elsewhere=("open_until",),
+                fields=["open_until"],
+                name="durable_endpoint_open",
+                where=models.Q(open_until__isnull=False),
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.key

@@ -1,38 +1,47 @@
 """Reads the limits in force from code, settings and operators. Operators take precedence.
 
-A process reads the operators' limits at most once a second. Code and settings are read with them.
+An endpoint whose circuit breaker is open is a limit too: it admits no task until the pause is over,
+and then one, which probes it. Tasks of other endpoints therefore wait for no message of its tasks.
+
+A process reads the operators' limits and the open endpoints at most once a second. Code and
+settings are read with them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from django.db.models import Case, Q, Value, When
 
 from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import Limit, Tenant
+from django_durable_tasks.models import Endpoint, Limit, Tenant
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.options import Allowance, Rate
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
+OPEN_ENDPOINTS = 1_000
 _QUEUES = rules.of_queue("")
 
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
     """The limits in force: by scope, by task for limits per key, and whether there are several
-    tenants.
+    tenants. ``endpoints``: the scopes of open endpoints, whose limits ``scopes`` contains.
     """
 
     scopes: Mapping[str, Allowance] = field(default_factory=dict)
     per_key: Mapping[str, Allowance] = field(default_factory=dict)
     tenants: bool = False
+    endpoints: Collection[str] = ()
 
     @property
     def empty(self) -> bool:
@@ -154,16 +163,38 @@ def operators() -> dict[str, Allowance]:
 
 
 def read() -> LimitConfig:
-    """Read the limits in force with two statements."""
+    """Read the limits in force with three statements."""
     options = {name: registry.get(name).options for name in registry.names()}
     allowed = {
         name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     scopes = {**coded(), **operators()}
+    endpoints = open_endpoints()
+    for scope, admitted in endpoints.items():
+        scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
     per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
-    return LimitConfig(scopes, per_key, len(tenants) > 1)
+    return LimitConfig(scopes, per_key, len(tenants) > 1, endpoints.keys())
+
+
+def open_endpoints() -> dict[str, int]:
+    """Return how many tasks may run at once of each endpoint whose breaker is open, by scope: 0
+    during the pause, 1 after it.
+
+    Of more than OPEN_ENDPOINTS only those whose pause ends last are returned. Tasks of the others
+    are postponed when they start.
+    """
+    is_open = Q(open_until__isnull=False)
+    waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
+    rows = Endpoint.objects.using(database()).filter(is_open).annotate(admitted=waits)
+    found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
+    return {rules.of_key(key): admitted for key, admitted in found}
+
+
+def _at_most(places: int, allowed: Allowance) -> Allowance:
+    least = places if allowed.places is None else min(places, allowed.places)
+    return Allowance(least, allowed.rate)
 
 
 def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:

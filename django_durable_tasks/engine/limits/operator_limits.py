@@ -93,7 +93,7 @@ class LimitUsage:
 
     ``too_heavy`` is the weight of the heaviest waiting task, if it exceeds the whole limit, so that
     the task can never start. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` in code), TENANT_SHARE
-    (a tenant's share of a queue) or REMOVED.
+    (a tenant's share of a queue), ENDPOINT (its circuit breaker is open) or REMOVED.
     """
 
     scope: str
@@ -158,6 +158,8 @@ def limits_with_waiting_tasks() -> list[LimitUsage]:
 
 
 def _source(scope: str, limit_config: config.LimitConfig, operators: set[str]) -> str:
+    if scope in limit_config.endpoints:
+        return "ENDPOINT"
     if scope in operators:
         return "OPERATOR"
     if scope in limit_config.scopes:
@@ -191,6 +193,11 @@ def why(task: Task) -> str:
 
 
 def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
+    if scope in limit_config.endpoints:
+        return (
+            f"It waits until the endpoint {scope.removeprefix('key:')} accepts requests again: its"
+            " circuit breaker is open, and one request at a time probes it."
+        )
     found, one, parts = usage.count(), release.allowed(scope, limit_config), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (

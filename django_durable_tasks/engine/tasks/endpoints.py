@@ -1,6 +1,8 @@
 """The circuit breakers of endpoints: postpones tasks, and records the results of requests.
 
-The key of an endpoint is the ``limit_key`` of its tasks.
+The key of an endpoint is the ``limit_key`` of its tasks. While its breaker is open, it is a limit
+(``engine/limits/config.py``), so that its tasks are not claimed. ``postpone`` returns those that
+were claimed before.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from typing import Any
 
 from django.db.models import Case, F, Q, Subquery, When
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.limits.config import RecentLimits
 from django_durable_tasks.engine.notification_events.capture import OccurredEvent, capture
 from django_durable_tasks.models import Endpoint
 from django_durable_tasks.models.clock import DatabaseNow
@@ -97,13 +100,20 @@ def succeeded(key: str) -> None:
     """Record an answer that shows that the endpoint works; close its breaker."""
     sql = statement("close_endpoint")
     if sql is not None:
-        tables.count(sql, {"key": key, "calm": _CALM})
-        return
-    calm_since = after(-_CALM)
-    changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
-    _endpoints().filter(changes, key=key).update(
-        **_CLOSED, gone_at=Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None)
-    )
+        changed = tables.count(sql, {"key": key, "calm": _CALM})
+    else:
+        calm_since = after(-_CALM)
+        changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
+        changed = (
+            _endpoints()
+            .filter(changes, key=key)
+            .update(
+                **_CLOSED,
+                gone_at=Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None),
+            )
+        )
+    if changed:
+        process_state.of(RecentLimits).expire()
 
 
 @retry_on_deadlock
@@ -135,6 +145,8 @@ def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None =
         )
         if pause and not row.openings:
             _capture(EventType.ENDPOINT_OPENED, row, reason, subject)
+    if pause:
+        process_state.of(RecentLimits).expire()
     return pause
 
 

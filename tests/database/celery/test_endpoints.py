@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from celery.exceptions import Ignore
 
-from django_durable_tasks import http_callback
+from django_durable_tasks import http_callback, process_state
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import operator_limits, release
+from django_durable_tasks.engine.limits.config import RecentLimits
 from django_durable_tasks.engine.tasks import claim, endpoints, retention
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
@@ -180,6 +183,37 @@ def test_the_limit_of_an_endpoint_holds_for_its_tasks(settings: Any) -> None:
     keys = sorted(Task.objects.queued().values_list("limit_key", flat=True))
     assert len(claimed) == 4
     assert keys == ["https://one.example.com"] * 2 + ["https://two.example.com"] * 2
+
+
+def _claimed() -> list[str]:
+    """Claim what is due, as a scheduler that has just read the limits, and return the URLs."""
+    process_state.of(RecentLimits).expire()
+    now = database_now()
+    release.release_waiting(now, 100)
+    rows = claim.claim(Task.objects.all()[0].queue, now, 100, uuid.uuid4())
+    ids = [row.task_id for row in rows]
+    return sorted(task.kwargs["url"] for task in Task.objects.filter(pk__in=ids))
+
+
+def test_tasks_of_an_open_endpoint_are_not_claimed_and_one_is_after_the_pause() -> None:
+    broken, other = "https://one.example.com/", "https://two.example.com/"
+    for _ in range(3):
+        endpoints.failed(broken.rstrip("/"), 1, "no answer")
+        http_callback.schedule(url=broken)
+        http_callback.schedule(url=other)
+    Task.objects.all().unguarded().update(status="PENDING", due_at=database_now())
+    assert _claimed() == [other] * 3
+    assert _claimed() == []
+    parked = Task.objects.pending()
+    assert {(row.kwargs["url"], row.due_at) for row in parked} == {(broken, NEVER)}
+    assert "circuit breaker is open" in operator_limits.why(parked[0])
+
+    _pass_time(broken)
+    assert _claimed() == [broken], "it is the probe"
+    assert _claimed() == []
+
+    endpoints.succeeded(broken.rstrip("/"))
+    assert _claimed() == [broken] * 2
 
 
 def test_a_limit_of_one_endpoint_holds_for_its_tasks_only(settings: Any) -> None:
