@@ -3,7 +3,8 @@ CPU time and a profile.
 
 ``run`` passes messages through Celery's tracer and the gate in this process, as a prefork child
 does after it has read a message from its pipe. The costs of the parent process, the broker and the
-database are not included.
+database are not included. ``batches`` runs due tasks in batches of 100, as a batch message does. It
+publishes no further messages.
 """
 
 from __future__ import annotations
@@ -101,10 +102,35 @@ def _run(n: int) -> Callable[[], None]:
     return work
 
 
+def _batches(n: int) -> Callable[[], None]:
+    from celery.app.task import Context
+
+    from benchmarks.project import celery_app
+    from benchmarks.project.tasks import batched_noop
+    from django_durable_tasks.celery.execution import batch_runs, worker_node
+    from django_durable_tasks.celery.publishing.routing import queue_of
+    from django_durable_tasks.engine.tasks.batches import TOKEN_BYTES
+    from django_durable_tasks.models import Task
+
+    batched_noop.schedule_many([(number,) for number in range(n)])
+    task, queue = celery_app.tasks[batched_noop.name], queue_of(batched_noop.name, None)
+    place = worker_node.place(60.0)
+    waiting = Task.objects.filter(name=task.name, status="PENDING")
+
+    def work() -> None:
+        while waiting.exists():
+            message = batch_runs._Message(task, queue, bytes(TOKEN_BYTES), place, Context())
+            message._publish_next = lambda: None  # type: ignore[method-assign]
+            message.run()
+
+    return work
+
+
 COMMANDS: dict[str, Callable[[int], Callable[[], None]]] = {
     "enqueue": _enqueue,
     "bulk": _bulk,
     "run": _run,
+    "batches": _batches,
     "dispatch": _dispatch,
 }
 

@@ -101,8 +101,7 @@ class BatchInProgress:
             )
             return 0
         finally:
-            for live in uncalled:
-                process_runs.leases.remove(live)
+            process_runs.leases.remove(*uncalled)
 
     def act_beside(self) -> None:
         """Do what is due while a function runs; called by the thread of the process."""
@@ -162,8 +161,7 @@ def _record(done: Sequence[RecordedSuccess], worker: str) -> None:
             lambda: _write(done, worker), conf.settings().RESULT_WRITE_TIMEOUT
         )
     except EndingNotRecorded:
-        for live, _ in done:
-            process_runs.leases.remove(live)
+        process_runs.leases.remove(*(live for live, _ in done))
         raise
     except Exception as error:
         if len(done) > 1:  # a result that cannot be stored must not affect the others
@@ -178,16 +176,21 @@ def _record(done: Sequence[RecordedSuccess], worker: str) -> None:
 
 
 def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
-    for live, success in done:
-        process_runs.leases.remove(live)
-        outcome = Outcome(kind=EndingKind.SUCCEEDED, result=success.result)
+    if not done:
+        return
+    ended = [live for live, _ in done]
+    process_runs.leases.remove(*ended)
+    # One verdict for all: that of a success depends neither on the result nor on the budgets.
+    outcome = Outcome(kind=EndingKind.SUCCEEDED)
+    verdict = decide(outcome, attempts.spent(ended[0].run))
+    for live in ended:
         if live.run.run_id in accepted:
-            live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
+            live.verdict, live.recorded = verdict, True
             endings.report(live, outcome)
             endings.resolve_dependents(live)
         else:
             endings.close_fenced(live)
-    endings.hand_over([live for live, _ in done])
+    endings.hand_over(ended)
 
 
 class BatchThread:

@@ -204,15 +204,13 @@ class _Message:
         ]
         batch, thread = BatchInProgress(lives, self._place.worker), batch_in_progress.thread()
         try:
-            for live in lives:
-                process_runs.leases.add(live)
+            process_runs.leases.add(*lives)
             self._call_all(batch, thread)
         except EndingNotRecorded:
             return False  # logged where the time was over
         finally:
             # A time limit can interrupt any instruction. The runs must leave the heartbeat anyway.
-            for live in lives:
-                process_runs.leases.remove(live)
+            process_runs.leases.remove(*lives)
             thread.remove(batch)
         return True
 
@@ -240,6 +238,7 @@ class _Message:
             correlation_id=celery_id,
             retries=live.run.failures,
             called_directly=False,
+            headers={},  # if they are None, Celery searches all attributes for custom headers
         )
         try:
             with process_runs.running(live):

@@ -39,20 +39,21 @@ class LeaseHeartbeat:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
-    def add(self, live: LiveRun) -> None:
-        """Renew the lease of this run from now on."""
+    def add(self, *lives: LiveRun) -> None:
+        """Renew the leases of these runs from now on."""
         with self._lock:
-            self._runs[live.run.run_id] = live
+            self._runs.update((live.run.run_id, live) for live in lives)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._renew_forever, name="durable-heartbeat", daemon=True
                 )
                 self._thread.start()
 
-    def remove(self, live: LiveRun) -> None:
-        """Stop renewing the lease of this run. Idempotent."""
+    def remove(self, *lives: LiveRun) -> None:
+        """Stop renewing the leases of these runs. Idempotent."""
         with self._lock:
-            self._runs.pop(live.run.run_id, None)
+            for live in lives:
+                self._runs.pop(live.run.run_id, None)
 
     def renews(self, live: LiveRun) -> bool:
         """Return whether the lease of this run is being renewed."""

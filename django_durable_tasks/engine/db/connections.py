@@ -52,6 +52,8 @@ LEADER = TimeLimits(statement=1.0, lock=1.0, idle=2.0)
 
 
 _FORK_PATIENCE = 30.0
+_BINARY = 1
+"""The binary format in PostgreSQL's protocol."""
 _forks = threading.Condition(threading.RLock())
 _inside: Counter[int] = Counter()
 """The threads that use a dedicated connection to SQLite now, and how deeply nested."""
@@ -250,9 +252,12 @@ def _lend(alias: str, patience: TimeLimits, before: BaseDatabaseWrapper) -> Iter
             _pool.drop(connection)
 
 
-def cursor() -> Any:
+def cursor(*, binary: bool = False) -> Any:
     """Return a cursor of this thread's connection. On PostgreSQL it prepares its statements on the
     server.
+
+    ``binary``: such a cursor also requests results in PostgreSQL's binary format, in which psycopg
+    reads times and ids in a fraction of the time. JSON is then decoded by psycopg.
     """
     connection: Any = connections[conf.settings().DATABASE]
     if (
@@ -269,7 +274,10 @@ def cursor() -> Any:
     if driver.prepare_threshold is None:
         driver.prepare_threshold = 1
     # Like Django's own cursor(), but with a cursor that binds parameters on the server.
-    return connection._prepare_cursor(connection.Database.Cursor(driver))
+    prepared = connection.Database.Cursor(driver)
+    if binary:
+        prepared.format = _BINARY
+    return connection._prepare_cursor(prepared)
 
 
 def in_transaction() -> bool:

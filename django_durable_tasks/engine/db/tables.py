@@ -76,9 +76,9 @@ def count(sql: str, parameters: dict[str, Any]) -> int:
         return int(sql_cursor.rowcount)
 
 
-def read(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Execute a statement and return its rows."""
-    with cursor() as sql_cursor:
+def read(sql: str, parameters: dict[str, Any], *, binary: bool = False) -> list[tuple[Any, ...]]:
+    """Execute a statement and return its rows. ``binary``: in the binary format, if possible."""
+    with cursor(binary=binary) as sql_cursor:
         sql_cursor.execute(sql, parameters)
         return list(sql_cursor.fetchall())
 

@@ -74,7 +74,7 @@ def take_due(
         "node": node,
         "lease": lease,
     }
-    rows, run_id = read(sql, parameters), StartedRun._fields.index("run_id")
+    rows, run_id = read(sql, parameters, binary=True), StartedRun._fields.index("run_id")
     late = [row[0] for row in rows if row[run_id] is None]
     if late:
         expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
@@ -188,17 +188,23 @@ def _succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     sql = statement("succeed_many")
     if sql is None:
         return _succeed_each(successes, stored, worker)
+    # Joined texts, because the driver would convert the elements of each array one by one.
     parameters = {
-        "ids": [one.run.task_id for one in successes],
-        "epochs": [one.run.epoch for one in successes],
-        "runs": [one.run.run_id for one in successes],
-        "results": [result for result, _ in stored],
-        "keys": [key for _, key in stored],
-        "waits": [one.wait for one in successes],
-        "celery_ids": [one.run.celery_id for one in successes],
+        "ids": ",".join([one.run.task_id.hex for one in successes]),
+        "epochs": ",".join([str(one.run.epoch) for one in successes]),
+        "runs": ",".join([one.run.run_id.hex for one in successes]),
+        "results": _unless_all_null([result for result, _ in stored]),
+        "keys": _unless_all_null([key for _, key in stored]),
+        "waits": ",".join([str(one.wait) for one in successes]),
+        "celery_ids": ",".join([one.run.celery_id for one in successes]),
         "worker": worker,
     }
-    return {run_id for (run_id,) in read(sql, parameters)}
+    return {run_id for (run_id,) in read(sql, parameters, binary=True)}
+
+
+def _unless_all_null(values: Sequence[str | None]) -> list[str | None] | None:
+    """Return the values as an array, None if all are NULL: unnest() fills shorter arrays up."""
+    return list(values) if any(value is not None for value in values) else None
 
 
 def _succeed_each(

@@ -4,15 +4,27 @@ sessions.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 from django.utils.module_loading import import_string
 
-from django_durable_tasks.engine.db.connections import close_all, count, dedicated_connection
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.connections import (
+    close_all,
+    count,
+    cursor,
+    dedicated_connection,
+)
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.tasks.attempts import run_of
+from django_durable_tasks.engine.transitions import StartedRun
+from django_durable_tasks.rules.states import Status
+from tests.factories import a_task
 
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
@@ -113,3 +125,19 @@ def test_connections_of_a_peak_are_closed_after_they_have_been_idle(
         with dedicated_connection():
             pass
         assert count() == left
+
+
+def test_a_binary_cursor_reads_the_values_that_other_cursors_read() -> None:
+    row = a_task(Status.RUNNING, args=[1, "é"], kwargs={"a": None}, fire_time=database_now())
+    sql = f"SELECT {', '.join(StartedRun._fields)} FROM durable_tasks_task"
+    found = []
+    for binary in (False, True):
+        with dedicated_connection(), cursor(binary=binary) as one:
+            one.execute(sql)
+            assert one.cursor.pgresult.fformat(0) == binary
+            (values,) = one.fetchall()
+            found.append(run_of(StartedRun._make(values), uuid.UUID(int=1), "message"))
+    assert found[0] == found[1]
+    assert found[1].run_id == row.run_id
+    assert found[1].args == [1, "é"]
+    assert found[1].started_at.utcoffset() == timedelta()

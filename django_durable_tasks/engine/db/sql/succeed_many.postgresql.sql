@@ -3,8 +3,9 @@
 -- The rows are locked in primary-key order first, because heartbeats and operators lock them in this order.
 -- started_at: the database's time of the start, plus how long the run waited behind others of its batch.
 WITH success AS MATERIALIZED (
-  SELECT * FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(runs)s::uuid[], %(results)s::text[], %(keys)s::text[],
-                       %(waits)s::float8[], %(celery_ids)s::text[])
+  SELECT * FROM unnest(string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(epochs)s, ',')::bigint[],
+                       string_to_array(%(runs)s, ',')::uuid[], %(results)s::text[], %(keys)s::text[],
+                       string_to_array(%(waits)s, ',')::float8[], string_to_array(%(celery_ids)s, ','))
              AS success (id, epoch, run_id, result, encryption_key, wait, celery_id)),
 owned AS MATERIALIZED (
   SELECT task.id
