@@ -45,30 +45,36 @@ def copy_time() -> datetime | None:
 
 
 @contextmanager
-def copying(sql: str, rows: bytes) -> Iterator[None]:
-    """Execute a COPY with these rows, while the block runs. Each row begins with the number of
-    its columns.
+def copying(sql: str) -> Iterator[Callable[[bytes], None]]:
+    """Execute a COPY while the block runs; yield a function that sends rows. Each row begins with
+    the number of its columns.
 
-    The block must not use this thread's connection. If it raises an exception, no row is written
-    and a transaction is aborted, as by a failed statement. Raises the errors of Django's database
-    layer.
+    The server writes rows while the block prepares others. The block must not use this thread's
+    connection. If it raises an exception, no row is written and a transaction is aborted, as by a
+    failed statement. Raises the errors of Django's database layer.
     """
     with cursor() as sql_cursor:
         database = sql_cursor.db
         with database.wrap_database_errors, ExitStack() as stack:
 
-            def send(text: str, params: Any, many: bool, context: Any) -> None:
+            def begin(text: str, params: Any, many: bool, context: Any) -> Any:
                 database.validate_no_broken_transaction()
-                copy = stack.enter_context(sql_cursor.cursor.copy(text))
-                copy.write(_HEADER + rows + _TRAILER)
+                return stack.enter_context(sql_cursor.cursor.copy(text))
 
             # Through the wrappers of execute(): what counts or refuses statements sees this one.
-            sql_cursor._execute_with_wrappers(sql, None, False, send)
-            yield
+            copy = sql_cursor._execute_with_wrappers(sql, None, False, begin)
+            copy.write(_HEADER)
+            yield copy.write
+            copy.write(_TRAILER)
+
+
+def microseconds(value: datetime) -> int:
+    """Return a time as PostgreSQL stores it: the microseconds since the year 2000."""
+    return (value - _EPOCH) // _MICROSECOND
 
 
 def _timestamp(value: datetime) -> bytes:
-    return _bigint((value - _EPOCH) // _MICROSECOND)
+    return _bigint(microseconds(value))
 
 
 def _seconds(value: float) -> bytes:

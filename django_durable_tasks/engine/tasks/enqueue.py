@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ _DEADLOCK = 1213
 BULK = 5_000
 """The number of tasks that one statement of a bulk call writes."""
 _OVERLAP = 0.1
-"""The seconds for which a statement of a bulk call may wait for the tasks of the next one."""
+"""The seconds after which a statement of a bulk call accepts no more tasks."""
 
 
 def submit(call: Call) -> uuid.UUID:
@@ -173,23 +172,41 @@ def _create_all(
     """Create the tasks in parts of BULK, in one transaction or savepoint if there is more than
     one part.
 
-    The database writes a part while the next one is built, for at most _OVERLAP seconds, because
-    the ``statement_timeout`` of PostgreSQL counts them. The iterable is read before that, and may
-    use the connection.
+    The database writes tasks while the next ones are built, in statements of about _OVERLAP
+    seconds, because the ``statement_timeout`` of PostgreSQL counts them. The iterable is read
+    before that, and may use the connection.
     """
     _check_keys(task, options)
     found, rest = template(task, options), iter(arguments)
-    new = found.many(_tuples(rest))
-    with_trace = tracer(new, arguments)
-    with nullcontext() if len(new) < BULK else tables.atomic():
-        while new:
-            following, calls = list[NewTask](), _tuples(rest) if len(new) == BULK else []
-            with transitions.creating_many(with_trace(new)):
-                if not found.calls_project_code:
-                    following = found.many(calls, within=_OVERLAP)
-            following += found.many(calls[len(following) :])
-            written(new)
-            new = following
+    calls = _tuples(rest)
+    with_trace = tracer(found, calls, arguments)
+    if len(calls) < BULK:
+        _create_built(with_trace(found.many(calls)), written)
+        return
+    with tables.atomic():
+        while calls:
+            if found.calls_project_code:
+                _create_built(with_trace(found.many(calls)), written)
+            else:
+                _create_building(map(with_trace, found.slices(calls)), len(calls), written)
+            calls = _tuples(rest)
+
+
+def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]], None]) -> None:
+    if new:
+        transitions.create_many(new)
+        written(new)
+
+
+def _create_building(
+    parts: Iterator[Sequence[NewTask]],
+    number: int,
+    written: Callable[[Sequence[NewTask]], None],
+) -> None:
+    created = list[NewTask]()
+    while len(created) < number:
+        created += transitions.create_stream(parts, number - len(created), _OVERLAP)
+    written(created)
 
 
 def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:

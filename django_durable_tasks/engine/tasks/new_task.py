@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ from django_durable_tasks.rules.tasks.shards import shard_of
 from django_durable_tasks.rules.workflows.plan import REFERS
 
 _SLICE = 250
-"""After this number of tasks, ``TaskTemplate.many`` looks at the clock."""
+"""The number of tasks of a part of ``TaskTemplate.slices``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +70,16 @@ class TaskTemplate:
         target = self._task.target
         return self._fixed is None or target.endpoint is not None or target.prepared is not None
 
-    def many(
-        self, calls: Sequence[tuple[Any, ...]], *, within: float | None = None
-    ) -> list[NewTask]:
-        """Return a task for each tuple of positional arguments, PENDING.
+    def many(self, calls: Sequence[tuple[Any, ...]]) -> list[NewTask]:
+        """Return a task for each tuple of positional arguments, PENDING."""
+        return [task for part in self.slices(calls) for task in part]
 
-        With ``within`` it stops after this number of seconds, and returns the tasks of the first
-        tuples.
-        """
-        found, began = list[NewTask](), time.monotonic()
+    def slices(self, calls: Sequence[tuple[Any, ...]]) -> Iterator[list[NewTask]]:
+        """Yield the tasks of ``many`` in parts, each built when it is requested."""
         for first in range(0, len(calls), _SLICE):
-            if within is not None and time.monotonic() - began >= within:
-                break
             part = calls[first : first + _SLICE]
             pairs = zip(part, new_task_ids(len(part)), strict=True)
-            found += [self.called(args, {}, task_id) for args, task_id in pairs]
-        return found
+            yield [self.called(args, {}, task_id) for args, task_id in pairs]
 
     def called(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], task_id: uuid.UUID

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 from django_durable_tasks import ports
+from django_durable_tasks.engine.tasks.new_task import TaskTemplate
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.trace_context import traceparents, with_trace
@@ -26,13 +27,17 @@ def traced_together(tasks: Sequence[NewTask], name: str) -> list[NewTask]:
 
 
 def tracer(
-    first: Sequence[NewTask], calls: Iterable[Any]
+    template: TaskTemplate, first: Sequence[tuple[Any, ...]], calls: Iterable[Any]
 ) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
     """Return a function that adds one context to all tasks of a bulk call.
 
-    ``first``: the first tasks. ``calls``: all calls, which are counted if they have a length.
+    ``first``: the arguments of the first calls. ``calls``: all calls, which are counted if they
+    have a length.
     """
-    return _tracer(first, len(calls) if isinstance(calls, Sized) else len(first))
+    if ports.traces is None:
+        return _unchanged
+    number = len(calls) if isinstance(calls, Sized) else len(first)
+    return _tracer(template.many(first[:1]), number)
 
 
 def _tracer(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -47,7 +47,8 @@ from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
-_BULK = 5_000
+_BULK, _SENT = 5_000, 500
+"""The numbers of tasks of a statement, and of a part of a COPY that is sent at once."""
 _COPIED = 200
 """From this number of tasks on, COPY and the query before it take less time than one INSERT."""
 
@@ -119,42 +120,73 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
 
     The caller has checked that their keys, if they have any, are free.
     """
-    with creating_many(new_tasks):
-        pass
-
-
-@contextmanager
-def creating_many(new_tasks: Sequence[NewTask]) -> Iterator[None]:
-    """Insert many tasks as ``create_many`` does, while the block runs.
-
-    The block must not use the connection. If it raises an exception, the caller rolls back.
-    """
     new_tasks = encrypted_tasks(new_tasks)
     now = copy_time() if len(new_tasks) >= _COPIED else None
-    last = max(0, len(new_tasks) - 1) // _BULK * _BULK
-    for first in range(0, last, _BULK):
-        with _inserting(new_tasks[first : first + _BULK], now):
-            pass
-    with _inserting(new_tasks[last:], now):
-        yield
-    for status in {task.status for task in new_tasks}:
-        ids = [task.id for task in new_tasks if task.status == status]
-        announce("create", Status(status), ids)
-    ports.due.created(new_tasks)
+    for first in range(0, len(new_tasks), _BULK):
+        batch = new_tasks[first : first + _BULK]
+        if now is None:
+            _insert(batch)
+        else:
+            _copy(_slices(batch), now)
+    _announce_all(new_tasks)
 
 
-def _inserting(batch: Sequence[NewTask], now: datetime | None) -> AbstractContextManager[None]:
-    """Insert by COPY if ``now``, the time of the database, is given."""
-    sql = statement("copy_tasks")
-    if sql is not None and now is not None:
-        return copying(sql, rows_of(batch, now))
+def create_stream(
+    parts: Iterator[Sequence[NewTask]], number: int, within: float
+) -> Sequence[NewTask]:
+    """Insert the next tasks of ``parts``, at most ``number``, and return them; none if there are
+    no more.
+
+    With COPY the database writes them while ``parts`` builds others, which must not use the
+    connection. The statement ends after about ``within`` seconds, even if ``parts`` has more. If
+    ``parts`` raises an exception, the caller rolls back.
+    """
+    now = copy_time() if number >= _COPIED else None
+    if now is None:
+        new_tasks: Sequence[NewTask] = encrypted_tasks([task for part in parts for task in part])
+        if new_tasks:
+            _insert(new_tasks)
+    else:
+        new_tasks = _copy(map(encrypted_tasks, parts), now, within)
+    _announce_all(new_tasks)
+    return new_tasks
+
+
+def _slices(batch: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
+    for first in range(0, len(batch), _SENT):
+        yield batch[first : first + _SENT]
+
+
+def _copy(
+    parts: Iterable[Sequence[NewTask]], now: datetime, within: float = float("inf")
+) -> list[NewTask]:
+    """Insert by COPY; ``now`` is the time of the database."""
+    sql, copied, began = statement("copy_tasks"), list[NewTask](), time.monotonic()
+    if sql is None:
+        raise ValueError("This database has no COPY.")
+    with copying(sql) as send:
+        for part in parts:
+            send(rows_of(part, now))
+            copied += part
+            if time.monotonic() - began > within:
+                break
+    return copied
+
+
+def _insert(batch: Sequence[NewTask]) -> None:
     alike = are_alike(batch)
     sql = statement("create_many" if alike else "create_each")
     if sql is None:
         tasks().bulk_create([object_of(task) for task in batch])
-    elif batch:
+    else:
         count(sql, columns_of(batch) if alike else records_of(batch))
-    return nullcontext()
+
+
+def _announce_all(new_tasks: Sequence[NewTask]) -> None:
+    for status in {task.status for task in new_tasks}:
+        ids = [task.id for task in new_tasks if task.status == status]
+        announce("create", Status(status), ids)
+    ports.due.created(new_tasks)
 
 
 def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> int:

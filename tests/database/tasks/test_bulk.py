@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -197,35 +196,6 @@ def test_a_duration_and_times_are_copied_exactly() -> None:
     for row in Task.objects.all():
         assert (row.run_at, row.expires_at) == (instant, latest)
         assert row.expected_duration == timedelta(seconds=1, microseconds=1)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_what_is_not_built_during_a_statement_is_built_after_it(
-    seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(enqueue, "_OVERLAP", seconds)
-    built: list[tuple[int, bool]] = []
-    writing = False
-    many, creating = new_task.TaskTemplate.many, transitions.creating_many
-
-    def seen(template: Any, calls: Any, **given: Any) -> list[NewTask]:
-        found = many(template, calls, **given)
-        built.append((len(found), writing))
-        return found
-
-    @contextmanager
-    def watched(new: Any) -> Iterator[None]:
-        nonlocal writing
-        with creating(new):
-            writing = True
-            yield
-            writing = False
-
-    monkeypatch.setattr(new_task.TaskTemplate, "many", seen)
-    monkeypatch.setattr(transitions, "creating_many", watched)
-    ids = tasks.add.schedule_many(_numbers(2 * PART))
-    assert len(set(ids)) == Task.objects.count() == 2 * PART
-    assert sum(number for number, during in built if during) == (PART if seconds else 0)
 
 
 def test_a_large_call_sends_the_signal_for_each_part() -> None:
