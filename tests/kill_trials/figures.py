@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+MESSAGES, BATCHES = "messages", "batches"
+"""The lanes: a message for each task, or batches of tasks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The numbers of tasks and kills, and the timeouts (seconds)."""
+    """The lane, the numbers of tasks and kills, and the timeouts (seconds)."""
 
     tasks: int
     kills: int
@@ -13,16 +16,22 @@ class Plan:
     body: float = 0.02
     slots: int = 2
     patience: float = 120
+    lane: str = MESSAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one trial from the database and the logs."""
+    """The figures of one trial from the database and the logs.
 
+    ``in_batches``: the successes of runs that started in a batch.
+    """
+
+    lane: str
     tasks: int
     kills: int
     freezes: int
     succeeded: int
+    in_batches: int
     lost: int
     left_running: int
     accepted_twice: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kill_trials.figures import Plan
+from tests.kill_trials.figures import BATCHES, MESSAGES, Plan
 from tests.kill_trials.ledger import enter
 from tests.kill_trials.trial import run
 from tests.processes.cluster import cluster_in
@@ -18,12 +18,13 @@ TRIALS = 5
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("trial", range(1, TRIALS + 1))
+@pytest.mark.parametrize("lane", [MESSAGES, BATCHES])
 def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
-    rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str, trial: int
+    rows: None, settings: Any, tmp_path: Path, vendor: str, broker: str, lane: str, trial: int
 ) -> None:
     settings.DURABLE_TASKS = {}
     with cluster_in(tmp_path, {}) as cluster:
-        figures = run(cluster, Plan(tasks=2_000, kills=20, freezes=2))
+        figures = run(cluster, Plan(tasks=2_000, kills=20, freezes=2, lane=lane))
     enter(dataclasses.asdict(figures), vendor, broker)
     assert (figures.succeeded, figures.lost, figures.left_running, figures.accepted_twice) == (
         2_000,
@@ -31,3 +32,4 @@ def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
         0,
         0,
     ), figures
+    assert (figures.in_batches > 1_000) == (lane == BATCHES), figures

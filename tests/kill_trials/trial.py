@@ -12,11 +12,13 @@ from pathlib import Path
 from django.db import OperationalError
 
 from django_durable_tasks.models import Node, Task
-from tests.kill_trials.figures import Figures, Plan
+from tests.kill_trials.figures import BATCHES, MESSAGES, Figures, Plan
 from tests.processes.cluster import Cluster, Program
 from tests.processes.rows import ENDED, accepted_twice, logs, statuses
-from tests.project import bodies
+from tests.project import batched, bodies
 from tests.waiting import until
+
+_BODIES = {MESSAGES: bodies.work, BATCHES: batched.work}
 
 
 def run(cluster: Cluster, plan: Plan) -> Figures:
@@ -26,7 +28,8 @@ def run(cluster: Cluster, plan: Plan) -> Figures:
     began = time.monotonic()
     at_work = cluster.folder / "at-work"
     at_work.mkdir()
-    bodies.work.schedule_many([(number, plan.body, str(at_work)) for number in range(plan.tasks)])
+    body = _BODIES[plan.lane]
+    body.schedule_many([(number, plan.body, str(at_work)) for number in range(plan.tasks)])
     frozen: list[Program] = []
     blows = plan.kills + plan.freezes
     every = blows // (plan.freezes + 1) if plan.freezes else blows + 1
@@ -134,10 +137,12 @@ def _more_fenced(floor: int) -> bool:
 def _figures(cluster: Cluster, plan: Plan, seconds: float) -> Figures:
     by_status, counted = statuses(), logs()
     return Figures(
+        lane=plan.lane,
         tasks=plan.tasks,
         kills=plan.kills,
         freezes=plan.freezes,
         succeeded=by_status["SUCCESS"],
+        in_batches=Task.objects.filter(status="SUCCESS", in_batch=True).count(),
         lost=plan.tasks - sum(by_status[status] for status in ENDED),
         left_running=by_status["RUNNING"],
         accepted_twice=len(accepted_twice()),

@@ -10,6 +10,7 @@ from typing import Any
 from celery import signals
 
 from django_durable_tasks import Retry, Schedule, durable_task
+from tests.project import bodies
 from tests.waiting import until
 
 FAST: dict[str, Any] = {"batch": 50, "backoff": "FIXED", "backoff_base": 0.05, "jitter": False}
@@ -100,6 +101,12 @@ def until_cancelled(self: Any, folder: str) -> None:
 def observed(notebook: str) -> str:
     """A task whose signals are written to the notebook."""
     return notebook
+
+
+@durable_task(**FAST)
+def work(number: int, seconds: float, folder: str) -> int:
+    """Run for `seconds`, as ``bodies.work`` does."""
+    return bodies.work(number, seconds, folder)
 
 
 def _on_success(sender: Any = None, result: str = "", **_: Any) -> None:
