@@ -62,6 +62,17 @@ def on_another_connection(act: Callable[[], Any]) -> Any:
     return no_errors(race([impatiently]))[0]
 
 
+def a_transaction_waits_for_a_lock() -> bool:
+    """Return whether a transaction of this database waits for a lock. PostgreSQL only."""
+    waiting = (
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND"
+        " wait_event_type = 'Lock'"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(waiting)
+        return bool(cursor.fetchone()[0])
+
+
 @contextmanager
 def one_lost_reply() -> Iterator[list[int]]:
     """Let the next COMMIT of this thread's connection succeed while its reply is lost. Yields the

@@ -17,7 +17,12 @@ from django_durable_tasks.engine.transitions.guarded_update import TRIES
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
-from tests.concurrency.racing import no_errors, on_another_connection, race
+from tests.concurrency.racing import (
+    a_transaction_waits_for_a_lock,
+    no_errors,
+    on_another_connection,
+    race,
+)
 from tests.database.dependencies.worker_and_leader import begin, recount, resolve_all, statuses
 from tests.factories import QUEUE, a_task
 from tests.project.tasks import noop
@@ -52,16 +57,6 @@ def _reschedule(row: Task) -> None:
     assert Task.objects.reschedule(KEY, timezone.now()) == 0
 
 
-def _a_transaction_waits_for_a_lock() -> bool:
-    waiting = (
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND"
-        " wait_event_type = 'Lock'"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(waiting)
-        return bool(cursor.fetchone()[0])
-
-
 @pytest.mark.parametrize("wish", [_depends_on, _cancel, _reschedule])
 def test_a_task_that_starts_while_a_transaction_waits_for_its_lock_does_not_stay_locked(
     wish: Callable[[Task], None],
@@ -73,7 +68,7 @@ def test_a_task_that_starts_while_a_transaction_waits_for_its_lock_does_not_stay
         with transaction.atomic():
             runs.append(begin(row))
             begun.set()
-            until(_a_transaction_waits_for_a_lock, within=30)
+            until(a_transaction_waits_for_a_lock, within=30)
 
     def request_meanwhile() -> None:
         assert begun.wait(30)
@@ -97,7 +92,7 @@ def test_tasks_that_start_at_every_attempt_to_lock_them_do_not_stay_locked() -> 
         with transaction.atomic():
             runs.append(begin(row))
             begun.set()
-            until(_a_transaction_waits_for_a_lock, within=30)
+            until(a_transaction_waits_for_a_lock, within=30)
         connection.close()
 
     def start_another_one(execute: Any, sql: str, *rest: Any) -> Any:

@@ -202,4 +202,11 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "marks": graphs.without_the_marks_of_upstreams_that_run,
     "batch_crashes": batches.with_counted_crashes,
     "hand_over": batches.with_a_hand_over_that_counts_nothing,
+    "batch_return": batches.without_the_owner_of_undone_starts,
+    "batch_epoch": batches.without_the_epoch_of_successes,
+    "batch_run_id": batches.without_the_run_id_of_successes,
+    "batch_take": batches.with_batches_of_all_tasks,
+    "batch_limited": batches.with_limited_batches_of_all_tasks,
+    "batch_claim": batches.with_claims_of_tasks_in_batches,
+    "batch_message": batches.with_any_number_of_batch_messages,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,3 +23,101 @@ def with_a_hand_over_that_counts_nothing() -> None:
     from django_durable_tasks.engine.limits import usage
 
     setattr(usage, "count", lambda **_: usage.Usage())  # noqa: B010 - mypy knows it as a function
+
+
+def _without(module: Any, operation: str, guard: str, instead: str = "") -> None:
+    """Remove a guard from the SQL that this module executes. Raises LookupError without it.
+
+    On a database without SQL of its own nothing is removed.
+    """
+    from django_durable_tasks.engine.db.statements import statement
+
+    def unguarded(name: str) -> str | None:
+        sql = statement(name)
+        if name != operation or sql is None:
+            return sql
+        if guard not in sql:
+            raise LookupError(f"The mutant no longer finds the guard in {operation}.")
+        return sql.replace(guard, instead)
+
+    module.statement = unguarded
+
+
+def _has_sql(operation: str) -> bool:
+    from django_durable_tasks.engine.db.statements import statement
+
+    return statement(operation) is not None
+
+
+def _owned_by(*tokens: str) -> None:
+    """Let only these tokens of a run identify its owner, beside the status."""
+    from django_durable_tasks.engine.db.tables import tasks
+    from django_durable_tasks.engine.transitions import batches, guarded_update
+    from django_durable_tasks.rules.states import Status
+
+    def owned(runs: Sequence[Any]) -> Any:
+        rows = tasks().filter(pk__in=[run.task_id for run in runs], status=Status.RUNNING)
+        if "epoch" in tokens:
+            pairs = [(run.task_id, run.epoch) for run in runs]
+            rows = rows.filter(guarded_update.matches_epochs(pairs))
+        if "run_id" in tokens:
+            rows = rows.filter(run_id__in=[run.run_id for run in runs])
+        return rows
+
+    setattr(batches, "owned", owned)  # noqa: B010 - mypy knows it as a function
+
+
+def without_the_owner_of_undone_starts() -> None:
+    """Return a task whose function was not called, whoever runs it now."""
+    _owned_by()
+
+
+def without_the_epoch_of_successes() -> None:
+    """Accept a success of a batch in any epoch of the run."""
+    from django_durable_tasks.engine.transitions import batches
+
+    _without(batches, "succeed_many", "AND task.epoch = success.epoch")
+    _owned_by("run_id")
+
+
+def without_the_run_id_of_successes() -> None:
+    """Accept a success of a batch from any run with the epoch of the task."""
+    from django_durable_tasks.engine.transitions import batches
+
+    _without(batches, "succeed_many", "AND task.run_id = success.run_id")
+    _owned_by("epoch")
+
+
+def with_batches_of_all_tasks() -> None:
+    """Take tasks into batches that run alone."""
+    from django_durable_tasks.engine.transitions import batches
+
+    _without(batches, "take", "AND in_batch")
+    if not _has_sql("take"):
+        with_limited_batches_of_all_tasks()
+
+
+def with_limited_batches_of_all_tasks() -> None:
+    """Take tasks into batches within limits that run alone."""
+    from django_durable_tasks.models.task_queries import TaskQuerySet
+
+    setattr(TaskQuerySet, "waiting_for_batch", TaskQuerySet.pending)  # noqa: B010 - mypy knows it as a method
+
+
+def with_claims_of_tasks_in_batches() -> None:
+    """Claim tasks by their ids although they run in batches."""
+    from django_durable_tasks.engine.transitions import claims
+    from django_durable_tasks.models.task_queries import TaskQuerySet
+
+    _without(claims, "claim_these", "ELSE NOT in_batch AND", "ELSE")
+    if not _has_sql("claim_these"):
+        setattr(TaskQuerySet, "published_alone", TaskQuerySet.pending)  # noqa: B010 - mypy knows it as a method
+
+
+def with_any_number_of_batch_messages() -> None:
+    """Publish a batch message although one is outstanding."""
+    from django_durable_tasks.engine.tasks import batch_messages
+
+    free = "WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()"
+    _without(batch_messages, "reserve_batch_messages", free)
+    setattr(batch_messages, "_reserve", lambda pairs, *_: list(pairs))  # noqa: B010 - mypy knows it as a function

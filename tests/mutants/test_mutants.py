@@ -13,6 +13,7 @@ OUTAGES = "processes/test_outages.py"
 GRAPHS = "concurrency/test_workflow_races.py"
 CALLERS = "concurrency/test_callers_transactions.py"
 RACES = "concurrency/test_trigger_races.py"
+BATCHES = "concurrency/test_batch_guards.py"
 CRASHES = "crash_points/test_crash_points.py::test_no_fault_at_any_point_violates_a_guarantee"
 WATCH: dict[str, tuple[str, ...]] = {
     "ending": ("processes/test_fences.py",),
@@ -40,6 +41,25 @@ WATCH: dict[str, tuple[str, ...]] = {
     "followups": (f"{CRASHES}[ending]",),
     "batch_crashes": (f"{CRASHES}[batch]",),
     "hand_over": (f"{CRASHES}[hand over]",),
+    "batch_return": (
+        f"{BATCHES}::test_a_task_that_another_process_has_started_again_is_not_returned",
+    ),
+    "batch_epoch": (
+        f"{BATCHES}::test_a_success_is_refused_if_one_of_epoch_and_run_id_differs[epoch]",
+    ),
+    "batch_run_id": (
+        f"{BATCHES}::test_a_success_is_refused_if_one_of_epoch_and_run_id_differs[run_id]",
+    ),
+    "batch_take": (
+        f"{BATCHES}::test_a_task_that_runs_alone_after_a_crash_is_not_taken_into_a_batch",
+    ),
+    "batch_limited": (
+        f"{BATCHES}::test_a_task_that_changes_between_the_read_and_the_lock_of_a_limited_batch_is_not_taken[_lose]",
+    ),
+    "batch_claim": (f"{BATCHES}::test_a_claim_by_id_leaves_a_task_that_runs_in_batches",),
+    "batch_message": (
+        f"{BATCHES}::test_processes_that_reserve_a_batch_message_at_once_publish_one",
+    ),
     "callers": (
         f"{CALLERS}::test_no_open_transaction_of_a_caller_blocks_a_heartbeat_or_an_ending",
     ),

@@ -84,7 +84,13 @@ def _admitted(
         wanted = number - len(admitted)
         due = transitions.due_in_batch(queue, name, wanted, admitted)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
-        locked = transitions.locked_pending(tables.tasks().filter(pk__in=due), len(due))
+        # Another process may have started one since it was read. It then runs alone or later.
+        still_due = (
+            tables.tasks()
+            .waiting_for_batch()
+            .filter(pk__in=due, queue=queue, name=name, due_at__lte=tables.NOW)
+        )
+        locked = transitions.locked_pending(still_due, len(due))
         fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
         admitted += fit
         if len(due) < wanted or len(fit) == wanted or gate.is_full(name, queue):
