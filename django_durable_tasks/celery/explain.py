@@ -25,7 +25,12 @@ def sentences(task: Task) -> list[Sentence]:
     Connects to the broker, within PUBLISH_TIMEOUT, if the task waits for a message.
     """
     problem = inspect.load_tasks()
-    situation, led = status.situation(task, known=registry.find(task.name) is not None)
+    durable = registry.find(task.name)
+    situation, led = status.situation(
+        task,
+        known=durable is not None,
+        has_batches=durable is not None and durable.options.batch is not None,
+    )
     found = explain(situation)
     troubles = list(_around(task, situation, led=led))
     if problem is not None:

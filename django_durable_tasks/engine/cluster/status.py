@@ -22,11 +22,20 @@ from django_durable_tasks.engine.limits import operator_limits
 from django_durable_tasks.engine.limits.operator_limits import LimitUsage
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.tasks import dead_letters
-from django_durable_tasks.models import Alert, Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.models import (
+    Alert,
+    BatchMessage,
+    Node,
+    NodeKind,
+    QueueControl,
+    SchedulerLease,
+    Task,
+    TaskExecutionLog,
+)
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.recurring.policies import QUARANTINED
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.explanations import TaskSituation
+from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.tasks.explanations import OutstandingMessage, TaskSituation
 
 _PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
@@ -150,8 +159,11 @@ def _connections_allowed() -> int | None:
     return None
 
 
-def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
-    """Return the task with the state that its explanation needs, and whether there is a leader."""
+def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[TaskSituation, bool]:
+    """Return the task with the state that its explanation needs, and whether there is a leader.
+
+    ``has_batches``: the function of the task runs in batches.
+    """
     now = database_now()
     paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     pause = paused.filter(name=task.queue).first()
@@ -159,11 +171,6 @@ def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
     alive = list(Node.objects.using(database()).alive().filter(last_seen_at__gte=seen))
     leases = SchedulerLease.objects.using(database()).filter(expires_at__gt=now)
     led = leases.filter(name=lease_name()).exists()
-    runs = (
-        now - task.started_at
-        if task.started_at is not None and task.status == Status.RUNNING
-        else timedelta(0)
-    )
     found = TaskSituation(
         now=now,
         status=task.status,
@@ -172,7 +179,7 @@ def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
         lease_until=task.lease_until,
         started_at=task.started_at,
         expires_at=task.expires_at,
-        overdue=task.expected_duration is not None and runs > task.expected_duration,
+        overdue=_is_overdue(task, now),
         held=task.is_waiting,
         limited=operator_limits.why(task),
         cancel_requested=task.cancel_requested_at is not None,
@@ -181,6 +188,8 @@ def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
         max_attempts=task.max_attempts,
         crashes=task.crashes,
         in_batch=task.in_batch,
+        batch_message=_outstanding_message(task) if task.in_batch else None,
+        alone_after_crash=has_batches and not task.in_batch and _was_lost(task),
         publish_count=task.publish_count,
         unresolved=task.unresolved_dependencies_count,
         reason=task.reason,
@@ -192,3 +201,21 @@ def situation(task: Task, *, known: bool) -> tuple[TaskSituation, bool]:
         known=known,
     )
     return found, led
+
+
+def _is_overdue(task: Task, now: datetime) -> bool:
+    if task.expected_duration is None or task.started_at is None:
+        return False
+    return task.status == Status.RUNNING and now - task.started_at > task.expected_duration
+
+
+def _outstanding_message(task: Task) -> OutstandingMessage | None:
+    """Return the batch message of the name and queue of this task that no worker has received."""
+    messages = BatchMessage.objects.using(database()).filter(queue=task.queue, name=task.name)
+    due_at, count = messages.values_list("due_at", "publish_count").first() or (None, 0)
+    return None if due_at is None else OutstandingMessage(due_at, count)
+
+
+def _was_lost(task: Task) -> bool:
+    logs = TaskExecutionLog.objects.using(database()).filter(task_id=task.pk)
+    return bool(logs.filter(status=LogStatus.LOST).exists())

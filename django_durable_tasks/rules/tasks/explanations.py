@@ -25,10 +25,25 @@ class Sentence:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class OutstandingMessage:
+    """A batch message that no worker has received: when it is published again (aware), and how
+    often it was published. 0: the last one was refused by the broker, or by a worker that does not
+    know the task.
+    """
+
+    due_at: datetime
+    publish_count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSituation:
     """The task and its environment at the instant ``now`` (aware); ``workers`` consume its
     queue.
+
+    ``batch_message``: the outstanding message for the batches of its name in its queue, if it runs
+    in batches. ``alone_after_crash``: its function runs in batches, but the process of an earlier
+    batch of this task died.
     """
 
     now: datetime
@@ -56,6 +71,8 @@ class TaskSituation:
     workers: int = 0
     known: bool = True
     in_batch: bool = False
+    batch_message: OutstandingMessage | None = None
+    alone_after_crash: bool = False
 
 
 _FAILED = {
@@ -152,9 +169,7 @@ def _pending(it: TaskSituation) -> list[Sentence]:
                 " overlap)."
             ),
         ]
-    if it.failures or it.crashes:
-        lost = f" and its worker died {it.crashes} times" if it.crashes else ""
-        found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))
+    found += _history(it)
     if late < 0:
         again = "The next attempt" if it.attempts else "It"
         return [*found, _wait(f"{again} is not due yet: in {ago(late)}.")]
@@ -163,15 +178,55 @@ def _pending(it: TaskSituation) -> list[Sentence]:
     since = f"since {ago(late)}" if late >= 1 else "now"
     if it.in_batch:
         text = f"It is due {since} and waits for a batch: a worker starts it together with others."
-        return [*found, _wait(text)]
+        return [*found, _wait(text), _batch_message(it)]
     return [
         *found,
         _wait(f"It is due {since} and waits for its turn: more urgent and older rows go first."),
     ]
 
 
+def _history(it: TaskSituation) -> list[Sentence]:
+    """Return what the earlier attempts mean for the next one."""
+    found = []
+    if it.failures or it.crashes:
+        lost = f" and its worker died {it.crashes} times" if it.crashes else ""
+        found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))
+    if it.alone_after_crash:
+        found.append(
+            _wait(
+                "Its worker died during a batch, so it runs alone, with a message of its own. Only"
+                " a further crash counts towards its max_crashes."
+            )
+        )
+    return found
+
+
+def _batch_message(it: TaskSituation) -> Sentence:
+    """Return what the next batch of this name in this queue waits for."""
+    message = it.batch_message
+    if message is None:
+        return _wait(
+            "No batch message is outstanding: a scheduler publishes one, or the worker that starts"
+            " a full batch."
+        )
+    left = (message.due_at - it.now).total_seconds()
+    again = f"in {ago(left)}" if left > 0 else "now"
+    if message.publish_count == 0:
+        return _trouble(
+            "The broker refused the batch message, or the worker that received it has no task of"
+            f" this name. A scheduler publishes the next one {again}."
+        )
+    if message.publish_count == 1 and left > 0:
+        return _wait("A batch message was published and waits for a free worker process.")
+    times = "once" if message.publish_count == 1 else f"{message.publish_count} times"
+    return _trouble(
+        f"The batch message was published {times} and no worker received it: the workers are busy,"
+        f" or the broker lost it. A scheduler publishes it again {again}."
+    )
+
+
 def _queued(it: TaskSituation) -> list[Sentence]:
-    found = _around(it)
+    found = [*_around(it), *_history(it)] if it.alone_after_crash else _around(it)
     if it.publish_count > 1:
         text = f"It was published {it.publish_count} times and no worker started it"
         busy = ": the workers are busy, or the broker lost the messages" if it.workers else ""

@@ -10,6 +10,7 @@ import pytest
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.explanations import (
     Level,
+    OutstandingMessage,
     TaskSituation,
     ago,
     explain,
@@ -45,7 +46,67 @@ def _explained(status: str, **facts: Any) -> str:
             "The next attempt is not due yet: in 10 min.",
         ),
         ("PENDING", {"due_at": _in(600), "failures": 2}, "It failed 2 of 5 times."),
-        ("PENDING", {"due_at": _in(-5), "in_batch": True}, "waits for a batch"),
+        (
+            "PENDING",
+            {"due_at": _in(-5), "in_batch": True},
+            "waits for a batch: a worker starts it together with others. No batch message is outstanding",
+        ),
+        (
+            "PENDING",
+            {
+                "due_at": _in(-5),
+                "in_batch": True,
+                "batch_message": OutstandingMessage(_in(9), 1),
+            },
+            "A batch message was published and waits for a free worker process.",
+        ),
+        (
+            "PENDING",
+            {
+                "due_at": _in(-5),
+                "in_batch": True,
+                "batch_message": OutstandingMessage(_in(-1), 1),
+            },
+            "The batch message was published once and no worker received it",
+        ),
+        (
+            "PENDING",
+            {
+                "due_at": _in(-5),
+                "in_batch": True,
+                "batch_message": OutstandingMessage(_in(60), 3),
+            },
+            "the workers are busy, or the broker lost it. A scheduler publishes it again in 60 s.",
+        ),
+        (
+            "PENDING",
+            {
+                "due_at": _in(-5),
+                "in_batch": True,
+                "batch_message": OutstandingMessage(_in(7), 0),
+            },
+            "no task of this name. A scheduler publishes the next one in 7 s.",
+        ),
+        (
+            "PENDING",
+            {"due_at": _in(60), "in_batch": True},
+            "It is not due yet: in 60 s.",
+        ),
+        (
+            "PENDING",
+            {"due_at": _in(-5), "alone_after_crash": True},
+            "Its worker died during a batch, so it runs alone",
+        ),
+        (
+            "QUEUED",
+            {"publish_count": 1, "alone_after_crash": True},
+            "Its worker died during a batch, so it runs alone",
+        ),
+        (
+            "PENDING",
+            {"due_at": _in(9e9), "in_batch": True, "limited": "It waits for key:acme."},
+            "It waits for key:acme.",
+        ),
         ("PENDING", {"due_at": _in(5), "failures": 2, "crashes": 1}, "and its worker died 1 times"),
         (
             "PENDING",
