@@ -35,7 +35,8 @@ transaction that is idle for ten seconds, as they did before on PostgreSQL. All 
 limit: there such a task waits until the frozen process continues or its connection is closed.
 
 The trials in batches took 96 to 116 s on RabbitMQ and 361 s on Redis, besides tests of other programs. One batch message is outstanding
-for a task name. If it is lost with its worker, the next one is published after 15 s (`REPUBLISH_AFTER`).
+for a task name. If it is lost with its worker, the next one is published after 15 s (`REPUBLISH_AFTER`). This probably explains the
+difference, but it was not measured separately.
 """
 COLUMNS = (
     "date",

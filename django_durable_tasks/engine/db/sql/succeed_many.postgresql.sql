@@ -1,6 +1,10 @@
 -- The successes of several runs in one statement, each with the guard of its task, its log entry and, for a task in a
 -- graph, its ending event. Returns the runs that were accepted; the others were fenced.
 -- The rows are locked in primary-key order first, because heartbeats and operators lock them in this order.
+-- Epoch and run id are compared twice. Each comparison alone refuses every fenced run, because both are evaluated on the
+-- newest version of the row if another transaction changed it: tests/concurrency/test_batch_guards.py passes without
+-- either one, and fails without both. That of the lock avoids locks of the rows of other runs, and that of the UPDATE
+-- does not depend on the lock.
 -- started_at: the database's time of the start, plus how long the run waited behind others of its batch.
 WITH success AS MATERIALIZED (
   SELECT * FROM unnest(string_to_array(%(ids)s, ',')::uuid[], string_to_array(%(epochs)s, ',')::bigint[],
