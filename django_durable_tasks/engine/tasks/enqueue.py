@@ -173,8 +173,8 @@ def _create_all(
     one part.
 
     The database writes tasks while the next ones are built, in statements of about _OVERLAP
-    seconds, because the ``statement_timeout`` of PostgreSQL counts them. The iterable is read
-    before that, and may use the connection.
+    seconds, because the ``statement_timeout`` of PostgreSQL counts them. The iterable may use the
+    connection. It is read one part ahead, before the part is written.
     """
     _check_keys(task, options)
     found, rest = template(task, options), iter(arguments)
@@ -185,11 +185,12 @@ def _create_all(
         return
     with tables.atomic():
         while calls:
+            following = _tuples(rest)
             if found.calls_project_code:
                 _create_built(with_trace(found.many(calls)), written)
             else:
                 _create_building(map(with_trace, found.slices(calls)), len(calls), written)
-            calls = _tuples(rest)
+            calls = following
 
 
 def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]], None]) -> None:
