@@ -174,15 +174,20 @@ def _rows(n: int, every: float, start: str, base: datetime) -> None:
 
 
 def recurring(n: int, every: float) -> float:
-    """Insert n schedules that are due every ``every`` seconds. Those that are due in the same
-    second are distributed over the table.
+    """Insert n schedules as ``insert_schedules`` does, the first fire times after some seconds."""
+    began = time.perf_counter()
+    insert_schedules(n, every, _SETTLE + n / 2_000)
+    return time.perf_counter() - began
+
+
+def insert_schedules(n: int, every: float, ahead: float = 0.0) -> None:
+    """Insert n schedules that are due every ``every`` seconds from ``ahead`` seconds on, and nothing
+    else. Those that are due in the same second are distributed over the table.
     """
     _truncate()
-    began = time.perf_counter()
     # 7,919 is prime, so the phases are a permutation of n steps within the period.
     phase = f"mod(number::bigint * 7919, {n}) * {every} / {n}.0"
-    _rows(n, every, phase, timezone.now() + timedelta(seconds=_SETTLE + n / 2_000))
-    return time.perf_counter() - began
+    _rows(n, every, phase, timezone.now() + timedelta(seconds=ahead))
 
 
 def tick(n: int, due: int, ticks: int) -> float:

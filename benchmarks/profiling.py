@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,43 @@ def _batches(n: int) -> Callable[[], None]:
     return work
 
 
+def _recurring(n: int) -> Callable[[], None]:
+    from datetime import timedelta
+
+    from benchmarks.ours import insert_schedules
+    from django_durable_tasks.conf import settings
+    from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.engine.recurring import trigger
+
+    every = 10
+    insert_schedules(n, every)
+    now = database_now() + timedelta(seconds=every)
+
+    def fire(at: datetime) -> None:
+        with dedicated_connection():
+            while trigger.fire_due(at, settings().BATCH_SIZE):
+                pass
+
+    began = time.perf_counter()
+    fire(now)
+    print(
+        f"-- the first fires, with reading the schedules: {n / (time.perf_counter() - began):,.0f}/s"
+    )
+
+    def work() -> None:
+        fire(now + timedelta(seconds=every))
+
+    return work
+
+
 COMMANDS: dict[str, Callable[[int], Callable[[], None]]] = {
     "enqueue": _enqueue,
     "bulk": _bulk,
     "run": _run,
     "batches": _batches,
     "dispatch": _dispatch,
+    "recurring": _recurring,
 }
 
 

@@ -17,21 +17,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from django_durable_tasks.celery.publishing import broker_outage, dispatcher
+from django_durable_tasks.celery.publishing import dispatcher
 from django_durable_tasks.celery.publishing.dispatcher import Dispatched
 from django_durable_tasks.conf import settings
 from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
 from django_durable_tasks.engine.limits.next_due import heads
-from django_durable_tasks.engine.limits.waitlist import URGENT
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
+from django_durable_tasks.scheduler.publish_windows import PublishWindows
 from django_durable_tasks.scheduler.queue_rotation import QueueRotation
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
@@ -45,51 +43,12 @@ _PASSES_PER_POLL, _BATCHES_PER_PASS, _MIN_PER_QUEUE = 4, 5, 10
 """A poll has at most four passes. Each claims at most five times BATCH_SIZE tasks, and allows every
 queue at least ten.
 """
-_IDLE_RATE = 0.01
-"""A queue with fewer starts per second is removed from the meter."""
 _CLAIM_PAUSE_PER_TASK, _CLAIM_PAUSE_MAX = 0.002, 0.015
 """After a claim by ids the next one waits as long as it took, or this many seconds per task, up to
 the maximum. If many tasks are due, larger batches share the cost of a claim.
 """
 _CLOCK_TOLERANCE = timedelta(microseconds=300)
 """The estimated clock may be ahead of the database by this much. An early claim finds nothing."""
-
-
-class ThroughputMeter:
-    """Measures for each queue how many tasks per second leave QUEUED."""
-
-    def __init__(self) -> None:
-        self._at = time.monotonic()
-        self._queued: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._rate: dict[str, float] = {}
-
-    def record_queued(self, queued: Counter[str]) -> None:
-        """Record how many tasks are QUEUED now."""
-        now = time.monotonic()
-        elapsed = max(now - self._at, 0.001)
-        seen = self._queued | self._sent | queued
-        for queue in seen:
-            left = max(0, self._queued[queue] + self._sent[queue] - queued[queue])
-            # Falls slowly, so that one reading in an idle moment does not close the window.
-            self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
-        for queue in self._rate.keys() - seen.keys():
-            self._rate[queue] *= 0.9
-            if self._rate[queue] < _IDLE_RATE:
-                del self._rate[queue]
-        self._at, self._queued, self._sent = now, Counter(queued), Counter()
-
-    def record_sent(self, queue: str, number: int) -> None:
-        """Record that ``number`` tasks were published."""
-        self._sent[queue] += number
-
-    def sent_since(self, queue: str) -> int:
-        """Return how many tasks were published since the last ``record_queued``."""
-        return self._sent[queue]
-
-    def rate(self, queue: str) -> float:
-        """Return the starts per second of this queue."""
-        return self._rate.get(queue, 0.0)
 
 
 class DispatchLoop:
@@ -104,7 +63,7 @@ class DispatchLoop:
         self.scanned_at: float | None = None
         self.sent_at: float | None = None
         self._attempt = attempt
-        self._throughput, self._snapshot = ThroughputMeter(), QueueSnapshot()
+        self.windows = PublishWindows()
         self._rotation, self._batches = QueueRotation(), BatchDispatch()
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None
@@ -158,12 +117,8 @@ class DispatchLoop:
             now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = [queue for queue, head in self._heads.items() if head <= soon]
-            if coming:
-                self._snapshot = backpressure.snapshot()
+            self.windows.refresh(self._heads, now, coming=bool(coming))
         due = [queue for queue in coming if self._heads[queue] <= now]
-        if coming:
-            self._throughput.record_queued(self._snapshot.queued)
-            backpressure.use_start_rates(self._throughput.rate)
         sent, more = self._dispatch(due, now)
         sent += self._attempt("Publishing batch messages", self._batches.publish, _TIME_LIMIT)
         if coming:
@@ -204,7 +159,7 @@ class DispatchLoop:
         come first.
         """
         batch, sent = settings().BATCH_SIZE, Counter[str]()
-        left = {one.queue: one for one in map(self._demand, queues) if one.limit}
+        left = {one.queue: one for one in map(self.windows.demand, queues) if one.limit}
         for _ in range(_PASSES_PER_POLL):
             if not left:
                 break
@@ -218,7 +173,7 @@ class DispatchLoop:
             self._serve(done, queue_demands, now, most)
             self._rotation.served(done.taken)
             for queue, number in done.sent.items():
-                self._throughput.record_sent(queue, number)
+                self.windows.record_sent(queue, number)
             sent.update(done.sent)
             left = {
                 one.queue: whole._replace(limit=whole.limit - done.claimed[one.queue])
@@ -292,24 +247,6 @@ class DispatchLoop:
         dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
-    def _demand(self, queue: str) -> QueueDemand:
-        """Return how many tasks of a queue may be published; if its window is full, only urgent
-        ones, within a small reserve.
-        """
-        capacity = self._capacity(queue)
-        if capacity:
-            return QueueDemand(queue, capacity)
-        urgent = self._snapshot.urgent_capacity(
-            queue, self._throughput.rate(queue)
-        ) - self._throughput.sent_since(queue)
-        return QueueDemand(queue, max(0, urgent), URGENT)
-
-    def _capacity(self, queue: str) -> int:
-        capacity = self._snapshot.capacity(
-            queue, self._throughput.rate(queue)
-        ) - self._throughput.sent_since(queue)
-        return max(0, min(capacity, broker_outage.capacity_of(queue)))
-
     def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
         with dedicated_connection():
             found = task_claim.coming(queues, now, soon, 10 * settings().BATCH_SIZE, self.shards)
@@ -327,7 +264,7 @@ class DispatchLoop:
         if not found:
             return 0
         going = Counter(due.queue for due in found)
-        capacity = {queue: self._capacity(queue) for queue in going}
+        capacity = {queue: self.windows.capacity(queue) for queue in going}
         ids = [due.task_id for due in found if going[due.queue] <= capacity[due.queue]]
         claim = partial(dispatcher.dispatch_these, ids, self.now, self.node)
         sent = (
@@ -335,7 +272,7 @@ class DispatchLoop:
         )
         if sent == len(found):
             for queue, number in going.items():
-                self._throughput.record_sent(queue, number)
+                self.windows.record_sent(queue, number)
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
         ended = time.monotonic()

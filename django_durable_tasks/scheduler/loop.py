@@ -54,7 +54,9 @@ class Scheduler:
             self.dispatching.serve,
             self._on_tasks_due,
         )
-        self.triggering = Triggering(self.leader, self.steps, self._on_tasks_due)
+        self.triggering = Triggering(
+            self.leader, self.steps, self.dispatching.windows, self._on_tasks_due
+        )
         self.releasing = Releasing(self.steps, self.dispatching.busy, self._on_tasks_due)
         self.dispatching.shards = self.maintenance.kept_shards = shards
         self.listeners = Listeners(self._on_due_soon, self._on_leader_work)

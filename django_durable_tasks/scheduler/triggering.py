@@ -12,6 +12,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.scheduler.publish_windows import PublishWindows
 from django_durable_tasks.scheduler.steps import Steps
 from django_durable_tasks.scheduler.threads import PeriodicThread
 
@@ -28,9 +29,12 @@ does not delay the schedules that become due now.
 class Triggering(PeriodicThread):
     """The thread that fires schedules; ``fired`` is called after each batch to dispatch it."""
 
-    def __init__(self, leader: Leader, steps: Steps, fired: Callable[[], None]) -> None:
+    def __init__(
+        self, leader: Leader, steps: Steps, windows: PublishWindows, fired: Callable[[], None]
+    ) -> None:
         super().__init__("triggering", self.round)
         self._leader, self._steps, self._fired = leader, steps, fired
+        self._windows = windows
         self._next_in = 0.0
         self._recent_first = False
 
@@ -68,7 +72,7 @@ class Triggering(PeriodicThread):
         limit, recent = settings().BATCH_SIZE, now - _RECENT
         self._recent_first = head <= recent and not self._recent_first
         if self._recent_first:
-            number = trigger.fire_due(now, limit, term, after=recent)
+            number = trigger.fire_due(now, limit, term, after=recent, windows=self._windows)
             if number:
                 return number
-        return trigger.fire_due(now, limit, term)
+        return trigger.fire_due(now, limit, term, windows=self._windows)

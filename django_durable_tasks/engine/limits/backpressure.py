@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from django.db import Error
@@ -68,6 +68,10 @@ class QueueSnapshot:
         if not self.concurrency[queue]:
             return _UNKNOWN_WORKERS_WINDOW
         return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
+
+    def with_paused(self, queues: frozenset[str]) -> QueueSnapshot:
+        """Return the snapshot with these paused queues instead."""
+        return replace(self, paused=queues)
 
     def capacity(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many more tasks of this queue may be published now."""

@@ -14,6 +14,7 @@ from typing import Any
 from django_durable_tasks.engine.recurring import ledger, occurrence_tasks
 from django_durable_tasks.engine.recurring.known_schedules import KnownSchedule
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
+from django_durable_tasks.engine.recurring.publish_due import Windows
 from django_durable_tasks.engine.recurring.writes import Move
 from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.jitter import effective
@@ -47,6 +48,7 @@ class Tick:
     moves: list[Move] = field(default_factory=list)
     schedules: dict[Any, KnownSchedule] = field(default_factory=dict)
     late: list[LedgerEntry] = field(default_factory=list)
+    windows: Windows | None = None
 
 
 @dataclass(frozen=True, slots=True)

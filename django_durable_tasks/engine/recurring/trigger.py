@@ -33,6 +33,7 @@ from django_durable_tasks.engine.recurring.known_schedules import (
     KnownSchedule,
     known_schedule,
 )
+from django_durable_tasks.engine.recurring.publish_due import Windows, queued_if_due
 from django_durable_tasks.engine.recurring.schedule_cache import Calendars
 from django_durable_tasks.engine.recurring.tick_plan import FirePlan, Tick, decide_plan
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
@@ -82,12 +83,18 @@ class DueSelection(NamedTuple):
 
 
 def fire_due(
-    now: datetime, limit: int, term: int | None = None, *, after: datetime | None = None
+    now: datetime,
+    limit: int,
+    term: int | None = None,
+    *,
+    after: datetime | None = None,
+    windows: Windows | None = None,
 ) -> int:
     """Record all fire times up to ``now`` of at most ``limit`` due schedules; return how many
     tasks were created.
 
-    With ``after``, schedules that became due before it or at it are left to other batches. A batch
+    With ``after``, schedules that became due before it or at it are left to other batches. With
+    ``windows``, tasks that are due and within them are published at the commit. A batch
     that cannot be written is repeated schedule by schedule; one that fails alone is quarantined. An
     outage of the database is raised and changes nothing.
     """
@@ -98,7 +105,7 @@ def fire_due(
         return list(revisions)
 
     created = _isolation.batch(
-        lambda: _fire(selection, term),
+        lambda: _fire(selection, term, windows),
         due,
         lambda pk: _fire(DueSelection(now, 1, keys=[pk]), term),
         on_failure=lambda pk, error: quarantine(pk, revisions[pk], error),
@@ -106,13 +113,13 @@ def fire_due(
     return sum(created)
 
 
-def _fire(selection: DueSelection, term: int | None) -> int:
+def _fire(selection: DueSelection, term: int | None, windows: Windows | None = None) -> int:
     """Fire assuming that the ledger has no entry of these fire times; if it has one, repeat and
     read its entries first.
     """
     now, alone = selection.now, selection.keys is not None
     try:
-        return _tick(Tick(now, term, alone), selection)
+        return _tick(Tick(now, term, alone, windows=windows), selection)
     except _AlreadyRecorded:
         return _tick(Tick(now, term, alone, recorded=set()), selection)
 
@@ -271,7 +278,7 @@ def _write(tick: Tick) -> int:
     if created and tick.alone:
         created = [task for task in created if _insert_one(task)]
     elif created:
-        transitions.create_many(created)
+        transitions.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
     advance(tick.moves if len(created) == len(tick.new_tasks) else _moves_of(tick, created))
     fire_events.capture_fires(tick)

@@ -34,10 +34,11 @@ def insert_row(task: NewTask) -> Task | None:
 def _publish(task: NewTask) -> None:
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
-        publish_after_commit([_message(task)])
+        publish_after_commit([message_of(task)])
 
 
-def _message(task: NewTask) -> TaskMessage:
+def message_of(task: NewTask) -> TaskMessage:
+    """Return the message of a task that is inserted as QUEUED."""
     overrides = json.loads(task.options) if task.options else {}
     return TaskMessage(
         task_id=task.id,

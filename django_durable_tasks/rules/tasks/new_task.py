@@ -11,6 +11,8 @@ from django_durable_tasks.rules.target_types import TargetType
 
 PER_CALL = 5
 """The number of the first fields, in which the tasks of calls with the same options differ."""
+PER_OCCURRENCE = -9
+"""The position of the last fields, in which also the occurrences of one task differ."""
 NO_ID = uuid.UUID(int=0)
 
 
@@ -38,16 +40,11 @@ class NewTask(NamedTuple):
     on_orphan: str
     weight: int
     options: str | None = None
-    run_at: datetime | None = None
-    due_at: datetime | None = None
     wait: float | None = 0.0
-    expires_at: datetime | None = None
     expires_in: float | None = None
     expected_duration: float | None = None
     has_given_id: bool = False
-    idempotency_key: str | None = None
     key: str | None = None
-    unique_key: str | None = None
     status: str = Status.PENDING
     epoch: int = 0
     publish_count: int = 0
@@ -55,15 +52,21 @@ class NewTask(NamedTuple):
     on_upstream_failure: str = "SKIP"
     unresolved: int = 0
     has_dependents: bool = False
-    recurring_task_id: uuid.UUID | None = None
     time_zone: str = ""
-    fire_time: datetime | None = None
-    overlap_key: str | None = None
     workflow_id: uuid.UUID | None = None
-    step: str | None = None
     target_type: str = TargetType.CELERY_TASK
     encryption_key: str | None = None
     in_batch: bool = False
+    # The fields of PER_OCCURRENCE.
+    run_at: datetime | None = None
+    due_at: datetime | None = None
+    expires_at: datetime | None = None
+    idempotency_key: str | None = None
+    unique_key: str | None = None
+    recurring_task_id: uuid.UUID | None = None
+    fire_time: datetime | None = None
+    overlap_key: str | None = None
+    step: str | None = None
 
     def waiting_for(self, unresolved: int, join_count: int | None) -> NewTask:
         """Return the task as BLOCKED by this many upstreams; as PENDING if there are none."""

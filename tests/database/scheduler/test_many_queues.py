@@ -25,8 +25,8 @@ from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.demands import QueueDemand
-from django_durable_tasks.scheduler.dispatch_loop import ThroughputMeter
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.publish_windows import ThroughputMeter
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state

@@ -1,0 +1,140 @@
+"""The windows of a scheduler: how many tasks of each queue may be published, by its last poll.
+
+The dispatch thread reads the queues and publishes claimed tasks. The thread that fires schedules
+publishes within the same windows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
+from django_durable_tasks.engine.limits.waitlist import URGENT
+from django_durable_tasks.rules.tasks.demands import QueueDemand
+
+_IDLE_RATE = 0.01
+"""A queue with fewer starts per second is removed from the meter."""
+_FEW_QUEUED, _PAUSE_PER_QUEUED, _LONGEST_PAUSE = 5_000, 3e-6, 1.0
+"""Published tasks that are counted at every poll. If there are more, the next count follows after
+this number of seconds per task, about ten times the duration of the count.
+"""
+_USABLE = 2.0
+"""Seconds after a poll for which its windows may be used without another poll."""
+_BEHIND = timedelta(seconds=1)
+"""If tasks of a queue have been due for longer, new ones do not overtake them."""
+
+
+class ThroughputMeter:
+    """Measures for each queue how many tasks per second leave QUEUED; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at = time.monotonic()
+        self._queued: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._rate: dict[str, float] = {}
+
+    def record_queued(self, queued: Counter[str]) -> None:
+        """Record how many tasks are QUEUED now."""
+        now = time.monotonic()
+        elapsed = max(now - self._at, 0.001)
+        with self._lock:
+            sent, self._sent = self._sent, Counter()
+        seen = self._queued | sent | queued
+        for queue in seen:
+            left = max(0, self._queued[queue] + sent[queue] - queued[queue])
+            # Falls slowly, so that one reading in an idle moment does not close the window.
+            self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
+        for queue in self._rate.keys() - seen.keys():
+            self._rate[queue] *= 0.9
+            if self._rate[queue] < _IDLE_RATE:
+                del self._rate[queue]
+        self._at, self._queued = now, Counter(queued)
+
+    def record_sent(self, queue: str, number: int) -> None:
+        """Record that ``number`` tasks were published."""
+        with self._lock:
+            self._sent[queue] += number
+
+    def sent_since(self, queue: str) -> int:
+        """Return how many tasks were published since the last ``record_queued``."""
+        return self._sent[queue]
+
+    def has_sent(self) -> bool:
+        """Return whether any task was published since the last ``record_queued``."""
+        return bool(self._sent)
+
+    def rate(self, queue: str) -> float:
+        """Return the starts per second of this queue."""
+        return self._rate.get(queue, 0.0)
+
+
+class PublishWindows:
+    """How many more tasks of each queue a scheduler may publish."""
+
+    def __init__(self) -> None:
+        self._throughput, self._snapshot = ThroughputMeter(), QueueSnapshot()
+        self._read_at = self._count_at = float("-inf")
+        self._behind: frozenset[str] = frozenset()
+
+    def refresh(self, heads: Mapping[str, datetime], now: datetime, *, coming: bool) -> None:
+        """Read the queues if tasks are due soon (``coming``) or were published since the last time.
+        ``heads``: the first due time of each queue.
+        """
+        began = time.monotonic()
+        if coming or self._throughput.has_sent():
+            if began >= self._count_at:
+                self._snapshot = backpressure.snapshot()
+                self._throughput.record_queued(self._snapshot.queued)
+                backpressure.use_start_rates(self._throughput.rate)
+                self._count_at = time.monotonic() + _pause_after(self._snapshot)
+            else:
+                self._snapshot = self._snapshot.with_paused(backpressure.paused_queues())
+        self._behind = frozenset([queue for queue, at in heads.items() if at < now - _BEHIND])
+        self._read_at = began
+
+    def record_sent(self, queue: str, number: int) -> None:
+        """Record that ``number`` tasks of this queue were published; safe from other threads."""
+        self._throughput.record_sent(queue, number)
+
+    def capacity(self, queue: str) -> int:
+        """Return how many more tasks of this queue may be published now."""
+        capacity = self._snapshot.capacity(
+            queue, self._throughput.rate(queue)
+        ) - self._throughput.sent_since(queue)
+        return max(0, min(capacity, broker_outage.capacity_of(queue)))
+
+    def demand(self, queue: str) -> QueueDemand:
+        """Return how many tasks of a queue may be claimed; if its window is full, only urgent
+        ones, within a small reserve.
+        """
+        capacity = self.capacity(queue)
+        if capacity:
+            return QueueDemand(queue, capacity)
+        urgent = self._snapshot.urgent_capacity(
+            queue, self._throughput.rate(queue)
+        ) - self._throughput.sent_since(queue)
+        return QueueDemand(queue, max(0, urgent), URGENT)
+
+    def capacity_at_commit(self, queue: str) -> int:
+        """Return how many new tasks of this queue may be published without a claim; safe from
+        other threads.
+
+        0 if the last poll is too old, or if tasks of the queue have been due for a while: a claim
+        publishes those first.
+        """
+        if time.monotonic() - self._read_at > _USABLE or queue in self._behind:
+            return 0
+        return self.capacity(queue) if broker_outage.breaker.closed() else 0
+
+
+def _pause_after(snapshot: QueueSnapshot) -> float:
+    """Return the seconds until the published tasks are counted again."""
+    queued = snapshot.queued.total()
+    return min(_PAUSE_PER_QUEUED * queued, _LONGEST_PAUSE) if queued > _FEW_QUEUED else 0.0
