@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.admin.charts import charts_of
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
@@ -125,6 +126,7 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
             "pending": shown_count(depth.pending),
             "due": shown_count(depth.due),
             "age": since(depth.oldest_due_at, now),
+            "charts": charts_of(depth.queue),
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
             "urls": {
                 status: list_of("task", queue=depth.queue, status__exact=status)

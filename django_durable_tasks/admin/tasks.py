@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import (
+    charts,
     dependencies_cell,
     display,
     filters,
@@ -196,6 +197,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))
+        drawn = self.admin_site.admin_view(charts.view_for(self))
         edited = self.admin_site.admin_view(replay_form.view_for(self))
         graph_view = self.admin_site.admin_view(graph_pages.task_view(self))
         chosen = self.admin_site.admin_view(graph_pages.chosen_view(self))
@@ -213,6 +215,7 @@ class TaskAdmin(ReadOnlyAdmin):
                 name="django_durable_tasks_task_graph",
             ),
             path("overview/", screen, name="django_durable_tasks_overview"),
+            path("charts/", drawn, name="django_durable_tasks_charts"),
             path("<uuid:object_id>/replay/", edited, name="django_durable_tasks_task_replay"),
             *super().get_urls(),
         ]

@@ -3108,6 +3108,9 @@ class Migration(migrations.Migration):
                         fields=("minute", "series"), name="durable_metric_minute_once"
                     )
                 ],
+                "indexes": [
+                    models.Index(fields=["series", "minute"], name="durable_metric_series_minute")
+                ],
             },
         ),
         migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),

@@ -47,6 +47,10 @@ class MetricMinute(GuardedModel):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["minute", "series"], name="durable_metric_minute_once")
         ]
+        # A chart of a queue or a task reads few series over a long period.
+        indexes: ClassVar = [
+            models.Index(fields=["series", "minute"], name="durable_metric_series_minute")
+        ]
 
     def __str__(self) -> str:
         return f"{self.minute:%Y-%m-%d %H:%M}: {self.number}"

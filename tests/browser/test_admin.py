@@ -109,6 +109,7 @@ def _addresses() -> list[str]:
         *(f"{APP}{row._meta.model_name}/{row.pk}/change/" for row in rows),
         *(f"{APP}{name}/" for name in lists),
         f"{APP}task/overview/",
+        f"{APP}task/charts/?period=24h",
         f"{APP}task/{task.pk}/replay/",
         APP,
     ]

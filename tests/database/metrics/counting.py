@@ -10,7 +10,13 @@ from django.db.models import Count
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import MetricMinute, MetricSeries, TaskExecutionLog
-from django_durable_tasks.rules.metrics.counts import MetricKind
+from django_durable_tasks.rules.metrics.counts import (
+    CountedDurations,
+    Duration,
+    MetricKind,
+    SeriesKey,
+)
+from django_durable_tasks.rules.metrics.minutes import minute_of
 from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
 
 
@@ -42,3 +48,30 @@ def recount() -> dict[str, int]:
     """Return the number of log entries by status."""
     rows = TaskExecutionLog.objects.order_by().values_list("status")
     return dict(rows.annotate(number=Count("pk")))
+
+
+def a_minute(
+    minute: datetime,
+    number: int = 1,
+    *,
+    status: str = "SUCCESS",
+    seconds: float | None = None,
+    kind: MetricKind = MetricKind.ATTEMPT,
+    queue: str = "mail",
+    name: str = "send",
+    tenant: int = 0,
+) -> None:
+    """Insert the count of a series in a minute, and its total if it does not exist."""
+    key = SeriesKey(kind, tenant, queue, name, status)
+    counted = CountedDurations(number)
+    for _ in range(0 if seconds is None else number):
+        for duration in Duration:
+            counted.observe(duration, seconds or 0.0)
+    total = MetricSeries(pk=key.digest(), **key._asdict())
+    MetricSeries.objects.unguarded().bulk_create([total], ignore_conflicts=True)
+    MetricMinute.objects.unguarded().create(
+        minute=minute_of(minute),
+        series_id=key.digest(),
+        number=number,
+        durations=counted.durations_as_json(),
+    )
