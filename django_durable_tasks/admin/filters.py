@@ -40,14 +40,6 @@ REASONS = (
 )
 
 
-def search(term: str) -> Q:
-    """Return the condition of a search of tasks: an id or a Celery id, otherwise a whole key,
-    otherwise a part of a registered name.
-    """
-    condition = search_by_key(term)
-    return Q(name__in=names_like(term)) if condition is None else condition
-
-
 def search_by_key(term: str, prefix: str = "") -> Q | None:
     """Return the condition for an id, a Celery id or a whole key, which indexes serve; empty for an
     empty search, None if no task has this key. ``prefix``: the path to the task, with its ``__``.

@@ -28,10 +28,11 @@ from django_durable_tasks.admin.audit_entries import history_of
 from django_durable_tasks.admin.deliveries import DeliveriesInline
 from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.operations import tasks, workflows
+from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.target_types import TargetType
 
 _HEAVY = ("args", "kwargs", "options", "result", "progress")
@@ -53,10 +54,14 @@ def _force_run(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpRe
 
 
 @admin.register(Task)
-class TaskAdmin(ReadOnlyAdmin):
+class TaskAdmin(NewestRowsAdmin):
     """Tasks."""
 
     named_by = ("name",)
+    without_index = frozenset({"queue", "name", "target_type__exact", "reason", "node__exact"})
+    with_index = frozenset({"condition", "recurring_task__id__exact", "workflow__id__exact"})
+    path_to_task = ""
+    advice = _("Find older ones by id or key, or choose a status other than SUCCESS.")
     list_display = (
         "short_id",
         "name_and_error",
@@ -190,10 +195,25 @@ class TaskAdmin(ReadOnlyAdmin):
         """
         return ("-fire_time", "-id") if "recurring_task__id__exact" in request.GET else ("-id",)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return queryset.filter(filters.search(search_term)), False
+    def filters_without_index(self, request: HttpRequest) -> bool:
+        """Return whether the filters may read every task. All statuses but SUCCESS have indexes."""
+        succeeded = request.GET.get("status__exact") == Status.SUCCESS
+        filtered = succeeded or self._has(request, self.without_index)
+        return filtered and self.searches_all(request)
+
+    def searches_all(self, request: HttpRequest) -> bool:
+        """Return whether no index leaves out tasks of the list."""
+        status = request.GET.get("status__exact") or Status.SUCCESS
+        return status == Status.SUCCESS and not self._has(request, self.with_index)
+
+    def examined(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the tasks of which the newest are searched: those of the tenant in the request,
+        which has an index, or all.
+        """
+        tenant, rows = request.GET.get("tenant", ""), super().examined(request)
+        if tenant.isdecimal() and len(tenant) < 19:
+            return rows.filter(tenant_id=int(tenant))
+        return rows
 
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))

@@ -1,4 +1,4 @@
-"""Among many dead letters and attempts of ended tasks, the pages of their lists read few rows: those
+"""Among many ended tasks, with their dead letters and attempts, the pages of their lists read few rows: those
 that an index finds, or the newest ones.
 """
 
@@ -13,6 +13,7 @@ from django.db import connection
 from django_durable_tasks.admin import newest_rows
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
 from tests.database.admin.site import list_of, operator, text
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import Touched, touched_by
@@ -74,10 +75,11 @@ def oldest(committed_rows: Callable[[], None]) -> Task:
 
 def _opened(model: str, *queries: str) -> Iterator[tuple[str, Touched, list[int]]]:
     """Open the list with each query. Yield what it read, and the tasks of the rows it shows."""
+    of_row = "pk" if model == "task" else "task_id"
     ann = operator(model)
     for query in queries:
         page = touched_by(partial(ann.get, f"{list_of(model)}?{query}"))
-        yield query, page, [row.task_id for row in page.result.context["cl"].result_list]
+        yield query, page, [getattr(row, of_row) for row in page.result.context["cl"].result_list]
 
 
 def test_open_dead_letters_and_those_of_a_task_or_an_error_are_found_by_indexes(
@@ -125,6 +127,27 @@ def test_a_filter_without_an_index_reads_the_newest_rows_and_the_page_shows_a_me
             assert not page.whole, query
             assert page.pages < BOUND, (query, page)
             assert f"only the newest {NEWEST} rows" in text(page.result), query
+
+
+def test_tasks_with_rare_values_are_searched_among_the_newest_rows(oldest: Task) -> None:
+    old = a_task(  # the ids of the others are of a later time
+        Status.FAILED,
+        id=first_uuid7_of(1_000_000_000_000),
+        key="k-2",
+        name="billing.refund",
+        queue="old",
+        tenant=oldest.tenant,
+    )
+    tenant = f"tenant={oldest.tenant_id}"
+    bounded = ("queue=old", "name=billing.refund", "status__exact=SUCCESS&queue=old")
+    found = ("q=k-2", f"{tenant}&queue=old", "status__exact=FAILED&queue=old")
+    for query, page, tasks in _opened("task", *bounded, *found, "q=charge"):
+        newest_only = query in bounded or query == "q=charge"
+        recent = [oldest.pk] if query == "q=charge" else []
+        assert tasks == (recent if newest_only else [old.pk]), query
+        assert not page.whole, query
+        assert page.pages < BOUND, (query, page)
+        assert (f"only the newest {NEWEST} rows" in text(page.result)) is newest_only, query
 
 
 def test_a_frequent_value_is_found_among_the_newest_rows(oldest: Task) -> None:

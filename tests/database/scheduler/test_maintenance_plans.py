@@ -95,11 +95,14 @@ def test_the_overlap_release_reads_only_waiting_tasks(million: None) -> None:
 
 
 def _search(term: str) -> list[Task]:
-    return list(Task.objects.filter(filters.search(term)).order_by("-pk")[:51])
+    condition = filters.search_by_key(term)
+    if condition is None:
+        return []
+    return list(Task.objects.filter(condition).order_by("-pk")[:51])
 
 
 @pytest.mark.parametrize("million", ["future"], indirect=True)
-def test_a_search_for_a_whole_key_or_an_invalid_term_reads_no_whole_table(million: None) -> None:
+def test_a_search_for_a_whole_key_or_an_unknown_one_reads_no_whole_table(million: None) -> None:
     row = a_task(key="k-1", unique_key="u-1", idempotency_key="i-1", tenant=a_tenant())
     for term in ("k-1", "u-1", "i-1", "nonsense"):
         found = touched_by(partial(_search, term))
