@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.apps import AppConfig
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
@@ -28,6 +31,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.due_index import verify as verify_due_index
         from django_durable_tasks.engine.db.connections import release_databases
         from django_durable_tasks.engine.db.seed_rows import write_first_rows
+        from django_durable_tasks.engine.recurring import ledger_partitions
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
         from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
@@ -52,13 +56,13 @@ class DurableTasksConfig(AppConfig):
         connection_created.connect(
             release_databases, dispatch_uid="django_durable_tasks.release_databases"
         )
-        post_migrate.connect(
-            write_first_rows, sender=self, dispatch_uid="django_durable_tasks.first_rows"
-        )
-        # After the first rows: a schedule belongs to the default tenant.
-        post_migrate.connect(
-            after_migrate, sender=self, dispatch_uid="django_durable_tasks.schedules"
-        )
+        self._connect_migrate(write_first_rows, ledger_partitions.after_migrate, after_migrate)
+
+    def _connect_migrate(self, *receivers: Callable[..., Any]) -> None:
+        # In this order: a schedule belongs to the default tenant, which is one of the first rows.
+        names = ("first_rows", "ledger_partitions", "schedules")
+        for name, receiver in zip(names, receivers, strict=True):
+            post_migrate.connect(receiver, sender=self, dispatch_uid=f"django_durable_tasks.{name}")
 
 
 def _bind_ports() -> None:

@@ -180,6 +180,12 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One"
         " year.",
     )
+    LEDGER_PARTITION_DAYS: int | None = count(
+        None,
+        "PostgreSQL: divide the ledger of a new project into partitions of this number of days,"
+        " which are dropped as a whole after LEDGER_RETENTION. For an existing project, set it and"
+        " run `manage.py durable partition-ledger`. None: no partitions.",
+    )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
@@ -253,6 +259,7 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting(
             "DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more."
         )
+    _check_partitions(found)
     try:
         re.compile(found.SECRET_NAMES)
     except (re.error, TypeError) as error:
@@ -272,6 +279,15 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_encryption(found.ENCRYPTION_KEYS)
     check_monitoring(found)
     return found
+
+
+def _check_partitions(found: Settings) -> None:
+    days = found.LEDGER_PARTITION_DAYS
+    if days is not None and not 1 <= days <= 366:
+        raise InvalidSetting(
+            f"DURABLE_TASKS['LEDGER_PARTITION_DAYS'] is {days}: give 1 to 366, or None for no"
+            " partitions."
+        )
 
 
 _KEPT = {

@@ -11,7 +11,8 @@ from django.db import NotSupportedError, connections, transaction
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.checks.settings import listed, registered_options, valid_settings
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.engine.recurring import ledger_partitions
+from django_durable_tasks.models import NotificationSetting, OccurrenceRecord
 
 OLDEST: dict[str, tuple[int, ...]] = {
     "PostgreSQL": (14,),
@@ -36,7 +37,7 @@ def check_database(
     product = connection.display_name
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
-    found = list(_unsent_notifications(connection, settings))
+    found = [*_unsent_notifications(connection, settings), *_partitions(connection, settings)]
     if connection.vendor == "mysql":
         return [*found, *_isolation(connection)]
     if connection.vendor == "postgresql":
@@ -51,6 +52,17 @@ def _unsent_notifications(connection: Any, settings: Settings) -> Iterator[Check
     rows = NotificationSetting.objects.using(settings.DATABASE).filter(enabled=True)
     if number := rows.count():
         yield FINDINGS["W016"](number=number)
+
+
+def _partitions(connection: Any, settings: Settings) -> Iterator[CheckMessage]:
+    if settings.LEDGER_PARTITION_DAYS is None:
+        return
+    if connection.vendor != "postgresql":
+        yield FINDINGS["W017"](reason=f"{connection.display_name} is not supported")
+        return
+    table = OccurrenceRecord._meta.db_table
+    if table in connection.introspection.table_names() and not ledger_partitions.partitions():
+        yield FINDINGS["W017"](reason="its table existed before the setting")
 
 
 def _isolation(connection: Any) -> Iterator[CheckMessage]:

@@ -243,6 +243,12 @@ _ALL = (
         " nothing is recorded or sent.",
         "Write 'NOTIFICATIONS': True, or disable these settings in the admin.",
     ),
+    ProjectFinding(
+        "W017",
+        "DURABLE_TASKS['LEDGER_PARTITION_DAYS'] is set, but the ledger is not partitioned:"
+        " {reason}.",
+        "Run `manage.py durable partition-ledger` on PostgreSQL, or set it to None.",
+    ),
 )
 
 

@@ -142,10 +142,10 @@ def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -
             f"end={end.isoformat()} is after now, {now.isoformat()}: what is to come runs by"
             " itself."
         )
-    if row.ledger_from is not None and start < row.ledger_from:
+    if row.ledger_from is not None and start <= row.ledger_from:
         raise InvalidOption(
-            f"start={start.isoformat()}: the ledger of {row.name!r} is kept from"
-            f" {row.ledger_from.isoformat()} on; earlier runs are unknown."
+            f"start={start.isoformat()}: the ledger of {row.name!r} is kept after"
+            f" {row.ledger_from.isoformat()}; give a later start, because earlier runs are unknown."
         )
 
 

@@ -11,6 +11,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.recurring import ledger_partitions
 from django_durable_tasks.engine.recurring.ledger import ledger
 from django_durable_tasks.models import RecurringTask, ShadowFire
 
@@ -22,9 +23,12 @@ def prune_ledger(now: datetime, limit: int) -> int:
     deleted.
 
     ``ledger_from`` of each schedule is set to the last deleted fire time, so that a backfill does
-    not repeat it. Entries of a schedule that another transaction has locked are skipped.
+    not repeat it. Entries of a schedule that another transaction has locked are skipped. If the
+    ledger is partitioned, entries are deleted only if their partition was not dropped for two of
+    its periods.
     """
-    cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    kept = timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    cutoff = now - kept - ledger_partitions.grace()
     locked = set[uuid.UUID]()
     while True:
         before = len(locked)

@@ -30,6 +30,7 @@ from django_durable_tasks.management.durable.limit_actions import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
 from django_durable_tasks.management.durable.notify_actions import NOTIFY
 from django_durable_tasks.management.durable.output import Output
+from django_durable_tasks.management.durable.partition_ledger import PARTITION
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
 from django_durable_tasks.management.durable.quota_actions import QUOTA
@@ -81,6 +82,7 @@ SUBCOMMANDS = {
         VERIFY,
         AUDIT,
         ROTATE,
+        PARTITION,
         CHECK_URL,
         SIGNING_SECRET,
     )

@@ -23,6 +23,7 @@ from django_durable_tasks.scheduler.maintenance.fill_due_index import fill_due_i
 from django_durable_tasks.scheduler.maintenance.find_deleted_upstreams import FindDeletedUpstreams
 from django_durable_tasks.scheduler.maintenance.finish_starts import finish_starts
 from django_durable_tasks.scheduler.maintenance.job import Job
+from django_durable_tasks.scheduler.maintenance.partition_ledger import partition_ledger
 from django_durable_tasks.scheduler.maintenance.probe_workers import ProbeWorkers
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import (
     mark_lost_runs,
@@ -63,6 +64,7 @@ def jobs() -> tuple[Job, ...]:
         Job("count_metrics", CountMetrics(), every=METRICS_EVERY, dispatches=False),
         Job("watch_alerts", watch_alerts, every=10.0),
         Job("probe_workers", ProbeWorkers(), every=5.0),
+        Job("partition_ledger", partition_ledger, every=60.0, time_limit=60.0, dispatches=False),
         Job("prune", prune.Prune(), every=10.0, pause_factor=prune.PAUSE_FACTOR, dispatches=False),
     )
 

@@ -320,8 +320,11 @@ FOR_PEOPLE = frozenset(
         "unserved-shards",
         "shard-maps",
         "metric-counts",
+        "ledger-partitions",
     }
 )
 """The checks whose findings cannot be repaired automatically."""
+OF_PARTITIONS = frozenset({"ledger-partitions"})
+"""The check that needs a partitioned ledger. Its test is beside those of the partitions."""
 IN_REDIS = frozenset({"due-entries", "due-missing"})
 """The checks that need Redis. Their corruptions are in the tests of the due index."""
