@@ -53,11 +53,8 @@ def _depends_on(row: Task) -> Any:
 
 
 def _depends_on_under_a_key(row: Task) -> Any:
-    # A new key each time: InnoDB locks the next key too if an entry of the same key was deleted and
-    # is not purged yet (docs: limits).
-    key = f"dependent-{row.pk}"
-    noop.using(queue=QUEUE, key=key).schedule()
-    return noop.using(queue=QUEUE, key=key, depends_on=[row]).schedule()
+    noop.using(queue=QUEUE, key=f"of-{row.pk}").schedule()  # after a deleted key InnoDB locks more
+    return noop.using(queue=QUEUE, key=f"of-{row.pk}", depends_on=[row]).schedule()
 
 
 def _workflow(row: Task) -> Any:
