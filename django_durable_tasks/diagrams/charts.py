@@ -45,7 +45,7 @@ LINE_COLOURS = ("#1d4ed8", "#d97706")
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """A named row of values, one for each point; None where there is none."""
+    """A named row of values, one for each point; None for a point without one."""
 
     name: str
     colour: str

@@ -68,7 +68,7 @@ def _owned_by(*tokens: str) -> None:
 
 
 def without_the_owner_of_undone_starts() -> None:
-    """Return a task whose function was not called, whoever runs it now."""
+    """Return a task whose function was not called, even if another process runs it."""
     _owned_by()
 
 
