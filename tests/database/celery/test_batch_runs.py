@@ -21,6 +21,7 @@ from django_durable_tasks.engine.db import connections as dedicated
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, batch_messages
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
 from tests.database.transitions.transition_calls import CRASH
@@ -180,7 +181,7 @@ def test_the_message_of_an_unknown_task_is_published_again_without_growing_times
     a_task(name=name, in_batch=True)
     for _ in range(5):
         batch_messages.reserve([(QUEUE, name)])
-        BatchMessage.objects.update(due_at=database_now())
+        BatchMessage.objects.update(due_at=DatabaseNow())
     _deliver(name)
     message = BatchMessage.objects.get()
     assert message.due_at is not None

@@ -19,6 +19,7 @@ from django_durable_tasks.engine.limits.config import RecentLimits
 from django_durable_tasks.engine.tasks import claim, endpoints, retention
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
@@ -201,7 +202,7 @@ def test_tasks_of_an_open_endpoint_are_not_claimed_and_one_is_after_the_pause() 
         endpoints.failed(broken.rstrip("/"), 1, "no answer")
         http_callback.schedule(url=broken)
         http_callback.schedule(url=other)
-    Task.objects.all().unguarded().update(status="PENDING", due_at=database_now())
+    Task.objects.all().unguarded().update(status="PENDING", due_at=DatabaseNow())
     assert _claimed() == [other] * 3
     assert _claimed() == []
     parked = Task.objects.pending()

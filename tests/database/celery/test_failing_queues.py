@@ -29,6 +29,7 @@ from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -91,12 +92,12 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
     assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
     until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
-    Task.objects.unguarded().update(due_at=database_now())
+    Task.objects.unguarded().update(due_at=DatabaseNow())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
     until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
-    Task.objects.unguarded().update(due_at=database_now())
+    Task.objects.unguarded().update(due_at=DatabaseNow())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
     del current_app.amqp.queues[NOWHERE]

@@ -14,6 +14,7 @@ from django_durable_tasks.engine.limits import overlap, release
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import claim, end, limit, limited_tasks, release_waiting
@@ -28,7 +29,7 @@ SCOPE = f"task:{NOOP}"
 def test_a_task_that_an_operator_rescheduled_to_now_is_due_at_once_when_it_is_released() -> None:
     limit(SCOPE, 1)
     first, early = a_task(due=-9), a_task(due=3_600)
-    Task.objects.unguarded().filter(pk=early.pk).update(due_at=database_now())
+    Task.objects.unguarded().filter(pk=early.pk).update(due_at=DatabaseNow())
     assert claim() == [first.pk]
     assert Task.objects.get(pk=early.pk).waiting_for_limit == SCOPE
     end(first.pk)

@@ -24,6 +24,7 @@ from django_durable_tasks.models import (
     NotificationSetting,
     Task,
 )
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from django_durable_tasks.rules.targets.signing import derived_secret, verify
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
@@ -130,7 +131,7 @@ def test_a_receiver_that_fails_is_tried_again_with_the_same_id_and_body() -> Non
         (task,) = send_all()
         row.refresh_from_db()
         assert (task.status, row.last_delivery_status) == ("PENDING", "RETRYING")
-        Task.objects.unguarded().filter(pk=task.pk).update(due_at=database_now())
+        Task.objects.unguarded().filter(pk=task.pk).update(due_at=DatabaseNow())
         assert run(task).status == "SUCCESS"
         assert server.body(0) == server.body(1)
         assert server.headers(0)["webhook-id"] == server.headers(1)["webhook-id"]

@@ -20,6 +20,7 @@ from django_durable_tasks.engine.limits import config
 from django_durable_tasks.engine.tasks import attempts, batches, claim, operator_actions
 from django_durable_tasks.engine.transitions import Success
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
+from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.runs import Run
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
@@ -111,7 +112,7 @@ def test_claims_leave_tasks_of_batches_and_batches_leave_claimed_tasks() -> None
 def test_an_old_message_does_not_start_a_task_that_a_batch_has_started() -> None:
     row = a_task(Status.QUEUED, in_batch=True)
     claim.return_unknown_task(row.pk, row.epoch)
-    Task.objects.unguarded().filter(pk=row.pk).update(due_at=database_now())
+    Task.objects.unguarded().filter(pk=row.pk).update(due_at=DatabaseNow())
     (run,) = take_batch(10, PLACE)
     refused = attempts.open_run(row.pk, row.epoch, PLACE, "", None)
     assert refused is attempts.Refusal.STALE
