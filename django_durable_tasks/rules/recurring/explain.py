@@ -286,8 +286,9 @@ def _paused(it: ScheduleFacts) -> str:
 def _without_entry(it: ScheduleFacts, planned: PlannedRun) -> str:
     """Explain a fire time in the past that has no ledger entry."""
     at = when(it.at)
-    if it.ledger_from is not None and it.at < it.ledger_from:
-        return f"{at} is before {when(it.ledger_from)}: its ledger entry has been deleted."
+    if it.ledger_from is not None and it.at <= it.ledger_from:
+        last = when(it.ledger_from)
+        return f"{at} is not after {last}: its ledger entry has been deleted."
     if planned.at > it.watermark:
         return _not_processed(it, planned)
     if it.at <= it.declared_at:
