@@ -30,12 +30,12 @@ RUN_SECONDS = 45 * 60
 KILL_TRIAL_SECONDS = 4 * 60 * 60
 NO_TESTS = 5
 """The exit code of pytest if no test was left after deselection."""
-PARALLEL = min(4, max(2, os.cpu_count() or 2))
-"""More would need more connections than a database allows by default."""
-DEFAULT_PARALLEL = min(4, PARALLEL + 1)
-"""For the default selection: most of its tests wait for processes, commits and leases, and two
-parallel runs use 63 % of two processors. Mutants and chaos, which need `--all`, measure time and
-get no more parallel runs than processors.
+QUIET_PARALLEL = min(4, max(2, os.cpu_count() or 2))
+"""For runs that measure time or interrupt processes: no more than there are processors."""
+PARALLEL = min(4, QUIET_PARALLEL + 1)
+"""For all others: most of their tests wait for processes, commits and leases, and two parallel runs
+use 63 % of two processors. More than four would need more connections than a database allows by
+default.
 """
 QUIET_PYTEST = ("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit2")
 
@@ -46,8 +46,7 @@ def main(arguments: list[str]) -> int:
     runs = _selected(options)
     parallel = _parallel(options)
     if runs and not options.kill_trials:
-        order = [run.seconds for run in in_turn(runs, alone=False)]
-        _print(f"{len(runs)} runs, about {about(seconds_left([], order, parallel))}")
+        _print(f"{len(runs)} runs, about {about(_expected(runs, parallel))}")
     if options.list:
         print("\n".join(f"{run.title} ({about(run.seconds)})" for run in runs))
         return 0
@@ -80,8 +79,25 @@ def _is_default(options: argparse.Namespace) -> bool:
 def _parallel(options: argparse.Namespace) -> int:
     if options.kill_trials:
         return 1
-    number: int = options.parallel or (DEFAULT_PARALLEL if _is_default(options) else PARALLEL)
+    number: int = options.parallel or PARALLEL
     return number
+
+
+def _phases(runs: list[Run], number: int) -> list[tuple[int, list[Run]]]:
+    """Return the runs in their order, with the number of parallel ones: those that need quiet come
+    after all others.
+    """
+    return [
+        (number, in_turn(runs, quiet=False)),
+        (min(number, QUIET_PARALLEL), in_turn(runs, quiet=True)),
+    ]
+
+
+def _expected(runs: list[Run], number: int) -> float:
+    return sum(
+        seconds_left([], [run.seconds for run in some], width)
+        for width, some in _phases(runs, number)
+    )
 
 
 def _selected(options: argparse.Namespace) -> list[Run]:
@@ -178,8 +194,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="NUMBER",
         help=(
-            f"runs at the same time; here {DEFAULT_PARALLEL} of the default selection and {PARALLEL} of"
-            " others"
+            f"runs at the same time, here {PARALLEL}; at most {QUIET_PARALLEL} of those that measure"
+            " time (mutants, chaos, crash points)"
         ),
     )
 
@@ -187,18 +203,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def _results(
     runs: list[Run], found: dict[str, Server], folder: Path, number: int, end: float = math.inf
 ) -> list[Result]:
-    """Run all, the long ones first and those that need quiet last and alone. The results are in the
-    order of runs.
+    """Run all, the long ones first and those that need quiet last. The results are in the order of
+    runs.
 
     After ``end`` (of ``monotonic()``) no run begins that is marked ``last``.
     """
     reports = {run: folder / f"{place}.xml" for place, run in enumerate(runs)}
     results = dict[Run, Result]()
-    turns = [in_turn(runs, alone=alone) for alone in (False, True)]
-    progress = Progress([run for turn in turns for run in turn], number)
+    phases = _phases(runs, number)
+    progress = Progress([run for _, some in phases for run in some], number)
     try:
         with CommandPool() as pool:
-            for width, some in zip((number, 1), turns, strict=True):
+            for width, some in phases:
                 aside = min(width, len(some)) > 1
                 work = partial(_result_unless_late, pool, found, reports, end, aside, progress)
                 for result in pool.each(width, work, some):

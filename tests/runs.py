@@ -45,7 +45,9 @@ class Run:
     folders: tuple[str, ...] = ()
     database: str | None = None
     broker: str | None = None
-    alone: bool = False
+    # it measures time or interrupts processes, so it begins after the others, and no more runs
+    # than processors are beside it
+    quiet: bool = False
     newest: bool = (
         False  # with the newest Python, Django and Celery, not with the oldest that are supported
     )
@@ -113,14 +115,14 @@ def kill_trials() -> list[Run]:
     return [run for run in trials if run.folders]
 
 
-def in_turn(runs: Sequence[Run], *, alone: bool) -> list[Run]:
+def in_turn(runs: Sequence[Run], *, quiet: bool) -> list[Run]:
     """Return the runs that need quiet, or the others: long ones first, alternating between
     computing and waiting ones.
 
     Runs that are marked ``last`` come after all others.
     """
     wanted = sorted(
-        (run for run in runs if run.alone == alone), key=lambda run: run.seconds, reverse=True
+        (run for run in runs if run.quiet == quiet), key=lambda run: run.seconds, reverse=True
     )
     first, last = ([run for run in wanted if run.last == late] for late in (False, True))
     computing, waiting = (
@@ -153,7 +155,7 @@ def _suites() -> Iterator[Run]:
         yield _marked(_pytest("database", _DATABASE_FOLDERS, database), "not portable")
         yield replace(_marked(_pytest(PORTABLE, ("database",), database), "portable"), last=True)
     for database in DATABASES:
-        yield _pytest("crash_points", ("crash_points",), database)
+        yield _quiet(_pytest("crash_points", ("crash_points",), database))
     for broker in BROKERS:
         yield replace(
             _pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem"
@@ -161,8 +163,8 @@ def _suites() -> Iterator[Run]:
     for database, broker in PAIRS:
         pair = _pytest("processes", ("processes",), database, broker)
         yield replace(pair, last=(database, broker) in LAST_PAIRS)
-    yield replace(_pytest("mutants", ("mutants",), "postgresql", "redis"), last=True)
-    yield _pytest("chaos", ("chaos",), "postgresql", "rabbitmq")
+    yield _quiet(_pytest("mutants", ("mutants",), "postgresql", "redis"))
+    yield _quiet(_pytest("chaos", ("chaos",), "postgresql", "rabbitmq"))
     yield _pytest("browser", ("browser",), "sqlite")
     pooled = _marked(_pytest(PGBOUNCER, ("broker", "processes"), "postgresql", "redis"), "smoke")
     yield replace(pooled, title=f"{pooled.title} through PgBouncer", pooled=True)
@@ -178,6 +180,10 @@ def _newest(
     run = _marked(run, marks) if marks else run
     title = f"{run.title} with the newest versions"
     return replace(run, title=title, newest=True, few=True)
+
+
+def _quiet(run: Run) -> Run:
+    return replace(run, quiet=True)
 
 
 def _marked(run: Run, marks: str) -> Run:

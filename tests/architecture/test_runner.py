@@ -193,7 +193,7 @@ def test_the_modules_with_the_most_processor_time_are_printed(
 
 
 def test_repetitions_come_after_all_others() -> None:
-    order = in_turn(planned(), alone=False)
+    order = in_turn(planned(), quiet=False)
     assert [run.last for run in order] == sorted(run.last for run in order)
     assert {run.database for run in order if not run.last} >= {"postgresql", "mariadb", "sqlite"}
     assert {run.broker for run in order if not run.last} >= {"rabbitmq", "redis", "filesystem"}
@@ -223,18 +223,20 @@ def test_until_returns_the_answer_or_raises_with_the_condition() -> None:
 
 def test_long_runs_begin_first_alternating_with_waiting_ones_and_quiet_ones_are_separate() -> None:
     computing = sorted(
-        (run for run in planned() if run.broker is None and not run.last),
+        (run for run in planned() if run.broker is None and not run.last and not run.quiet),
         key=_seconds,
         reverse=True,
     )
     waiting = sorted(
-        (run for run in planned() if run.broker is not None), key=_seconds, reverse=True
+        (run for run in planned() if run.broker is not None and not run.quiet),
+        key=_seconds,
+        reverse=True,
     )
-    quiet = replace(PAIR, alone=True)
-    assert in_turn([CHECK, quiet, *planned()], alone=True) == [quiet]
-    order = in_turn([quiet, *planned()], alone=False)
+    quiet = [run for run in planned() if run.quiet]
+    assert {run.suite for run in quiet} == {"mutants", "chaos", "crash_points"}
+    order = in_turn(planned(), quiet=False)
     assert order[:4] == [computing[0], waiting[0], computing[1], waiting[1]]
-    assert sorted(order, key=repr) == sorted(planned(), key=repr)
+    assert sorted([*order, *quiet], key=repr) == sorted(planned(), key=repr)
 
 
 def _seconds(run: Run) -> float:

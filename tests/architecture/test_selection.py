@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import DEFAULT_PARALLEL, PARALLEL, _environment, _options, _parallel, _selected
+from tests.__main__ import (
+    PARALLEL,
+    QUIET_PARALLEL,
+    _environment,
+    _options,
+    _parallel,
+    _phases,
+    _selected,
+)
 from tests.architecture.sources import ROOT
 from tests.backends import BROKERS, DATABASES
 from tests.durations import SECONDS
@@ -113,17 +121,20 @@ def test_options_select_the_runs(arguments: list[str], expected: list[Run]) -> N
 @pytest.mark.parametrize(
     ("arguments", "parallel"),
     [
-        ([], DEFAULT_PARALLEL),
+        ([], PARALLEL),
         (["--all"], PARALLEL),
         (["--parallel", "1"], 1),
         (["--all", "--parallel", "3"], 3),
         (["--kill-trials"], 1),
     ],
 )
-def test_the_default_selection_gets_one_more_parallel_run_unless_the_number_is_given(
-    arguments: list[str], parallel: int
-) -> None:
+def test_a_number_of_parallel_runs_can_be_given(arguments: list[str], parallel: int) -> None:
     assert _parallel(_options(arguments)) == parallel
+
+
+def test_no_more_runs_than_processors_are_beside_one_that_measures_time() -> None:
+    assert [width for width, _ in _phases(planned(), PARALLEL)] == [PARALLEL, QUIET_PARALLEL]
+    assert [width for width, _ in _phases(planned(), 1)] == [1, 1]
 
 
 @pytest.mark.parametrize(
