@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -13,11 +12,8 @@ from rest_framework.response import Response
 from django_durable_tasks import conf, registry
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, Text
-from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.objects import shown_by
-from django_durable_tasks.api.openapi import list_of
-from django_durable_tasks.api.task_fields import ExecutionAnswer, execution_json
-from django_durable_tasks.api.views.tasks import execution_rows, task_of
+from django_durable_tasks.api.views.tasks import ExecutionsEndpoint
 from django_durable_tasks.engine.cluster.status import Overview, overview
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits.next_due import heads
@@ -28,7 +24,6 @@ from django_durable_tasks.models import (
     QueueControl,
     SchedulerLease,
     Task,
-    TaskExecutionLog,
 )
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -143,18 +138,5 @@ def _ended(status: Status, now: datetime) -> int:
     return int(rows.order_by().values("pk")[:COUNTED].count())
 
 
-class HistoryEndpoint(ApiEndpoint):
-    """The attempts of a task with their nodes, times and statuses."""
-
-    reads = ("task", "taskexecutionlog")
-    scopes: ClassVar = {"GET": ApiScope.READ}
-    answers: ClassVar = {"GET": list_of(ExecutionAnswer)}
-    parameters: ClassVar = {"GET": PAGE_PARAMETERS}
-
-    def get(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Return the attempts that have ended, the newest first."""
-        tenant_id = self.caller.tenant.pk
-        task_of(tenant_id, task_id)
-        after = cursor_of(request, tenant_id, TaskExecutionLog)
-        page = page_of(execution_rows(tenant_id, task_id), after, limit_of(request))
-        return listed(request, tenant_id, page, lambda row: execution_json(row, self.caller))
+class HistoryEndpoint(ExecutionsEndpoint):
+    """The attempts of a task that have ended, with their nodes, times and statuses."""
