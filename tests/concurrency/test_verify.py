@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -101,22 +102,31 @@ def test_constantly_changing_rows_have_no_findings() -> None:
     led(since=1)
     for number in range(4):
         a_schedule(f"s{number}", interval=0.05 if number else 1, start_time=ago(1), overlap="ALLOW")
-    moving, looks = threading.Semaphore(0), list[list[str]]()
+    moving, watched = threading.Semaphore(0), threading.Event()
+    looks = list[list[str]]()
     movers = [_schedule, _work, _work, _lead, _operate]
 
     def move(act: Callable[[random.Random], None], seed: int) -> None:
         dice = random.Random(seed)
+        end = monotonic() + WITHIN / 2
         try:
-            for _ in range(STEPS):
+            for step in itertools.count():
+                if step >= STEPS and (watched.is_set() or monotonic() > end):
+                    return
                 act(dice)
         finally:
             moving.release()
 
     def verify() -> None:
         ended = 0
-        while ended < len(movers):
-            looks.append(_findings())
-            ended += sum(moving.acquire(blocking=False) for _ in movers)
+        try:
+            while ended < len(movers):
+                looks.append(_findings())
+                if len(looks) > 1:
+                    watched.set()
+                ended += sum(moving.acquire(blocking=False) for _ in movers)
+        finally:
+            watched.set()
 
     no_errors(race([*(partial(move, act, seed) for seed, act in enumerate(movers)), verify]))
     assert [found for found in looks if found] == []
