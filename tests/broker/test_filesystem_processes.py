@@ -213,10 +213,10 @@ def test_a_prefork_worker_runs_five_hundred_tasks_and_answers_remote_control(
     until(lambda: len(noted(notebook)) >= 500, within=60)
 
     assert sorted(noted(notebook)) == list(range(500))
-    assert [list(answer.values()) for answer in app.control.ping(timeout=5, limit=1)] == [
+    assert [list(answer.values()) for answer in app.control.ping(timeout=30, limit=1)] == [
         [{"ok": "pong"}]
     ]
-    assert "note" in next(iter(app.control.inspect(timeout=5, limit=1).registered().values()))
+    assert "note" in next(iter(app.control.inspect(timeout=30, limit=1).registered().values()))
 
 
 def test_a_worker_whose_children_are_all_busy_answers_remote_control(
@@ -227,7 +227,7 @@ def test_a_worker_whose_children_are_all_busy_answers_remote_control(
         app.send_task("hold", [number, str(released)])
     until(lambda: _running(app) == 2, within=30)
 
-    assert app.control.ping(timeout=5, limit=1)
+    assert app.control.ping(timeout=30, limit=1)
 
     released.touch()
     until(lambda: sorted(noted(notebook)) == list(range(8)), within=30)
@@ -235,7 +235,7 @@ def test_a_worker_whose_children_are_all_busy_answers_remote_control(
 
 def _running(app: Celery) -> int:
     return sum(
-        len(tasks) for tasks in (app.control.inspect(timeout=5, limit=1).active() or {}).values()
+        len(tasks) for tasks in (app.control.inspect(timeout=30, limit=1).active() or {}).values()
     )
 
 
@@ -254,7 +254,7 @@ def test_a_worker_survives_a_folder_that_is_unavailable_for_a_while(
     app.send_task("note", [2])
 
     until(lambda: noted(notebook) == [1, 2], within=30)
-    assert app.control.ping(timeout=5, limit=1)
+    assert app.control.ping(timeout=30, limit=1)
 
 
 def test_a_prefork_worker_sends_its_events(app: Celery) -> None:
@@ -280,4 +280,4 @@ def test_an_unreadable_file_does_not_stop_a_prefork_worker(
 
     until(lambda: sorted(noted(notebook)) == [1, 2], within=30)
     until(lambda: len(list(folder.rglob("*.undecodable"))) == len(RUBBISH), within=30)
-    assert app.control.ping(timeout=5, limit=1)
+    assert app.control.ping(timeout=30, limit=1)

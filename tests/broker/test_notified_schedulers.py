@@ -66,7 +66,7 @@ def repeated(act: Callable[[], Any], seen: Callable[[], Any]) -> None:
     for _ in range(5):
         act()
         with suppress(AssertionError):
-            until(seen, within=15)
+            until(seen, within=30)
             return
     raise AssertionError("no scheduler was woken in five attempts")
 

@@ -41,7 +41,7 @@ def _messages(queue: str, number: int) -> list[TaskMessage]:
 def _received(queue: str) -> Any:
     with current_app.connection_for_read() as connection:
         bound = current_app.amqp.queues[queue](connection.default_channel)
-        return until(lambda: bound.get(no_ack=True), within=10)
+        return until(lambda: bound.get(no_ack=True), within=30)
 
 
 @pytest.mark.smoke
@@ -60,7 +60,7 @@ def test_a_published_message_contains_tokens_and_no_arguments(queue: str) -> Non
 @pytest.mark.smoke
 def test_a_batch_is_one_message_per_task(queue: str) -> None:
     publisher.publish(_messages(queue, 50))
-    until(lambda: waiting_messages(queue) == 50, within=10)
+    until(lambda: waiting_messages(queue) == 50, within=30)
 
 
 def test_a_batch_on_rabbitmq_is_confirmed_when_publish_returns(queue: str, broker: str) -> None:
@@ -68,7 +68,7 @@ def test_a_batch_on_rabbitmq_is_confirmed_when_publish_returns(queue: str, broke
         publisher.publish(_messages(queue, number))
     if broker == "rabbitmq":
         assert waiting_messages(queue) == 102
-    until(lambda: waiting_messages(queue) == 102, within=10)
+    until(lambda: waiting_messages(queue) == 102, within=30)
 
 
 def test_the_most_urgent_of_many_waiting_messages_is_delivered_first(

@@ -132,7 +132,7 @@ def test_a_call_is_published_to_the_queue_that_celery_uses_and_to_no_other(
 def _sent(app: Celery, act: Callable[[], object]) -> dict[str, int]:
     before = waiting(app)
     act()
-    until(lambda: increase(before, waiting(app)), within=10, message="the messages arrive")
+    until(lambda: increase(before, waiting(app)), within=30, message="the messages arrive")
     return increase(before, waiting(app))
 
 

@@ -175,7 +175,7 @@ class Stage:
         """Return the scheduler that leads. Waits for one for a while."""
         for _ in range(3):
             try:
-                return until(lambda: query(self.cluster.leading), within=10)
+                return until(lambda: query(self.cluster.leading), within=30)
             except AssertionError:
                 continue
         return None

@@ -175,7 +175,7 @@ def test_a_second_ctrl_c_does_not_wait_for_running_tasks(tmp_path: Path) -> None
         until(lambda: "A second Ctrl-C" in _said(log) or process.poll() is not None, within=60)
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    until(lambda: not [group for group in groups if _exists(group)], within=10)
+    until(lambda: not [group for group in groups if _exists(group)], within=30)
 
 
 def test_the_printed_login_opens_the_admin(tmp_path: Path) -> None:

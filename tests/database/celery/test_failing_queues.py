@@ -91,12 +91,12 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
     assert set(epochs.values()) == {rows[0].epoch + 2}
     assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
-    until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
+    until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
-    until(lambda: broker_outage.backoff.allows(NOWHERE), within=10)
+    until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
     assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4

@@ -260,7 +260,7 @@ def test_a_queue_that_failed_is_claimed_separately_until_it_succeeds(
             for queue in QUEUES[:7]:
                 a_task(queue=queue)
             assert scheduler.dispatching.poll() == 7
-            until(lambda: scheduler.dispatching.poll() == 0, within=10)
+            until(lambda: scheduler.dispatching.poll() == 0, within=30)
         assert caplog.text.count("Dispatching 8 queues together failed") == 1
     until(lambda: scheduler.dispatching.poll() == 1, within=30)
     caplog.clear()
