@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from django_durable_tasks.rules.states import TERMINAL
+from tests.chaos.invariants.metrics import first_counts
 from tests.chaos.invariants.order import observed
 from tests.chaos.invariants.runs import no_ghost_runs, overlapping, starts
 from tests.chaos.records import ACCEPTED, History
@@ -70,6 +71,7 @@ def figures(
             [line["took"] for line in entries if "task" in line and "took" in line], 1000.0
         ),
         **_of_receiver(history),
+        "counted_again": _counted_again(history),
         "batched": sum(1 for change in starts(history) if change.old == "PENDING"),
         **_of_fires(history),
         "longest_gap": longest_gap(history, windows),
@@ -128,6 +130,16 @@ def _of_receiver(history: History) -> dict[str, int]:
         "requests_refused": len(history.requests) - accepted.total(),
         "requests_repeated": accepted.total() - len(accepted),
     }
+
+
+def _counted_again(history: History) -> int:
+    """Count the created tasks that the first count of their minute, made by a scheduler, did not
+    contain.
+    """
+    minutes = [row.minute for row in history.rows.values()]
+    until = history.creations.until
+    first = sum(number for (minute, *_), number in first_counts(history).items() if minute < until)
+    return sum(minute < until for minute in minutes) - first
 
 
 def _of_fires(history: History) -> dict[str, Any]:

@@ -6,18 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django.db.models import Sum
-
 from django_durable_tasks.engine.notifications import setting_changes
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
-    MetricMinute,
-    MetricSeries,
     NotificationEvent,
     NotificationSetting,
     Task,
-    TaskExecutionLog,
-    UncountedEnding,
 )
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.operations import signing_secrets
@@ -25,7 +19,7 @@ from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
-from tests.chaos.records import Request, Selection, Series
+from tests.chaos.records import Request, Selection
 from tests.chaos.watching import lines
 
 SELECTIONS = (
@@ -38,7 +32,6 @@ SELECTIONS = (
 _FLAGS = {"SUCCESS": "on_success", "FAILED": "on_failure"}
 _PERIODS = (60.0, 61.0)
 """Seconds of a digest. Changing one for the other makes its waiting events due."""
-_COUNTED = ("ATTEMPT", "ENDED")
 
 
 def create_settings(origin: str, folder: Path) -> str:
@@ -64,7 +57,7 @@ def create_settings(origin: str, folder: Path) -> str:
 
 def finish_deliveries(retried: set[str]) -> bool:
     """Make requests that wait for their next attempt due, and replay failed ones; return whether
-    nothing is left to send or to count. The former tasks are added to ``retried``.
+    nothing is left to send. The former tasks are added to ``retried``.
     """
     senders = Task.objects.filter(name__in=(HTTP_CALLBACK_TASK, NOTIFICATION_TASK))
     waiting = senders.filter(status="PENDING", failures__gt=0, due_at__gt=DatabaseNow())
@@ -78,7 +71,7 @@ def finish_deliveries(retried: set[str]) -> bool:
     if undelivered():
         _end_periods()
         return False
-    return not UncountedEnding.objects.exists() and _attempts_are_counted()
+    return True
 
 
 def _end_periods() -> None:
@@ -90,25 +83,9 @@ def _end_periods() -> None:
         setting_changes.change(row, digest=digest, by="chaos")
 
 
-def _attempts_are_counted() -> bool:
-    rows = MetricSeries.objects.filter(kind="ATTEMPT")
-    number: int = rows.aggregate(number=Sum("number"))["number"] or 0
-    return number == TaskExecutionLog.objects.count()
-
-
 def undelivered() -> int:
     """Return how many events are in no delivery."""
     return NotificationEvent.objects.filter(delivery=None).count()
-
-
-def counted() -> dict[Series, tuple[int, int]]:
-    """Return the total of each series, and the sum of its minutes."""
-    rows = MetricMinute.objects.filter(series__kind__in=_COUNTED).order_by()
-    minutes = dict(rows.values_list("series_id").annotate(number=Sum("number")))
-    return {
-        (row.kind, row.queue, row.name, row.status): (row.number, minutes.get(row.pk, 0))
-        for row in MetricSeries.objects.filter(kind__in=_COUNTED)
-    }
 
 
 def requests(folder: Path) -> tuple[Request, ...]:

@@ -21,7 +21,7 @@ from django.db.models import Q
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
-from tests.chaos import bodies, notified, watching
+from tests.chaos import bodies, counted, notified, watching
 from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.faults.registry import Fault
 from tests.chaos.figures import POOLED, QUEUES, Window, figures
@@ -85,6 +85,7 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
     ):
         start()
     stage.cluster.ready()
+    until(lambda: query(counted.counting_has_begun), within=60, message="the metrics are counted")
     schedules = [_declared(number) for number in range(SCHEDULES)]
     load = stage.load()
     until(
@@ -205,6 +206,7 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
     retried = set[str]()
     try:
         until(lambda: query(lambda: notified.finish_deliveries(retried)) is True, within=QUIET)
+        until(lambda: query(counted.all_is_counted) is True, within=60)
         until(lambda: not _messages(stage), within=30)
         until(lambda: _connections() <= _baseline(stage), within=60)
     except AssertionError:
@@ -219,12 +221,14 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
     ledger = stage.folder / "ledger.jsonl"
     assert stage.receiver is not None
     assert stage.receiver.alive(), stage.receiver.output()[-3000:]
+    creations = counted.creations()
     return replace(
         watching.read(ledger, stage.book, tables, _calm(stage)),
         requests=notified.requests(stage.folder),
         selections=notified.SELECTIONS,
         undelivered_events=notified.undelivered(),
-        counted=notified.counted(),
+        counted=counted.counted(),
+        creations=creations,
         retried=frozenset(retried),
     )
 

@@ -53,7 +53,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task at the end. ``marked``: its function writes marks, which built-in tasks do not."""
+    """A task at the end. ``marked``: its function writes marks, which built-in tasks do not.
+    ``minute``: when the minute of its creation began, by the time in its id.
+    """
 
     task: str
     status: str
@@ -69,6 +71,7 @@ class Row:
     batched: bool = False
     is_callback: bool = False
     marked: bool = True
+    minute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class Term:
 @dataclass(frozen=True, slots=True)
 class Fire:
     """A ledger entry: this fire time of this schedule became this task, created by the leader of a
-    term.
+    term. ``count`` is the number of fire times of a range.
     """
 
     schedule: str
@@ -114,6 +117,8 @@ class Fire:
     task: str | None
     term: int | None = None
     at: float = 0.0
+    outcome: str = "DISPATCHED"
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,30 @@ Series = tuple[str, str, str, str]
 """A series of the metrics: its kind, queue, task name and status."""
 
 
+@dataclass(frozen=True, slots=True)
+class CreationCount:
+    """What the metrics said at a time about the tasks of one queue and name that were created in
+    the minute that begins at ``minute``.
+    """
+
+    at: float
+    minute: float
+    queue: str
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreationCounts:
+    """The counts of created tasks in chronological order. The schedulers have counted the minutes
+    before ``until``; the suite counted all of them again at ``repeated_at``.
+    """
+
+    counts: tuple[CreationCount, ...] = ()
+    until: float = 0.0
+    repeated_at: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All records, each sequence in chronological order."""
@@ -200,5 +229,6 @@ class History:
     selections: tuple[Selection, ...] = ()
     undelivered_events: int = 0
     counted: Mapping[Series, tuple[int, int]] = field(default_factory=dict)  # total, its minutes
+    creations: CreationCounts = CreationCounts()
     retried: frozenset[str] = frozenset()  # tasks whose next attempt an operator made due
     calm: Calm = Calm()

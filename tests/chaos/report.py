@@ -52,6 +52,7 @@ OTHERS = {
     "requests_refused": "requests that the receiver refused or did not answer",
     "requests_repeated": "requests that it had accepted before",
     "batched": "tasks that ran in batches",
+    "counted_again": "created tasks that only the second count of their minute found",
     "refused_calls": "calls that failed while the database was unavailable",
     "terms": "leader terms",
     "fires": "fire times",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from tests.chaos.invariants.interfaces import (
     batched_tasks_succeed_once,
     callbacks_arrive,
-    metrics_equal_a_recount,
     selected_events_are_sent,
 )
+from tests.chaos.invariants.metrics import metrics_equal_a_recount
 from tests.chaos.invariants.order import children_wait_for_their_parents, fires_match_their_windows
 from tests.chaos.invariants.paths import (
     all_is_quiet,

@@ -5,6 +5,7 @@ read it.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.chaos import bodies
 from tests.chaos.records import (
     Calm,
     Change,
+    CreationCount,
     Edge,
     Enqueued,
     Fire,
@@ -43,6 +45,9 @@ CREATE TABLE chaos_history (
 CREATE TABLE chaos_term (
     seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), office text NOT NULL,
     term bigint NOT NULL, holder uuid, expires_at timestamptz NOT NULL);
+CREATE TABLE chaos_creations (
+    seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    minute timestamptz NOT NULL, queue text NOT NULL, name text NOT NULL, number bigint NOT NULL);
 """
 _TASKS = """
 CREATE FUNCTION chaos_note_task() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -72,12 +77,23 @@ END $$;
 CREATE TRIGGER chaos_note_term AFTER UPDATE ON durable_tasks_scheduler_lease
 FOR EACH ROW EXECUTE FUNCTION chaos_note_term();
 """
+_CREATIONS = """
+CREATE FUNCTION chaos_note_creations() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos_creations (minute, queue, name, number)
+    SELECT NEW.minute, queue, name, NEW.number FROM durable_tasks_metric_series
+     WHERE id = NEW.series_id AND kind = 'CREATED';
+    RETURN NULL;
+END $$;
+CREATE TRIGGER chaos_note_creations AFTER INSERT OR UPDATE ON durable_tasks_metric_minute
+FOR EACH ROW EXECUTE FUNCTION chaos_note_creations();
+"""
 
 
 def install() -> None:
     """Create the tables and the triggers. The load may begin after that."""
     with connection.cursor() as cursor:
-        cursor.execute(_TABLES + _TASKS + _TERMS)
+        cursor.execute(_TABLES + _TASKS + _TERMS + _CREATIONS)
 
 
 def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm) -> History:
@@ -159,6 +175,7 @@ def _rows() -> Iterator[Row]:
             batched=name == bodies.work_in_batches.name,
             is_callback=name == HTTP_CALLBACK_TASK,
             marked=name not in (HTTP_CALLBACK_TASK, NOTIFICATION_TASK),
+            minute=int(uuid.UUID(task).int >> 80) // 60_000 * 60.0,
         )
 
 
@@ -175,10 +192,25 @@ def _edges() -> Iterator[Edge]:
 
 
 def _fires() -> Iterator[Fire]:
-    names = ("recurring_task_id", "fire_time", "task_id", "term", "created_at")
-    for schedule, due, task, term, at in OccurrenceRecord.objects.order_by("id").values_list(
-        *names
-    ):
-        yield Fire(
-            str(schedule), due.timestamp(), str(task) if task else None, term, at.timestamp()
-        )
+    names = (
+        "recurring_task_id",
+        "fire_time",
+        "task_id",
+        "term",
+        "created_at",
+        "outcome",
+        "count",
+    )
+    found = OccurrenceRecord.objects.order_by("id").values_list(*names)
+    for schedule, due, task, term, at, outcome, number in found:
+        fired = str(task) if task else None
+        yield Fire(str(schedule), due.timestamp(), fired, term, at.timestamp(), outcome, number)
+
+
+def creation_counts() -> tuple[CreationCount, ...]:
+    """Return what was written to the metrics about created tasks."""
+    found = _asked(
+        "SELECT extract(epoch FROM at)::float8, extract(epoch FROM minute)::float8, queue, name,"
+        " number FROM chaos_creations ORDER BY seq"
+    )
+    return tuple(CreationCount(*one) for one in found)

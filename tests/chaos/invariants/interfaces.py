@@ -1,4 +1,4 @@
-"""H13 to H16: callbacks and notifications at their receiver, metrics, and tasks that run in batches.
+"""H13, H14 and H16: callbacks and notifications at their receiver, and tasks that run in batches.
 
 What the receiver has recorded decides, not what the engine says about its deliveries.
 """
@@ -9,8 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
-from django_durable_tasks.rules.states import TERMINAL
-from tests.chaos.records import History, Request, Selection, Series
+from tests.chaos.records import History, Request, Selection
 
 BATCHED = frozenset({"batched", "batched many"})
 """The kinds of the load's calls that create tasks of batches."""
@@ -74,32 +73,6 @@ def _messages(selection: Selection, ended: set[str], messages: dict[str, Request
                 f"{task} has {sent[event]} messages of {selection.setting} about {kind}, not"
                 f" {int(event in wanted)}"
             )
-
-
-def metrics_equal_a_recount(history: History) -> Iterator[str]:
-    """H15: the totals of attempts and of endings without an attempt equal a recount by queue, task
-    and status, and the minutes of each add up to its total.
-    """
-    recount = _recounted(history)
-    for series in sorted(recount.keys() | history.counted.keys()):
-        total, minutes = history.counted.get(series, (0, 0))
-        if total != recount[series]:
-            yield f"{' '.join(series)}: {total} were counted of {recount[series]}"
-        if minutes != total:
-            yield f"{' '.join(series)}: its minutes have {minutes} of {total}"
-
-
-def _recounted(history: History) -> Counter[Series]:
-    """Count the log entries, and the changes to a final status of tasks that were not running."""
-    found = Counter[Series]()
-    for log in history.logs:
-        if row := history.rows.get(log.task):
-            found["ATTEMPT", row.queue, row.name, log.status] += 1
-    for change in history.changes:
-        row = history.rows.get(change.task)
-        if row and change.old not in (None, "RUNNING", change.new) and change.new in TERMINAL:
-            found["ENDED", row.queue, row.name, str(change.new)] += 1
-    return found
 
 
 def batched_tasks_succeed_once(history: History) -> Iterator[str]:

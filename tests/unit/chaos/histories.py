@@ -8,6 +8,8 @@ from typing import Any
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from tests.chaos.records import (
     Change,
+    CreationCount,
+    CreationCounts,
     Edge,
     Enqueued,
     Fire,
@@ -46,7 +48,22 @@ COUNTED = {
     ("ATTEMPT", "default", NOTIFICATION_TASK, "SUCCESS"): (2, 2),
     ("ATTEMPT", "default", "small", "SUCCESS"): (1, 1),
     ("ENDED", "default", "", "CANCELLED"): (1, 1),
+    ("CREATED", "default", "", ""): (4, 4),
+    ("CREATED", "default", "selected", ""): (1, 1),
+    ("CREATED", "default", "http", ""): (1, 1),
+    ("CREATED", "default", NOTIFICATION_TASK, ""): (2, 2),
+    ("CREATED", "default", "small", ""): (1, 1),
+    ("OCCURRENCE", "", "", "DISPATCHED"): (1, 1),
 }
+CREATIONS = CreationCounts(
+    tuple(
+        CreationCount(66.0, 0.0, queue, name, number)
+        for (kind, queue, name, _), (number, _) in COUNTED.items()
+        if kind == "CREATED"
+    ),
+    until=60.0,
+    repeated_at=120.0,
+)
 
 GOOD = History(
     enqueued=(
@@ -119,6 +136,7 @@ GOOD = History(
         Selection("digest", "selected", "SUCCESS", "task.succeeded", digest=True),
     ),
     counted=COUNTED,
+    creations=CREATIONS,
 )
 
 
