@@ -31,8 +31,8 @@ class TaskMessage:
     soft_timeout: float | None = None
     idempotency_key: str | None = None
     batch_of: str | None = None
-    """The task name if the message is for a batch. Then ``task_id`` is the id of the message, and
-    ``name`` is the Celery task that starts batches.
+    """The task name if the message is for a batch. Then ``task_id`` is the id of the message,
+    ``epoch`` is its number, and ``name`` is the Celery task that starts batches.
     """
 
 

@@ -159,6 +159,7 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=200, verbose_name="name")),
                 ("due_at", models.DateTimeField(null=True, verbose_name="due at")),
                 ("publish_count", models.IntegerField(default=0, verbose_name="publish count")),
+                ("number", models.BigIntegerField(default=0, verbose_name="number")),
             ],
             options={
                 "verbose_name": "batch message",

@@ -12,13 +12,14 @@ class BatchMessage(models.Model):
     """The last batch message of a task name in a queue.
 
     ``due_at``: when another one may be published although no worker has received this one. None if
-    a worker has received it.
+    a worker has received it. ``number``: which message it is; it is sent with the message.
     """
 
     queue = models.CharField(_("queue"), max_length=200)
     name = models.CharField(_("name"), max_length=200)
     due_at = models.DateTimeField(_("due at"), null=True)
     publish_count = models.IntegerField(_("publish count"), default=0)
+    number = models.BigIntegerField(_("number"), default=0)
 
     class Meta:
         db_table = "durable_tasks_batch_message"

@@ -210,12 +210,12 @@ def test_a_claim_by_id_leaves_a_task_that_runs_in_batches() -> None:
 def test_processes_that_reserve_a_batch_message_at_once_publish_one(known: bool) -> None:
     if known:
         batch_messages.reserve([PAIR])
-        batch_messages.received(*PAIR)
-    for _ in range(3):
+        batch_messages.received(*PAIR, number=1)
+    for number in range(1 + known, 4 + known):
         reserved = no_errors(race([lambda: batch_messages.reserve([PAIR])] * 4))
-        assert sorted(reserved) == [[], [], [], [PAIR]]
+        assert sorted(reserved) == [[], [], [], [(*PAIR, number, 1)]]
         assert batch_messages.reserve([PAIR]) == []
-        batch_messages.received(*PAIR)
+        batch_messages.received(*PAIR, number=number)
 
 
 @pytest.mark.postgresql
@@ -225,11 +225,11 @@ def test_a_message_that_is_reserved_while_another_process_waits_is_published_onc
 ) -> None:
     if known:
         batch_messages.reserve([PAIR])
-        batch_messages.received(*PAIR)
+        batch_messages.received(*PAIR, number=1)
     reserved = list[Any]()
     second = _while_it_waits(
         lambda: reserved.append(batch_messages.reserve([PAIR])),
         lambda: batch_messages.reserve([PAIR]),
     )
-    assert (reserved, second) == ([[PAIR]], [])
+    assert (reserved, second) == ([[(*PAIR, 1 + known, 1)]], [])
     assert BatchMessage.objects.get().publish_count == 1

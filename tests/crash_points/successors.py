@@ -168,7 +168,8 @@ def _work() -> None:
                 if HEADER in message.headers:
                     deliver(message.headers["task"], message.headers[HEADER])
                 else:
-                    deliver_batch(message.headers[BATCH_HEADER], message.headers["id"])
+                    number = message.payload[1]["number"]
+                    deliver_batch(message.headers[BATCH_HEADER], message.headers["id"], number)
 
 
 def deliver(name: str, message: str) -> None:
@@ -195,11 +196,11 @@ def deliver(name: str, message: str) -> None:
         process_runs.forget(message)
 
 
-def deliver_batch(name: str, message: str = "batch.000000000000") -> None:
+def deliver_batch(name: str, message: str = "batch.000000000000", number: int = 1) -> None:
     """Deliver a batch message of this task name, as a worker does."""
     task: Any = current_app.tasks[CARRIER]
     task.push_request(id=message, called_directly=False, is_eager=False, headers={})
     try:
-        task(queue=QUEUE, name=name)
+        task(queue=QUEUE, name=name, number=number)
     finally:
         task.pop_request()

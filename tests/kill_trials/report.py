@@ -34,9 +34,10 @@ ending kept the lock of its task, and the leader skips locked rows. The dedicate
 transaction that is idle for ten seconds, as they did before on PostgreSQL. All trials below ended. MySQL has no such
 limit: there such a task waits until the frozen process continues or its connection is closed.
 
-The trials in batches took 96 to 116 s on RabbitMQ and 361 s on Redis, besides tests of other programs. One batch message is outstanding
-for a task name. If it is lost with its worker, the next one is published after 15 s (`REPUBLISH_AFTER`). This probably explains the
-difference, but it was not measured separately.
+The first trials in batches took 96 to 116 s on RabbitMQ and 361 s on Redis. A trace of the table `BatchMessage` showed why: after each
+of four kills a batch message was outstanding and no message was in the Redis list, because the parent process of the killed worker had
+read it while its child processes were busy. The next message was published 15 s (`REPUBLISH_AFTER`) after the lost one. RabbitMQ returns
+such a message when the connection ends. A batch message that no worker receives is now published again after 2 s.
 """
 COLUMNS = (
     "date",

@@ -120,4 +120,9 @@ def with_any_number_of_batch_messages() -> None:
 
     free = "WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()"
     _without(batch_messages, "reserve_batch_messages", free)
-    setattr(batch_messages, "_reserve", lambda pairs, *_: list(pairs))  # noqa: B010 - mypy knows it as a function
+    reserved = batch_messages.ReservedMessage
+
+    def reserve(pairs: Sequence[tuple[str, str]], *_: float) -> list[Any]:
+        return [reserved(queue, name, 1, 1) for queue, name in pairs]
+
+    setattr(batch_messages, "_reserve", reserve)  # noqa: B010 - mypy knows it as a function

@@ -77,8 +77,10 @@ _sizes = BatchSizes()
 @shared_task(
     name=CARRIER, bind=True, ignore_result=True, acks_late=False, reject_on_worker_lost=False
 )
-def run_batch(self: Any, queue: str, name: str) -> None:
-    """Run due tasks of this name in this queue for about DURATION seconds."""
+def run_batch(self: Any, queue: str, name: str, number: int) -> None:
+    """Run due tasks of this name in this queue for about DURATION seconds. ``number`` is that of
+    the batch message.
+    """
     task, token = current_app.tasks.get(name), batch_token(self.request.id)
     options: TaskOptions | None = getattr(task, "durable_options", None)
     lease = None if options is None else options.lease
@@ -99,7 +101,7 @@ def run_batch(self: Any, queue: str, name: str) -> None:
         )
         _publish_later(queue, name)
         return
-    _Message(task, queue, token, place, self.request).run()
+    _Message(task, queue, number, token, place, self.request).run()
 
 
 def _publish_later(queue: str, name: str) -> None:
@@ -117,9 +119,15 @@ class _Message:
     """One batch message."""
 
     def __init__(
-        self, task: Any, queue: str, token: bytes, place: RunLocation, request: Any
+        self,
+        task: Any,
+        queue: str,
+        number: int,
+        token: bytes,
+        place: RunLocation,
+        request: Any,
     ) -> None:
-        self._task, self._queue, self._place = task, queue, place
+        self._task, self._queue, self._number, self._place = task, queue, number, place
         self._options: TaskOptions = task.durable_options
         self._token, self._events = token, TaskEvents(task)
         self._request = {name: value for name, value in vars(request).items() if name in _COPIED}
@@ -171,7 +179,7 @@ class _Message:
             try:
                 with dedicated_connection():
                     if not self._is_received:
-                        batch_messages.received(self._queue, self._task.name)
+                        batch_messages.received(self._queue, self._task.name, self._number)
                         self._is_received = True
                     before, run_ids = list(tried), batches.run_ids_of(self._token, size)
                     tried += run_ids

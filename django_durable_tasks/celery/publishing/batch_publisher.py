@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from django_durable_tasks.celery.publishing import broker_outage, dispatcher
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.engine.tasks.batch_messages import ReservedMessage
 from django_durable_tasks.ports import TaskMessage
 
 logger = logging.getLogger("django_durable_tasks.broker")
@@ -33,7 +34,7 @@ def publish(priorities: Mapping[tuple[str, str], int]) -> int:
         return 0
     with dedicated_connection():
         reserved = batch_messages.reserve(pairs)
-    messages = [_message(queue, name, priorities[queue, name]) for queue, name in reserved]
+    messages = [_message(one, priorities[one.queue, one.name]) for one in reserved]
     refused = dispatcher.publish_or_refuse(messages) if messages else ()
     for one in refused:
         with dedicated_connection():
@@ -43,13 +44,13 @@ def publish(priorities: Mapping[tuple[str, str], int]) -> int:
     return len(messages) - len(refused)
 
 
-def _message(queue: str, name: str, priority: int) -> TaskMessage:
+def _message(reserved: ReservedMessage, priority: int) -> TaskMessage:
     return TaskMessage(
         task_id=uuid.uuid4(),
-        epoch=0,
-        number=1,
+        epoch=reserved.number,
+        number=reserved.publish_count,
         name=CARRIER,
-        queue=queue,
+        queue=reserved.queue,
         priority=priority,
-        batch_of=name,
+        batch_of=reserved.name,
     )

@@ -82,7 +82,8 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
 def _body(message: TaskMessage) -> str:
     if message.batch_of is None:
         return _BODY
-    arguments: str = dumps({"queue": message.queue, "name": message.batch_of})
+    named = {"queue": message.queue, "name": message.batch_of, "number": message.epoch}
+    arguments: str = dumps(named)
     return _BATCH_BODY % arguments
 
 

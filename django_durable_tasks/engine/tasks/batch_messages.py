@@ -1,8 +1,13 @@
 """Which batch messages are needed: at most one is outstanding for each queue and task name.
 
 A scheduler records a message and publishes it after the commit. The worker that receives it records
-that, starts a batch, and publishes the next message if more tasks are due. A message that was lost
-is published again after REPUBLISH_AFTER, and then after growing times.
+that, starts a batch, and publishes the next message if more tasks are due.
+
+A message that no worker has received is published again after FIRST_WAIT, and then after growing
+times. It may be lost: on Redis the parent process of a worker reads the next message while its
+child processes are busy, and the message is lost if the worker is killed. If it was only late, two
+messages exist. They have different numbers, and a worker that receives the older one does not
+publish a successor, because the newer one is outstanding. So late messages do not accumulate.
 """
 
 from __future__ import annotations
@@ -21,7 +26,12 @@ from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW
 from django_durable_tasks.models import BatchMessage
 
+FIRST_WAIT = 2.0
+"""Seconds, at most REPUBLISH_AFTER. A worker with a free process receives a message within
+milliseconds, and a process with a batch is free after about 0.2 s.
+"""
 _AT_ONCE = 500
+_DOUBLINGS = 10
 
 
 class BatchHead(NamedTuple):
@@ -33,6 +43,17 @@ class BatchHead(NamedTuple):
     name: str
     due_at: datetime
     priority: int | None
+
+
+class ReservedMessage(NamedTuple):
+    """A message to publish: its number, and how many were published since a worker received one,
+    including this one.
+    """
+
+    queue: str
+    name: str
+    number: int
+    publish_count: int
 
 
 def heads(now: datetime) -> list[BatchHead]:
@@ -60,25 +81,25 @@ def _grouped(now: datetime) -> list[BatchHead]:
     ]
 
 
-def reserve(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def reserve(pairs: Sequence[tuple[str, str]]) -> list[ReservedMessage]:
     """Record a message for each of these queues and task names that has none outstanding; return
     those to publish after the commit.
     """
     if not pairs:
         return []
     settings, ordered = conf.settings(), sorted(set(pairs))
-    first, longest = settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX
+    first, longest = min(FIRST_WAIT, settings.REPUBLISH_AFTER), settings.REPUBLISH_AFTER_MAX
     sql = statement("reserve_batch_messages")
     if sql is not None:
         queues, names = (list(column) for column in zip(*ordered, strict=True))
         parameters = {"queues": queues, "names": names, "first": first, "longest": longest}
-        return [(queue, name) for queue, name in tables.read(sql, parameters)]
+        return [ReservedMessage._make(row) for row in tables.read(sql, parameters)]
     return _reserve(ordered, first, longest)
 
 
 def _reserve(
     pairs: Sequence[tuple[str, str]], first: float, longest: float
-) -> list[tuple[str, str]]:
+) -> list[ReservedMessage]:
     rows = BatchMessage.objects.using(tables.database())
     known = set(rows.filter(_any_of(pairs)).values_list("queue", "name"))
     missing = [BatchMessage(queue=queue, name=name) for queue, name in set(pairs) - known]
@@ -87,13 +108,19 @@ def _reserve(
     with tables.atomic():
         free = rows.filter(_any_of(pairs)).filter(Q(due_at=None) | Q(due_at__lte=NOW))
         locked = tables.locked_for_change(free.order_by("pk"), skip_locked=_skips())
-        found = {pk: (queue, name) for pk, queue, name in locked.values_list("pk", "queue", "name")}
+        fields = ("pk", "queue", "name", "number", "publish_count")
+        found = {
+            pk: ReservedMessage(queue, name, number + 1, count + 1)
+            for pk, queue, name, number, count in locked.values_list(*fields)
+        }
         steps: list[Any] = [
             When(publish_count=number, then=after(min(first * 2**number, longest)))
-            for number in range(8)
+            for number in range(_DOUBLINGS)
         ]
         rows.filter(pk__in=list(found)).update(
-            due_at=Case(*steps, default=after(longest)), publish_count=F("publish_count") + 1
+            due_at=Case(*steps, default=after(longest)),
+            publish_count=F("publish_count") + 1,
+            number=F("number") + 1,
         )
     return sorted(found.values())
 
@@ -106,14 +133,16 @@ def _any_of(pairs: Sequence[tuple[str, str]]) -> Q:
     return Q(*(Q(queue=queue, name=name) for queue, name in pairs), _connector=Q.OR)
 
 
-def received(queue: str, name: str) -> None:
-    """Record that a worker has received the message of this queue and task name."""
+def received(queue: str, name: str, number: int) -> None:
+    """Record that a worker has received the message of this queue, task name and number. An older
+    message than the outstanding one changes nothing.
+    """
     sql = statement("receive_batch_message")
     if sql is not None:
-        tables.count(sql, {"queue": queue, "name": name})
+        tables.count(sql, {"queue": queue, "name": name, "number": number})
         return
     rows = BatchMessage.objects.using(tables.database()).filter(queue=queue, name=name)
-    rows.filter(due_at__isnull=False).update(due_at=None, publish_count=0)
+    rows.filter(number__lte=number, due_at__isnull=False).update(due_at=None, publish_count=0)
 
 
 def not_published(pairs: Sequence[tuple[str, str]], delay: float) -> None:

@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from django_durable_tasks.rules.states import Status
 
+_EARLY = 3
+"""A batch message that was published this often waits for less than about 15 s by default."""
+
 
 class Level(StrEnum):
     """The severity of a sentence."""
@@ -216,7 +219,7 @@ def _batch_message(it: TaskSituation) -> Sentence:
             "The broker refused the batch message, or the worker that received it has no task of"
             f" this name. A scheduler publishes the next one {again}."
         )
-    if message.publish_count == 1 and left > 0:
+    if message.publish_count <= _EARLY and left > 0:
         return _wait("A batch message was published and waits for a free worker process.")
     times = "once" if message.publish_count == 1 else f"{message.publish_count} times"
     return _trouble(

@@ -46,7 +46,7 @@ def test_the_state_of_the_batch_message_is_explained(task: Task) -> None:
     assert "A batch message was published" in _explained(task)
     batch_messages.not_published([(QUEUE, NAME)], 30)
     assert "The broker refused the batch message" in _explained(task)
-    batch_messages.received(QUEUE, NAME)
+    batch_messages.received(QUEUE, NAME, number=1)
     assert "No batch message is outstanding" in _explained(task)
     assert "waits for a batch" in durable("show", task.pk).out
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,21 @@ def small_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
 
 
-def _deliver(name: str, queue: str = QUEUE) -> None:
+def _deliver(name: str, queue: str = QUEUE, number: int | None = None) -> None:
+    """Deliver a batch message: without a number the last one."""
+    if number is None:
+        number = BatchMessage.objects.values_list("number", flat=True).first() or 0
     token = uuid.uuid4().hex[:12]
     batch_runs.run_batch.apply(
-        kwargs={"queue": queue, "name": name}, task_id=f"batch.{token}", throw=True
+        kwargs={"queue": queue, "name": name, "number": number},
+        task_id=f"batch.{token}",
+        throw=True,
     )
+
+
+def _number(message: Any) -> int:
+    number: int = json.loads(message.body)[1]["number"]
+    return number
 
 
 def _schedule(notebook: Path, number: int) -> None:
@@ -105,6 +117,22 @@ def test_the_next_message_is_published_if_more_tasks_are_due(tmp_path: Path) -> 
     assert BatchMessage.objects.get().due_at is not None
     _deliver(batched.note.name)
     assert BatchMessage.objects.get().due_at is None
+
+
+def test_late_messages_do_not_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runs, "DURATION", 0.0)  # a message runs one batch
+    _schedule(tmp_path / "notes", 60)
+    dispatch = BatchDispatch()
+    dispatch.read(database_now())
+    for _ in range(3):  # no process is free for a while
+        assert dispatch.publish() == 1
+        BatchMessage.objects.update(due_at=DatabaseNow())
+    assert len(sent := take_messages(QUEUE)) == 3
+    BatchMessage.objects.update(due_at=database_now() + timedelta(seconds=60))
+    for number in range(1, 4):
+        _deliver(batched.note.name, number=number)
+    assert [_number(message) for message in sent] == [1, 2, 3]
+    assert [_number(message) for message in take_messages(QUEUE)] == [4]
 
 
 def test_an_error_while_the_next_message_is_recorded_does_not_stop_the_batch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -23,41 +24,66 @@ def _due_in() -> float:
     return (due_at - database_now()).total_seconds()
 
 
+def _reserved(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(one.queue, one.name) for one in batch_messages.reserve(pairs)]
+
+
 def _overdue() -> None:
     BatchMessage.objects.update(due_at=database_now() - timedelta(seconds=1))
 
 
 def test_a_message_is_published_once_until_a_worker_receives_it() -> None:
-    assert batch_messages.reserve([PAIR, PAIR]) == [PAIR]
+    assert batch_messages.reserve([PAIR, PAIR]) == [(*PAIR, 1, 1)]
     assert batch_messages.reserve([PAIR]) == []
-    batch_messages.received(*PAIR)
-    assert batch_messages.reserve([PAIR]) == [PAIR]
+    batch_messages.received(*PAIR, number=1)
+    assert batch_messages.reserve([PAIR]) == [(*PAIR, 2, 1)]
     assert BatchMessage.objects.count() == 1
+
+
+def test_an_older_message_leaves_the_newer_one_outstanding() -> None:
+    batch_messages.reserve([PAIR])
+    _overdue()
+    assert batch_messages.reserve([PAIR]) == [(*PAIR, 2, 2)]
+    batch_messages.received(*PAIR, number=1)
+    assert batch_messages.reserve([PAIR]) == []
+    batch_messages.received(*PAIR, number=2)
+    assert batch_messages.reserve([PAIR]) == [(*PAIR, 3, 1)]
 
 
 def test_a_lost_message_is_published_again_after_growing_times() -> None:
     batch_messages.reserve([PAIR])
     waits = [_due_in()]
-    for _ in range(2):
+    for _ in range(3):
         _overdue()
-        assert batch_messages.reserve([PAIR]) == [PAIR]
+        assert _reserved(PAIR) == [PAIR]
         waits.append(_due_in())
-    assert waits == pytest.approx([15, 30, 60], abs=5)
-    batch_messages.received(*PAIR)
+    assert waits == pytest.approx([2, 4, 8, 16], abs=0.9)
+    batch_messages.received(*PAIR, number=4)
     batch_messages.reserve([PAIR])
-    assert _due_in() == pytest.approx(15, abs=5)
+    assert _due_in() == pytest.approx(2, abs=0.9)
+
+
+def test_the_wait_for_a_lost_message_is_at_most_those_of_the_settings(settings: Any) -> None:
+    limits = {"REPUBLISH_AFTER": 1, "REPUBLISH_AFTER_MAX": 900}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, **limits}
+    batch_messages.reserve([PAIR])
+    assert _due_in() == pytest.approx(1, abs=0.9)
+    BatchMessage.objects.update(publish_count=40)
+    _overdue()
+    batch_messages.reserve([PAIR])
+    assert _due_in() == pytest.approx(900, abs=5)
 
 
 def test_a_message_that_the_broker_refused_is_due_after_its_delay() -> None:
     batch_messages.reserve([PAIR, ("other", NOOP)])
     batch_messages.not_published([PAIR], 0.0)
-    assert batch_messages.reserve([PAIR, ("other", NOOP)]) == [PAIR]
+    assert _reserved(PAIR, ("other", NOOP)) == [PAIR]
 
 
 def test_after_an_outage_of_the_broker_all_outstanding_messages_are_due() -> None:
     batch_messages.reserve([PAIR, ("other", NOOP)])
     assert batch_messages.publish_again(QUEUE) == 1
-    assert batch_messages.reserve([PAIR, ("other", NOOP)]) == [PAIR]
+    assert _reserved(PAIR, ("other", NOOP)) == [PAIR]
     assert batch_messages.publish_again() == 2
 
 

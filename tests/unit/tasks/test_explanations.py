@@ -56,7 +56,7 @@ def _explained(status: str, **facts: Any) -> str:
             {
                 "due_at": _in(-5),
                 "in_batch": True,
-                "batch_message": OutstandingMessage(_in(9), 1),
+                "batch_message": OutstandingMessage(_in(9), 3),
             },
             "A batch message was published and waits for a free worker process.",
         ),
@@ -74,7 +74,7 @@ def _explained(status: str, **facts: Any) -> str:
             {
                 "due_at": _in(-5),
                 "in_batch": True,
-                "batch_message": OutstandingMessage(_in(60), 3),
+                "batch_message": OutstandingMessage(_in(60), 4),
             },
             "the workers are busy, or the broker lost it. A scheduler publishes it again in 60 s.",
         ),

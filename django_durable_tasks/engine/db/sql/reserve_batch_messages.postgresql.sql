@@ -4,10 +4,10 @@
 WITH asked AS MATERIALIZED (
   SELECT * FROM unnest(%(queues)s::text[], %(names)s::text[]) AS asked (queue, name)),
 unflushed AS (SELECT set_config('synchronous_commit', 'off', true) AS setting)
-INSERT INTO durable_tasks_batch_message AS message (queue, name, due_at, publish_count)
-SELECT asked.queue, asked.name, clock_timestamp() + %(first)s * interval '1 second', 1 FROM asked, unflushed
+INSERT INTO durable_tasks_batch_message AS message (queue, name, due_at, publish_count, number)
+SELECT asked.queue, asked.name, clock_timestamp() + %(first)s * interval '1 second', 1, 1 FROM asked, unflushed
     ON CONFLICT (queue, name) DO UPDATE
-   SET due_at = clock_timestamp() + LEAST(%(first)s * 2 ^ LEAST(message.publish_count, 8), %(longest)s) * interval '1 second',
-       publish_count = message.publish_count + 1
+   SET due_at = clock_timestamp() + LEAST(%(first)s * 2 ^ LEAST(message.publish_count, 10), %(longest)s) * interval '1 second',
+       publish_count = message.publish_count + 1, number = message.number + 1
  WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()
-RETURNING message.queue, message.name
+RETURNING message.queue, message.name, message.number, message.publish_count
