@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import F, Lookup, Model, QuerySet
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.db.arrays import uuid_array
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
@@ -67,6 +69,27 @@ def locked_for_change(queryset: QuerySet[M], *, skip_locked: bool = False) -> Qu
     """
     no_key = connections[database()].features.has_select_for_no_key_update
     return queryset.select_for_update(no_key=no_key, skip_locked=skip_locked)
+
+
+class _InArray(Lookup):
+    """The condition that a column is one of the elements of an array, the text of a ``uuid[]``."""
+
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        """Return the condition and its parameters, for PostgreSQL."""
+        column, parameters = self.process_lhs(compiler, connection)
+        return f"{column} = ANY(%s::uuid[])", (*parameters, self.rhs)
+
+
+def with_ids(queryset: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> QuerySet[M]:
+    """Return the rows whose column is one of these ids.
+
+    On PostgreSQL they are one parameter. An IN list takes several microseconds per id to build.
+    """
+    if connections[database()].vendor != "postgresql":
+        return queryset.filter(**{f"{column}__in": list(ids)})
+    return queryset.filter(_InArray(F(column), uuid_array(ids)))
 
 
 def count(sql: str, parameters: dict[str, Any]) -> int:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import occurrence_tasks
 from django_durable_tasks.engine.recurring.schedule_cache import (
     Calendars,
@@ -22,7 +21,11 @@ from django_durable_tasks.engine.recurring.schedule_cache import (
     calendars_of,
     named_calendars,
 )
-from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.engine.recurring.schedule_rows import (
+    AnySchedule,
+    ScheduleRow,
+    read_rows,
+)
 from django_durable_tasks.rules.recurring.effective import Agenda
 from django_durable_tasks.rules.recurring.misfires import Policy
 from django_durable_tasks.rules.recurring.policies import (
@@ -61,8 +64,7 @@ class DueState(NamedTuple):
         return max(self.watermark_at, self.ledger_from)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSchedule:
+class KnownSchedule(NamedTuple):
     """The values of a schedule that only an edit of it or of its calendars changes."""
 
     pk: uuid.UUID
@@ -116,7 +118,7 @@ class DueSchedules(NamedTuple):
     """The due schedules of a tick: those that are known, and the rows of the others."""
 
     known: dict[uuid.UUID, KnownSchedule]
-    rows: dict[uuid.UUID, RecurringTask]
+    rows: dict[uuid.UUID, ScheduleRow]
     calendars: Calendars
 
 
@@ -124,29 +126,22 @@ def read(states: Sequence[DueState]) -> DueSchedules:
     """Read what is not known of these locked schedules; at most three statements."""
     kept = process_state.of(KnownSchedules)
     known = {state.id: found for state in states if (found := kept.get(state)) is not None}
-    rows = _rows([state.id for state in states if state.id not in known])
+    rows = read_rows([state.id for state in states if state.id not in known])
     names = {name for one in known.values() for name in one.calendars}
     calendars = calendars_of(list(rows.values()), names)
     stale = [pk for pk, one in known.items() if one.versions != _versions(one, calendars)]
     if stale:
-        rows |= _rows(stale)
+        rows |= read_rows(stale)
         known = {pk: one for pk, one in known.items() if pk not in rows}
         calendars = calendars_of(list(rows.values()))
     return DueSchedules(known, rows, calendars)
-
-
-def _rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RecurringTask]:
-    if not ids:
-        return {}
-    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=ids)
-    return {row.pk: row for row in rows}
 
 
 def _versions(known: KnownSchedule, calendars: Calendars) -> tuple[Version | None, ...]:
     return tuple(calendars.get((known.tenant_id, name)) for name in known.calendars)
 
 
-def known_schedule(row: RecurringTask, calendars: Calendars) -> KnownSchedule:
+def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
     """Return the values of a row that was read, and keep them for the next ticks.
 
     Raises what a corrupted row causes, and UnknownTask or EncryptionError.
@@ -174,13 +169,27 @@ def known_schedule(row: RecurringTask, calendars: Calendars) -> KnownSchedule:
     return known
 
 
-def policy_of(row: RecurringTask) -> Policy:
+def policy_of(row: AnySchedule) -> Policy:
     """Return the schedule's policy for missed fire times."""
+    return _policy(
+        row.catch_up_mode,
+        row.misfire_grace,
+        row.catchup_window,
+        row.max_catchup_runs,
+        row.catchup_order,
+        row.catchup_pace,
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _policy(
+    catch_up: str, grace: float, window: float | None, max_runs: int, order: str, pace: float
+) -> Policy:
     return Policy(
-        catch_up=CatchUp(row.catch_up_mode),
-        grace=row.misfire_grace,
-        window=row.catchup_window,
-        max_runs=row.max_catchup_runs,
-        order=CatchUpOrder(row.catchup_order),
-        pace=row.catchup_pace,
+        catch_up=CatchUp(catch_up),
+        grace=grace,
+        window=window,
+        max_runs=max_runs,
+        order=CatchUpOrder(order),
+        pace=pace,
     )

@@ -23,7 +23,8 @@ from django_durable_tasks.engine.db.arrays import (
     uuid_array,
 )
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from django_durable_tasks.engine.recurring.schedule_rows import AnySchedule
+from django_durable_tasks.models import OccurrenceRecord
 from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.rules.recurring.effective import Agenda
 from django_durable_tasks.rules.recurring.policies import FireOutcome
@@ -152,7 +153,7 @@ _INSTANT = timedelta(microseconds=1)
 
 
 def paused_range(
-    row: RecurringTask, agenda: Agenda, until: datetime, term: int | None = None
+    row: AnySchedule, agenda: Agenda, until: datetime, term: int | None = None
 ) -> LedgerEntry | None:
     """Return the entry of the fire times from the watermark to ``until``, or None."""
     first, last = agenda.next(row.watermark_at), agenda.previous(until + _INSTANT)

@@ -9,39 +9,73 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_durable_tasks import registry
+from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import readable
-from django_durable_tasks.engine.tasks.new_task import Call, planned_task
+from django_durable_tasks.engine.recurring.schedule_rows import AnySchedule, ScheduleRow
+from django_durable_tasks.engine.tasks.new_task import TaskTemplate
+from django_durable_tasks.engine.tasks.new_task import template as task_template
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.task_queries import NEVER, new_task_id
+from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.overlaps import OverlapDecision
 from django_durable_tasks.rules.recurring.policies import FireOutcome, Overlap
 from django_durable_tasks.rules.tasks.key_templates import formatted
-from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.new_task import NO_ID, NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tasks.shards import shard_of
 
+_MAX_TEMPLATES = 1_000
+"""If there are this many, all are built again."""
+
+
+class SharedTemplates:
+    """The templates of this process, by what the tasks of several schedules have in common: the
+    task function and its options.
+    """
+
+    def __init__(self) -> None:
+        self._settings: conf.Settings | None = None
+        self._templates: dict[tuple[Any, ...], tuple[Registered, TaskTemplate]] = {}
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def get(self, row: ScheduleRow) -> TaskTemplate:
+        """Return the template of this schedule's tasks; raises what ``_task_template`` raises."""
+        settings = conf.settings()
+        if self._settings is not settings or len(self._templates) >= _MAX_TEMPLATES:
+            self._settings, self._templates = settings, {}
+        key = (row.task, row.tenant_id, row.queue, row.priority, row.options_json)
+        known = self._templates.get(key)
+        if known is None or known[0] is not registry.find(row.task):
+            known = self._templates[key] = (registry.get(row.task), _task_template(row))
+        return known[1]
+
+
+def _task_template(row: AnySchedule) -> TaskTemplate:
+    """Raise UnknownTask or InvalidOption."""
+    options = {
+        **row.options,
+        "tenant": row.tenant_id,
+        "queue": row.queue or None,
+        "priority": row.priority,
+    }
+    return task_template(registry.get(row.task), call_options(CallOptions(), options))
+
 
 @readable
-def template(row: RecurringTask) -> NewTask:
+def template(row: AnySchedule) -> NewTask:
     """Return the values that all tasks of this schedule share, saved or not.
 
     Raises UnknownTask, InvalidArguments or InvalidOption.
     """
-    options = call_options(
-        CallOptions(),
-        {
-            **row.options,
-            "tenant": row.tenant_id,
-            "queue": row.queue or None,
-            "priority": row.priority,
-        },
-    )
-    call = Call(registry.get(row.task), tuple(row.args), row.kwargs, options)
-    task, overlap_key = planned_task(call), overlap_key_of(row)
+    if isinstance(row, ScheduleRow):
+        shared = process_state.of(SharedTemplates).get(row)
+    else:
+        shared = _task_template(row)
+    task, overlap_key = shared.called(tuple(row.args), row.kwargs, NO_ID), overlap_key_of(row)
     expires_in = task.expires_in if row.expires_in is None else row.expires_in
     return task._replace(
         recurring_task_id=row.pk,
@@ -53,7 +87,7 @@ def template(row: RecurringTask) -> NewTask:
     )
 
 
-def overlap_key_of(row: RecurringTask) -> str | None:
+def overlap_key_of(row: AnySchedule) -> str | None:
     """Return the overlap key of the schedule's runs; None if they may overlap. Raises
     InvalidOption.
     """

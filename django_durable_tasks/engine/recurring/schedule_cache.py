@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.recurring.schedule_rows import AnySchedule, ScheduleRow
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import (
@@ -34,15 +35,14 @@ _days: dict[Version, BusinessDays] = {}
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", RecurringTask, AnySchedule)
 
 
-def readable(
-    read: Callable[Concatenate[RecurringTask, P], T],
-) -> Callable[Concatenate[RecurringTask, P], T]:
+def readable(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Decorator: turn unexpected errors from a corrupted RecurringTask row into InvalidSchedule."""
 
     @wraps(read)
-    def reading(row: RecurringTask, /, *rest: P.args, **more: P.kwargs) -> T:
+    def reading(row: S, /, *rest: P.args, **more: P.kwargs) -> T:
         try:
             return read(row, *rest, **more)
         except DurableTasksError:
@@ -62,12 +62,12 @@ class Calendars(dict[tuple[int, str], Version]):
     Reads the overrides of all these schedules with one statement, when they are first needed.
     """
 
-    def __init__(self, rows: Sequence[RecurringTask]) -> None:
+    def __init__(self, rows: Sequence[AnySchedule]) -> None:
         super().__init__()
-        self._rows = {row.pk for row in rows if not row._state.adding}
+        self._rows = {row.pk for row in rows if _is_saved(row)}
         self._overrides: dict[uuid.UUID, list[Override]] | None = None
 
-    def overrides(self, row: RecurringTask) -> Sequence[Override]:
+    def overrides(self, row: AnySchedule) -> Sequence[Override]:
         """Return the operator's overrides of single fire times of this schedule."""
         if row.pk not in self._rows:
             return _overrides([row.pk]).get(row.pk, ())
@@ -76,7 +76,11 @@ class Calendars(dict[tuple[int, str], Version]):
         return self._overrides.get(row.pk, ())
 
 
-def calendars_of(rows: Sequence[RecurringTask], also: Iterable[str] = ()) -> Calendars:
+def _is_saved(row: AnySchedule) -> bool:
+    return isinstance(row, ScheduleRow) or not row._state.adding
+
+
+def calendars_of(rows: Sequence[AnySchedule], also: Iterable[str] = ()) -> Calendars:
     """Return the calendars that these rows refer to, and those named ``also``; no statement if
     there is none.
     """
@@ -95,17 +99,17 @@ def calendars_of(rows: Sequence[RecurringTask], also: Iterable[str] = ()) -> Cal
 
 
 @readable
-def agenda_of(row: RecurringTask, calendars: Calendars | None = None) -> Agenda:
+def agenda_of(row: AnySchedule, calendars: Calendars | None = None) -> Agenda:
     """Return the agenda of this row, saved or not.
 
     Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
     """
     calendars = calendars_of([row]) if calendars is None else calendars
-    overrides = () if row._state.adding else calendars.overrides(row)
+    overrides = calendars.overrides(row) if _is_saved(row) else ()
     return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides)
 
 
-def named_calendars(row: RecurringTask, calendars: Calendars) -> tuple[Version, ...]:
+def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ...]:
     """Return the versions of the row's calendars; raises InvalidSchedule if one is missing."""
     missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
     if missing:
@@ -120,7 +124,7 @@ def _days_of(named: Sequence[Version]) -> BusinessDays | None:
 
 
 def agenda_from(
-    row: RecurringTask, days: BusinessDays | None, overrides: Sequence[Override] = ()
+    row: AnySchedule, days: BusinessDays | None, overrides: Sequence[Override] = ()
 ) -> Agenda:
     """Return the agenda of a saved or unsaved row with these days and overrides; executes no
     statement.
@@ -153,7 +157,7 @@ def fire_times_of(row: RecurringTask) -> Timetable:
     return _times(row, _days_of(named_calendars(row, calendars_of([row]))))
 
 
-def _times(row: RecurringTask, days: BusinessDays | None) -> Timetable:
+def _times(row: AnySchedule, days: BusinessDays | None) -> Timetable:
     return timetable(
         row.timetable,
         zone=row.time_zone,
@@ -165,10 +169,9 @@ def _times(row: RecurringTask, days: BusinessDays | None) -> Timetable:
     )
 
 
-def _overrides(row_ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
-    rows = OccurrenceOverride.objects.using(tables.database()).filter(
-        recurring_task__in=list(row_ids)
-    )
+def _overrides(row_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
+    everything = OccurrenceOverride.objects.using(tables.database())
+    rows = tables.with_ids(everything, "recurring_task_id", row_ids)
     found: dict[uuid.UUID, list[Override]] = {}
     columns = rows.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
     for row, fire_time, action, move_to, reason in columns:

@@ -35,6 +35,7 @@ from django_durable_tasks.engine.recurring.known_schedules import (
 )
 from django_durable_tasks.engine.recurring.publish_due import Windows, queued_if_due
 from django_durable_tasks.engine.recurring.schedule_cache import Calendars
+from django_durable_tasks.engine.recurring.schedule_rows import ScheduleRow
 from django_durable_tasks.engine.recurring.tick_plan import FirePlan, Tick, decide_plan
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
@@ -213,7 +214,7 @@ def _plan(
     return FirePlan(known, watermark, state.runs_count, choice)
 
 
-def _plan_of_row(tick: Tick, state: DueState, row: RecurringTask, calendars: Calendars) -> FirePlan:
+def _plan_of_row(tick: Tick, state: DueState, row: ScheduleRow, calendars: Calendars) -> FirePlan:
     known, watermark = known_schedule(row, calendars), state.processed_until()
     if state.status == RecurringStatus.PAUSED:
         watermark = _end_pause(tick, row, known, watermark)
@@ -223,24 +224,23 @@ def _plan_of_row(tick: Tick, state: DueState, row: RecurringTask, calendars: Cal
     return plan
 
 
-def _refuse_never(row: RecurringTask) -> None:
+def _refuse_never(row: ScheduleRow) -> None:
     """Raise InvalidSchedule if the timetable can never fire; one that has ended is valid."""
     why = never_fires(row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name)
     if why or not row.timetable:
         raise InvalidSchedule(why or "timetable=[] has no part: it never fires.")
 
 
-def _end_pause(
-    tick: Tick, row: RecurringTask, known: KnownSchedule, watermark: datetime
-) -> datetime:
+def _end_pause(tick: Tick, row: ScheduleRow, known: KnownSchedule, watermark: datetime) -> datetime:
     """End a pause and return the new watermark: the fire times during the pause are recorded, later
     ones fire as usual.
     """
     until = max(row.paused_until or tick.now, watermark)
-    row.watermark_at = watermark
-    passed = ledger.paused_range(row, known.agenda, until, tick.term)
+    passed = ledger.paused_range(
+        row._replace(watermark_at=watermark), known.agenda, until, tick.term
+    )
     tick.entries += [passed] if passed else []
-    wake(row)
+    wake(row.pk, row.revision)
     return until
 
 

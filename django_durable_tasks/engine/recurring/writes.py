@@ -206,9 +206,9 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
     )
 
 
-def wake(row: RecurringTask) -> None:
+def wake(pk: uuid.UUID, revision: int) -> None:
     """Set a paused, locked schedule whose ``paused_until`` has passed to ACTIVE."""
-    unchanged = {"pk": row.pk, "revision": row.revision}
+    unchanged = {"pk": pk, "revision": revision}
     RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**unchanged).update(
         status=RecurringStatus.ACTIVE,
         status_reason="",

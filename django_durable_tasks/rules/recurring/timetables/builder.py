@@ -22,6 +22,7 @@ from django_durable_tasks.rules.recurring.timetables import (
     solar,
 )
 from django_durable_tasks.rules.recurring.timetables.types import (
+    SOME_START,
     WEEKDAYS,
     DstGap,
     DstOverlap,
@@ -33,8 +34,6 @@ from django_durable_tasks.rules.recurring.timetables.union import Union
 from django_durable_tasks.rules.recurring.timetables.zones import zone_name
 
 MOST_PARTS = 50
-_SOME_START = datetime(2026, 1, 1, tzinfo=UTC)
-
 Part = Mapping[str, Any]
 
 
@@ -43,6 +42,10 @@ class _Kind(NamedTuple):
     checked: Callable[[Part, TimetableContext], dict[str, Any]]
     build: Callable[[Part, TimetableContext], Timetable]
     never: Callable[[Part, TimetableContext], str]
+    read: Callable[[Part, TimetableContext], TimetableContext] = lambda part, setting: setting
+    """Returns the setting without what the timetable of the part does not depend on, so that
+    schedules with equal parts share one timetable.
+    """
 
 
 def _always_fires(part: Part, setting: TimetableContext) -> str:
@@ -51,7 +54,7 @@ def _always_fires(part: Part, setting: TimetableContext) -> str:
 
 _KINDS = {
     "interval": _Kind(frozenset(), intervals.checked, intervals.build, _always_fires),
-    "cron": _Kind(frozenset({"seconds"}), cron.checked, cron.build, cron.never),
+    "cron": _Kind(frozenset({"seconds"}), cron.checked, cron.build, cron.never, cron.read),
     "rrule": _Kind(frozenset(), rrule.checked, rrule.build, rrule.never),
     "solar": _Kind(
         frozenset({"latitude", "longitude", "offset"}), solar.checked, solar.build, solar.never
@@ -70,7 +73,7 @@ def checked(
     parts: Sequence[Part],
     *,
     zone: object = "UTC",
-    anchor: datetime = _SOME_START,
+    anchor: datetime = SOME_START,
     seed: str = "",
     allow_never: bool = False,
 ) -> list[dict[str, Any]]:
@@ -96,7 +99,7 @@ def checked(
 
 
 def never_fires(
-    parts: Sequence[Part], *, zone: str = "UTC", anchor: datetime = _SOME_START, seed: str = ""
+    parts: Sequence[Part], *, zone: str = "UTC", anchor: datetime = SOME_START, seed: str = ""
 ) -> str:
     """Return why one of the checked parts can never fire and the remedy; an empty text if each of
     them can.
@@ -132,13 +135,20 @@ def timetable(
         seed,
         WEEKDAYS if days is None else days,
     )
-    return _built(tuple(_frozen(part) for part in parts), setting)
+    built = [_built(part, setting) for part in parts]
+    return built[0] if len(built) == 1 else Union(tuple(built))
+
+
+def _built(part: Part, setting: TimetableContext) -> Timetable:
+    kind = _kind(part)
+    if "interval" in part:  # no two starts are equal, and it is built faster than found
+        return kind.build(part, setting)
+    return _shared(_frozen(part), kind.read(part, setting))
 
 
 @lru_cache(maxsize=16_384)
-def _built(parts: tuple[tuple[tuple[str, Any], ...], ...], setting: TimetableContext) -> Timetable:
-    built = [_kind(part).build(part, setting) for part in map(dict, parts)]
-    return built[0] if len(built) == 1 else Union(tuple(built))
+def _shared(part: tuple[tuple[str, Any], ...], setting: TimetableContext) -> Timetable:
+    return _kind(dict(part)).build(dict(part), setting)
 
 
 def _frozen(part: Part) -> tuple[tuple[str, Any], ...]:

@@ -21,6 +21,7 @@ from django_durable_tasks.rules.recurring.timetables.cron_syntax import (
     parsed,
 )
 from django_durable_tasks.rules.recurring.timetables.types import (
+    SOME_START,
     DstGap,
     DstOverlap,
     TimetableContext,
@@ -50,6 +51,14 @@ def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
     if rule.real_clock:
         return WallTimetable(rule_wall_times(rule), setting.zone, DstGap.SKIP, DstOverlap.BOTH)
     return WallTimetable(rule_wall_times(rule), setting.zone, setting.gap, setting.overlap)
+
+
+def read(part: Mapping[str, Any], setting: TimetableContext) -> TimetableContext:
+    """Return the setting without the start and the working days, and without the seed unless the
+    part may contain ``H``.
+    """
+    seed = setting.seed if "h" in f"{part['cron']}{part.get('seconds', '')}".lower() else ""
+    return TimetableContext(setting.zone, SOME_START, setting.gap, setting.overlap, seed)
 
 
 def never(part: Mapping[str, Any], setting: TimetableContext) -> str:

@@ -5,7 +5,7 @@ interface.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -75,6 +75,8 @@ class Weekdays:
 
 
 WEEKDAYS = Weekdays()
+SOME_START = datetime(2026, 1, 1, tzinfo=UTC)
+"""The start for timetables that do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)

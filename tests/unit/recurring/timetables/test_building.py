@@ -145,3 +145,23 @@ def test_a_naive_instant_is_refused() -> None:
 def test_the_anchor_may_be_in_any_zone() -> None:
     anchor = datetime.fromisoformat("2026-01-01T02:00:00+02:00")
     assert fires(built({"interval": 3600}, anchor=anchor), 1, START - TICK)[0].nominal == START
+
+
+def _of_two_schedules(part: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the timetables of two schedules that differ only in name and start."""
+    first = timetable([part], zone="Europe/Berlin", anchor=START, seed="one")
+    return first, timetable(
+        [part], zone="Europe/Berlin", anchor=START + timedelta(days=1), seed="another"
+    )
+
+
+@pytest.mark.parametrize("text", ["30 2 * * *", "*/5 8-17 1,15 * *", "0 0 l * *"])
+def test_schedules_with_the_same_cron_expression_share_one_timetable(text: str) -> None:
+    first, second = _of_two_schedules({"cron": text})
+    assert first is second
+
+
+def test_schedules_whose_timetable_depends_on_their_name_or_start_have_their_own() -> None:
+    for part in ({"cron": "H H * * *"}, {"interval": 90.0}, {"rrule": "FREQ=DAILY;COUNT=3"}):
+        first, second = _of_two_schedules(part)
+        assert first.next(START - TICK) != second.next(START - TICK)
