@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
@@ -30,6 +31,7 @@ class Caller:
 
     A key has scopes. A staff user (``user``) has all of them and is restricted by permissions.
     ``tenants``: the ids of the tenants that the caller may choose; None if these are all.
+    ``asked_at``: the time of the database when it read the key, if that is known.
     ``decision``: what the request rate decided if the request was counted with the read of its key.
     """
 
@@ -38,6 +40,7 @@ class Caller:
     scopes: frozenset[ApiScope]
     user: Any = None
     tenants: frozenset[int] | None = None
+    asked_at: datetime | None = None
     decision: RateDecision | None = None
     is_authenticated: bool = True
 
@@ -89,8 +92,8 @@ class ApiKeyAuthentication(BaseAuthentication):
         row = found.row
         api_keys.record_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
-        caller = Caller(row.tenant, f"API key {row.prefix}", scopes, decision=found.decision)
-        return caller, row
+        name, counted = f"API key {row.prefix}", found.decision
+        return Caller(row.tenant, name, scopes, asked_at=found.read_at, decision=counted), row
 
     def authenticate_header(self, request: Request) -> str:
         """Return the challenge of an answer with status 401."""

@@ -187,6 +187,19 @@ class JsonRenderer(JSONRenderer):
     strict = True
     ensure_ascii = False
 
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the JSON text of the data; bytes are such a text already."""
+        return data if isinstance(data, bytes) else super().render(data, *args, **kwargs)
+
     def get_indent(self, accepted_media_type: str, renderer_context: Mapping[str, Any]) -> None:
         """Never indent, so that an answer does not depend on a parameter of the media type."""
         return
+
+
+_renderer = JsonRenderer()
+
+
+def rendered(value: Any) -> bytes:
+    """Return a value as the JSON text of an answer."""
+    found: bytes = _renderer.render(value)
+    return found

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.fields import Body
-from django_durable_tasks.api.json_body import JsonRenderer
+from django_durable_tasks.api.json_body import rendered
 
 
 @functools.cache
@@ -34,11 +34,11 @@ def shown_by(answer: type[Body], row: Any, without: Collection[str] = ()) -> dic
     return found
 
 
-def entity_tag(version: int, body: Mapping[str, Any]) -> str:
+def entity_tag(version: int, body: Mapping[str, Any] | bytes) -> str:
     """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
     If-None-Match.
     """
-    digest = hashlib.sha256(JsonRenderer().render(body)).hexdigest()[:12]
+    digest = hashlib.sha256(rendered(body)).hexdigest()[:12]
     return f'"{version}-{digest}"'
 
 

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.endpoint import ApiEndpoint
-from django_durable_tasks.api.json_body import JsonRenderer
+from django_durable_tasks.api.json_body import rendered
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.db import tables
@@ -32,8 +32,9 @@ from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.rules.audit import AuditSource
 
 _KEY = re.compile(r"[\x20-\x7e]{1,200}")
-_LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
 _LONGEST_OPERATION = 200
+LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
+"""The time limits of the transaction of a write."""
 
 Answer = StoredAnswer
 """The status, the body and the headers of an answer."""
@@ -47,56 +48,61 @@ class WritingEndpoint(ApiEndpoint):
         request: Request,
         act: Callable[[], Answer],
         before: Callable[[], Mapping[str, Any]] = dict,
+        at_once: Callable[[RequestIdentity], Answer | None] | None = None,
     ) -> Response:
         """Call ``act`` in a transaction and return its answer.
 
         If ``act`` raises, nothing is written, not even the key of the request, so that a corrected
         request may use the same key. ``before`` returns the object that ``act`` changes, for the
-        comparison of a dry run.
+        comparison of a dry run. ``at_once`` does the same as ``act`` for a request with an
+        Idempotency-Key and stores the answer, in one statement outside of a transaction; if it
+        returns None, ``act`` is called.
         """
         caller = self.caller
         with acting(
             AuditSource.API, caller.name, request.META.get("REMOTE_ADDR"), caller.tenant.pk
         ):
-            return self._written(request, act, before)
+            if self.dry_run:
+                return self._previewed(act, before)
+            key = idempotency_key(request)
+            if key is None:
+                return _response(_in_transaction(act))
+            return _response(self._once(self._identity(request, key), act, at_once))
 
-    def _written(
-        self,
-        request: Request,
-        act: Callable[[], Answer],
-        before: Callable[[], Mapping[str, Any]],
+    def _previewed(
+        self, act: Callable[[], Answer], before: Callable[[], Mapping[str, Any]]
     ) -> Response:
-        key = idempotency_key(request)
+        with rolled_back():
+            bound_transaction(LIMITS)
+            shown = before()
+            return _response(Answer(200, _preview(shown, act())))
 
-        @retry_on_deadlock
-        def in_transaction() -> Answer:
-            with tables.atomic():
-                if key is not None:
-                    return self._once(request, key, act)
-                bound_transaction(_LIMITS)
-                return act()
-
-        if self.dry_run:
-            with rolled_back():
-                bound_transaction(_LIMITS)
-                shown = before()
-                return _response(Answer(200, _preview(shown, act())))
-        return _response(in_transaction())
-
-    def _once(self, request: Request, key: str, act: Callable[[], Answer]) -> Answer:
-        identity = RequestIdentity(
+    def _identity(self, request: Request, key: str) -> RequestIdentity:
+        return RequestIdentity(
             tenant_id=self.caller.tenant.pk,
             key=key,
             operation=operation_of(request),
             fingerprint=_fingerprint(request),
         )
 
+    def _once(
+        self,
+        identity: RequestIdentity,
+        act: Callable[[], Answer],
+        at_once: Callable[[RequestIdentity], Answer | None] | None,
+    ) -> Answer:
         def plain_act() -> Answer:
             answer = act()
             return Answer(answer.status_code, _plain(answer.body), answer.headers)
 
+        @retry_on_deadlock
+        def in_transaction() -> Answer:
+            with tables.atomic():
+                return once(identity, estimated_now(), LIMITS, plain_act)
+
         try:
-            return once(identity, estimated_now(), _LIMITS, plain_act)
+            done = None if at_once is None else at_once(identity)
+            return done or in_transaction()
         except RequestConflict as refused:
             raise problems.invalid_header(
                 "Idempotency-Key", str(refused), problems.KEY_REUSED
@@ -105,6 +111,13 @@ class WritingEndpoint(ApiEndpoint):
             raise Problem(
                 problems.IN_PROGRESS, str(running), headers={"Retry-After": "1"}
             ) from running
+
+
+@retry_on_deadlock
+def _in_transaction(act: Callable[[], Answer]) -> Answer:
+    with tables.atomic():
+        bound_transaction(LIMITS)
+        return act()
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -126,7 +139,8 @@ def idempotency_key(request: Request) -> str | None:
 
 def _preview(before: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
     """Return what a write would answer, and the fields that it would change."""
-    after = answer.body if isinstance(answer.body, Mapping) else {}
+    body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
+    after = body if isinstance(body, Mapping) else {}
     changes = {
         name: {"before": before[name], "after": after[name]}
         for name in before
@@ -136,7 +150,7 @@ def _preview(before: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
         "dry_run": True,
         "would_answer": answer.status_code,
         "changes": changes,
-        "would_return": answer.body,
+        "would_return": body,
     }
 
 
@@ -153,7 +167,7 @@ def _fingerprint(request: Request) -> str:
 
 def _plain(body: Any) -> Any:
     """Return the body as it is sent, so that a replayed answer is the same."""
-    return json.loads(JsonRenderer().render(body) or b"null")
+    return json.loads(rendered(body) or b"null")
 
 
 def _response(answer: Answer) -> Response:

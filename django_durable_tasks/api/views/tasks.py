@@ -16,6 +16,7 @@ from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.argument_edits import edited_arguments
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
+from django_durable_tasks.api.json_body import rendered
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
 from django_durable_tasks.api.new_tasks import check_existing, check_queue, new_call
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
@@ -34,12 +35,14 @@ from django_durable_tasks.api.task_fields import (
 )
 from django_durable_tasks.api.task_lists import PARAMETERS, filters_of, page_of_tasks, tasks_of
 from django_durable_tasks.api.views.object_operations import Resource, refused
-from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.api.writes import LIMITS, Answer, WritingEndpoint
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.engine.tenants.answered_tasks import create_with_answer
+from django_durable_tasks.engine.tenants.idempotent_requests import RequestIdentity
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.operations.tasks import EDIT
@@ -92,16 +95,29 @@ class TasksEndpoint(WritingEndpoint):
         """Create a task, or return the one with the same idempotency key."""
         given: Mapping[str, Any] = NewTaskBody.valid(self.body(request))
         call = new_call(given, self.caller)
-        return self.write(request, lambda: self._created(given, call))
+        return self.write(
+            request,
+            lambda: self._created(given, call),
+            at_once=lambda identity: self._created_at_once(call, identity),
+        )
+
+    def _created_at_once(self, call: Call, identity: RequestIdentity) -> Answer | None:
+        asked_at, tenant = self.caller.asked_at, self.caller.tenant
+        if asked_at is None:
+            return None
+        return create_with_answer(call, tenant, identity, asked_at, LIMITS, self._answer_of)
+
+    def _answer_of(self, row: Task) -> Answer:
+        shown = rendered(task_json(row, self.caller.without_secrets()))
+        headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
+        return Answer(201, shown, headers)
 
     def _created(self, given: Mapping[str, Any], call: Call) -> Answer:
         row, is_new = self._scheduled(call)
         charge_open_tasks(self.caller.tenant, int(is_new))
         if not is_new:
             check_existing(given, row.pk, self)
-        shown = task_json(row, self.caller.without_secrets())
-        headers = {"Location": task_address(row.pk), "ETag": entity_tag(row.epoch, shown)}
-        return Answer(201 if is_new else 200, shown, headers)
+        return replace(self._answer_of(row), status_code=201 if is_new else 200)
 
     def _scheduled(self, call: Call) -> tuple[Task, bool]:
         """Create the task with its audit entry; return it, and whether it is new."""

@@ -79,11 +79,15 @@ def insert_entries(
         if entries:
             audit_entries().bulk_create(entries)
         return
-    rows = [{name: getattr(entry, name) for name in _COLUMNS} for entry in entries]
-    found = {"entries": recordset(rows), **(parameters or {})}
+    found = {"entries": as_recordset(entries), **(parameters or {})}
     if update is not None:
         sql = f"WITH before_entries AS ({update}) {sql}"
     tables.count(sql, found)
+
+
+def as_recordset(entries: Sequence[AuditEntry]) -> str:
+    """Return entries as the parameter of the statements that insert them."""
+    return recordset([{name: getattr(entry, name) for name in _COLUMNS} for entry in entries])
 
 
 class AuditRecorder:
@@ -156,12 +160,15 @@ class AuditRecorder:
             for task_id, tenant_id, status in rows.values_list("pk", "tenant_id", "status"):
                 self._tasks[task_id] = (tenant_id, status)
 
-    def write(self) -> None:
-        """Insert the entry; one for each tenant if a set contains tasks of several."""
+    def entries(self) -> list[AuditEntry]:
+        """Return the entry; one for each tenant if a set contains tasks of several."""
         if self._rows:
-            entries = self._of_rows()
-        else:
-            entries = self._of_subject() if self._subject is not None else self._of_tasks()
+            return self._of_rows()
+        return self._of_subject() if self._subject is not None else self._of_tasks()
+
+    def write(self) -> None:
+        """Insert the entries."""
+        entries = self.entries()
         if self._collecting is not None:
             self._collecting.extend(entries)
         elif entries:

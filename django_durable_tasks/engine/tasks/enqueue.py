@@ -45,7 +45,12 @@ def submit(call: Call) -> uuid.UUID:
     """
     if call.options.depends_on is not None:
         return _submit_waiting(call)
-    return _repeated(_create, call, queued_if_possible(traced(new_task(call))))
+    return _repeated(_create, call, planned(call))
+
+
+def planned(call: Call) -> NewTask:
+    """Return the task of a call without dependencies, as ``submit`` inserts it."""
+    return queued_if_possible(traced(new_task(call)))
 
 
 def _repeated(create: Callable[[Call, NewTask], _Created], call: Call, task: NewTask) -> _Created:
@@ -119,7 +124,7 @@ def _submit_waiting(call: Call) -> uuid.UUID:
 def schedule(call: Call) -> Task:
     """Create the task as ``submit`` does; return the model instance."""
     if call.options.depends_on is None and call.options.key is None:
-        return _repeated(_create_row, call, queued_if_possible(traced(new_task(call))))
+        return _repeated(_create_row, call, planned(call))
     row: Task = tables.tasks().get(pk=submit(call))
     return row
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.publish_on_commit import (
@@ -29,6 +32,16 @@ def insert_row(task: NewTask) -> Task | None:
     if row is not None:
         _publish(task)
     return row
+
+
+def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
+    """Insert a task with the answer to its request; return False, without a change, if the
+    Idempotency-Key is taken.
+    """
+    if not transitions.create_with_answer(task, now, parameters):
+        return False
+    _publish(task)
+    return True
 
 
 def _publish(task: NewTask) -> None:

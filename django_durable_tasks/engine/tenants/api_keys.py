@@ -146,11 +146,12 @@ def revoke(
 
 
 class VerifiedKey(NamedTuple):
-    """A live key with its tenant. ``decision`` admits the request if it was counted with the read
-    of the key.
+    """A live key with its tenant. ``read_at`` is the time of the database, known on PostgreSQL.
+    ``decision`` admits the request if it was counted with the read of the key.
     """
 
     row: ApiKey
+    read_at: datetime | None = None
     decision: RateDecision | None = None
 
 
@@ -182,14 +183,14 @@ def _with_tenant(
         return None if row is None else VerifiedKey(row)
     if rate is None:
         rows = tables.read(sql, {"identifier": given.identifier})
-        return VerifiedKey(_key_from(rows[0])) if rows else None
+        return VerifiedKey(_key_from(rows[0]), rows[0][-1]) if rows else None
     counted = {**request_rates.parameters(rate, now), "digest": given.digest, "now": now}
     rows = tables.read(sql, {"identifier": given.identifier, **counted})
     if not rows:
         return None
-    *columns, free_at = rows[0]
+    *columns, read_at, free_at = rows[0]
     decision = None if free_at is None else rate.decision(True, free_at - counted["at"])
-    return VerifiedKey(_key_from(columns), decision)
+    return VerifiedKey(_key_from(columns), read_at, decision)
 
 
 def _key_from(values: Sequence[Any]) -> ApiKey:
@@ -200,7 +201,7 @@ def _key_from(values: Sequence[Any]) -> ApiKey:
     columns[scopes] = json.loads(columns[scopes])
     row = ApiKey.from_db(alias, _KEY, columns)
     row.tenant = Tenant.from_db(alias, _TENANT, values[own:tenant])
-    quota = values[tenant:]
+    quota = values[tenant : tenant + len(_QUOTA)]
     row.tenant._state.fields_cache["quota"] = (
         None if quota[0] is None else TenantQuota.from_db(alias, _QUOTA, quota)
     )

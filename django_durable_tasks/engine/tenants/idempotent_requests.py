@@ -38,7 +38,7 @@ class RequestIdentity:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer to a request; ``body`` is JSON."""
+    """The answer to a request; ``body`` is a JSON value, or a JSON text as bytes."""
 
     status_code: int
     body: Any
@@ -101,7 +101,7 @@ def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | N
     )
     row = found.first()
     if row is None and _is_mysql():
-        with _in_progress(identity):
+        with in_progress(identity):
             row = found.select_for_update(nowait=True).first()
     if row is not None and row.created_at < now - _kept():
         requests().filter(pk=row.pk).delete()
@@ -120,7 +120,7 @@ def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentReques
     """
     sql = statement("idempotent_request")
     if sql is not None:
-        with _in_progress(identity):
+        with in_progress(identity):
             rows = tables.read(sql, {**asdict(identity), **limits.parameters()})
         if not rows:
             return None
@@ -128,7 +128,7 @@ def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentReques
             id=rows[0][0], tenant_id=identity.tenant_id, fingerprint=identity.fingerprint
         )
     try:
-        with _in_progress(identity), tables.atomic():
+        with in_progress(identity), tables.atomic():
             return requests().create(
                 tenant_id=identity.tenant_id,
                 key=identity.key,
@@ -140,7 +140,7 @@ def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentReques
 
 
 @contextmanager
-def _in_progress(identity: RequestIdentity) -> Iterator[None]:
+def in_progress(identity: RequestIdentity) -> Iterator[None]:
     """Turn a lock timeout into RequestInProgress."""
     try:
         yield

@@ -53,10 +53,12 @@ from django_durable_tasks.engine.transitions.endings import (
 )
 from django_durable_tasks.engine.transitions.guarded_update import WAITING
 from django_durable_tasks.engine.transitions.inserts import (
+    can_create_with_answer,
     create,
     create_many,
     create_row,
     create_stream,
+    create_with_answer,
     edit,
     name_key,
     release_key,
@@ -78,6 +80,7 @@ from django_durable_tasks.engine.transitions.returned_rows import (
     claimed_tasks,
     started_runs,
 )
+from django_durable_tasks.engine.transitions.row_values import row_at, with_times
 from django_durable_tasks.engine.transitions.runs import (
     Beat,
     end,
@@ -100,6 +103,7 @@ __all__ = [
     "blame",
     "block",
     "blocked_dependents",
+    "can_create_with_answer",
     "cancel",
     "change_waiting_limit",
     "claim",
@@ -109,6 +113,7 @@ __all__ = [
     "create_many",
     "create_row",
     "create_stream",
+    "create_with_answer",
     "due_in_batch",
     "edit",
     "end",
@@ -141,6 +146,7 @@ __all__ = [
     "republish",
     "request_cancel",
     "return_to_pending",
+    "row_at",
     "set_needed",
     "skip",
     "skip_blocked",
@@ -153,4 +159,5 @@ __all__ = [
     "take_due",
     "take_key",
     "undo_starts",
+    "with_times",
 ]

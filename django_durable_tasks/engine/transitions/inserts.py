@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError
+from django.db import IntegrityError, connections
 from django.db.models import Case, F, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.db.copy import copy_time, copying
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import (
     atomic,
     callers_transaction,
     count,
+    database,
     read,
     tasks,
 )
@@ -46,6 +48,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.signals import tasks_transitioned
 
 _BULK, _SENT = 5_000, 500
 """The numbers of tasks of a statement, and of a part of a COPY that is sent at once."""
@@ -78,6 +81,38 @@ def create_row(task: NewTask) -> Task | None:
     if row is not None:
         _announce(task)
     return row
+
+
+def can_create_with_answer() -> bool:
+    """Return whether ``create_with_answer`` writes on this connection: PostgreSQL, outside of a
+    transaction, arguments that are not encrypted, and no receivers whose writes belong to the
+    transaction of the task.
+    """
+    connection = connections[database()]
+    return (
+        statement("create_with_answer") is not None
+        and not connection.in_atomic_block
+        and connection.get_autocommit()
+        and current_key_id() is None
+        and not tasks_transitioned.has_listeners(Task)
+    )
+
+
+def create_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
+    """Insert one task that has its times and no keys, the row of an Idempotency-Key with its
+    answer, and audit entries, in one statement; return False, without a change, if the
+    Idempotency-Key is taken.
+
+    The caller has checked ``can_create_with_answer``.
+    """
+    task = encrypted_task(task)
+    sql = statement("create_with_answer")
+    if sql is None:
+        raise ValueError("This database does not insert a task and an answer in one statement.")
+    created = count(sql, {**parameters, **task._asdict(), "now": now}) > 0
+    if created:
+        _announce(task)
+    return created
 
 
 def _announce(task: NewTask) -> None:

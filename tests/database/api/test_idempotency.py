@@ -88,16 +88,18 @@ def test_an_expired_key_may_be_used_again_and_is_deleted(acme: ApiClient) -> Non
 def test_a_crash_before_the_commit_leaves_neither_the_task_nor_the_key(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    in_transaction = call(idempotency_key="of the task")
+
     def crash(*_arguments: Any, **_more: Any) -> Any:
         raise KeyError("crash")
 
     with monkeypatch.context() as crashing:
         crashing.setattr(idempotent_requests, "StoredAnswer", crash)
         crashing.setattr("django_durable_tasks.api.writes._plain", crash)
-        assert acme.post("/tasks", call(), Idempotency_Key="k").status_code == 500
+        assert acme.post("/tasks", in_transaction, Idempotency_Key="k").status_code == 500
     assert not Task.objects.exists()
     assert not IdempotentRequest.objects.exists()
-    assert acme.post("/tasks", call(), Idempotency_Key="k").status_code == 201
+    assert acme.post("/tasks", in_transaction, Idempotency_Key="k").status_code == 201
 
 
 @pytest.mark.django_db(transaction=True)

@@ -22,4 +22,4 @@ WITH durability AS MATERIALIZED (
        AND counter.free_at <= %(at)s + %(window)s - %(interval)s
     RETURNING counter.free_at
 )
-SELECT found.*, (SELECT free_at FROM counted) FROM found
+SELECT found.*, statement_timestamp(), (SELECT free_at FROM counted) FROM found
