@@ -74,6 +74,15 @@ _OF_WRITES = (
 )
 _OF_PATCH = (problems.STALE_VERSION, problems.VERSION_REQUIRED)
 
+KEY_SENT_MAX = 202
+"""The length of an Idempotency-Key of 200 characters in quotes."""
+_KEY = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": KEY_SENT_MAX,
+    "pattern": "^ *[!-~][ -~]*$",
+}
+
 
 class ProblemAnswer(Body):
     """An error (RFC 9457)."""
@@ -196,8 +205,7 @@ class EndpointSchema(AutoSchema):
         if self.method in ("POST", "PATCH", "DELETE"):
             found.append(_query("dry_run", {"type": "string", "enum": ["0", "1"]}, "1: only ask."))
         if self.method == "POST":
-            key = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"}
-            found.append(_header("Idempotency-Key", key, required=False))
+            found.append(_header("Idempotency-Key", _KEY, required=False))
         if self.method == "PATCH":
             found.append(_header("If-Match", {"type": "string", "minLength": 1}, required=True))
         return found + (self._of_sessions() if conf.settings().API_SESSIONS else [])

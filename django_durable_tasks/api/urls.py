@@ -110,5 +110,6 @@ urlpatterns = [
     _at("schema", schema_pages.SchemaEndpoint, "schema"),
     _at("docs", schema_pages.DocsEndpoint, "docs"),
     _at("problems/<slug:code>", problem_pages.ProblemEndpoint, "problem"),
-    re_path("^.*$", problem_pages.UnknownEndpoint.as_view(), name="unknown"),
+    # `.` does not match the newline of an address with %0A.
+    re_path(r"^[\s\S]*\Z", problem_pages.UnknownEndpoint.as_view(), name="unknown"),
 ]

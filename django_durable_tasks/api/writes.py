@@ -16,6 +16,7 @@ from rest_framework.response import Response
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.json_body import rendered
+from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.db import tables
@@ -62,9 +63,9 @@ class WritingEndpoint(ApiEndpoint):
         with acting(
             AuditSource.API, caller.name, request.META.get("REMOTE_ADDR"), caller.tenant.pk
         ):
+            key = idempotency_key(request)
             if self.dry_run:
                 return self._previewed(act, before)
-            key = idempotency_key(request)
             if key is None:
                 return _response(_in_transaction(act))
             return _response(self._once(self._identity(request, key), act, at_once))
@@ -130,7 +131,7 @@ def idempotency_key(request: Request) -> str | None:
     text = given.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    if not _KEY.fullmatch(text):
+    if len(given) > KEY_SENT_MAX or not _KEY.fullmatch(text):
         raise problems.invalid_header(
             "Idempotency-Key", "give 1 to 200 printable ASCII characters."
         )

@@ -68,9 +68,10 @@ def test_a_dry_run_does_not_use_its_key(acme: ApiClient) -> None:
     assert not IdempotentRequest.objects.exists()
 
 
-@pytest.mark.parametrize("key", ["", '""', "x" * 201, "tab\there", "é"])
-def test_a_bad_key_is_named(acme: ApiClient, key: str) -> None:
-    response = acme.post("/tasks", call(), Idempotency_Key=key)
+@pytest.mark.parametrize("path", ["/tasks", "/tasks?dry_run=1"])
+@pytest.mark.parametrize("key", ["", '""', " ", "x" * 201, "x" + " " * 202, "tab\there", "é"])
+def test_a_bad_key_is_named(acme: ApiClient, key: str, path: str) -> None:
+    response = acme.post(path, call(), Idempotency_Key=key)
     assert (response.status_code, pointers(response)) == (400, ["Idempotency-Key"])
 
 

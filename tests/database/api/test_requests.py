@@ -101,7 +101,18 @@ def test_a_method_that_is_not_offered_names_the_others(acme: ApiClient, method: 
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nowhere", "/tasks/", "/tasks/5", "/tasks/%00", "/tasks/x/cancel", "/task"]
+    "path",
+    [
+        "/",
+        "/nowhere",
+        "/tasks/",
+        "/tasks/5",
+        "/tasks/%00",
+        "/tasks/%0A/x",
+        "/%0A",
+        "/tasks/x/cancel",
+        "/task",
+    ],
 )
 def test_an_unknown_address_is_a_problem_too(acme: ApiClient, path: str) -> None:
     for method in ("GET", "POST", "PUT"):

@@ -35,6 +35,8 @@ EXAMPLES = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES") or repetitions(4))
 """Requests per operation and mode. More of them take longer and find more."""
 SECONDS = 150.0
 """The time budget; operations that begin later are not tried."""
+# The seed does not fix the requests: hypothesis also takes constants from the modules that are
+# imported, which differ with the tests that ran before.
 
 
 def test_the_document_describes_every_endpoint(acme: ApiClient) -> None:
