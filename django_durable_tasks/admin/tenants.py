@@ -10,6 +10,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
+from django.utils.html import escape
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
@@ -19,6 +20,7 @@ from django_durable_tasks.admin.actions import who
 from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.tenants import staff
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, StaffTenant, Tenant
 from django_durable_tasks.operations.operation import Operation
@@ -26,6 +28,8 @@ from django_durable_tasks.operations.tenants import ASSIGN_STAFF, SET_QUOTAS, UN
 from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS, quotas_of
 
 QUOTAS = (*NUMBERS, REQUESTS)
+_SHOWN = 20
+"""The number of users who see all tenants that a page names."""
 
 
 def _number(operation: Operation, name: str) -> forms.IntegerField:
@@ -90,6 +94,15 @@ def _staff_of(tenant: Tenant) -> list[str]:
     return list(users.values_list("username", flat=True))
 
 
+def _unlimited() -> str:
+    """Return which staff users see all tenants, and why."""
+    found = staff.unlimited_users(_SHOWN + 1)
+    names = [f"{user.username} ({user.reason})" for user in found[:_SHOWN]]
+    text = _("Staff users who see all tenants: %s.") % ", ".join(names or ["-"])
+    more = _("`manage.py durable staff list` shows all of them.")
+    return escape(text if len(found) <= _SHOWN else f"{text} {more}")
+
+
 @admin.register(Tenant)
 class TenantAdmin(ScreenAdmin):
     """Tenants."""
@@ -106,7 +119,8 @@ class TenantAdmin(ScreenAdmin):
         own = ("slug", "name", *((OPENED,) if obj is not None else ()))
         shown: list[Any] = [(None, {"fields": own})]
         if self._may_assign(request):
-            shown.append((_("Access"), {"fields": ("staff", "all_tenants")}))
+            access = {"fields": ("staff", "all_tenants"), "description": _unlimited()}
+            shown.append((_("Access"), access))
         if SET_QUOTAS.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
             text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % SET_QUOTAS.help

@@ -6,7 +6,8 @@ removed sees none. Only ``allow_all`` ends the limit.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
 from django.db.models import Q
@@ -33,6 +34,36 @@ def tenants_of(user: Any) -> frozenset[int] | None:
     rows = assignments().filter(user_key=str(user.pk))
     found = set(rows.values_list("tenant_id", flat=True))
     return frozenset(found - {None}) if found else None
+
+
+class UnlimitedUser(NamedTuple):
+    """A staff user who sees all tenants, and why."""
+
+    username: str
+    reason: str
+
+
+def unlimited_users(number: int) -> list[UnlimitedUser]:
+    """Return the first active staff users who see all tenants, by name, at most ``number``."""
+    users = get_user_model()
+    columns = {field.name for field in users._meta.get_fields()}
+    rows = users._default_manager.order_by(users.USERNAME_FIELD)
+    for name in {"is_staff", "is_active"} & columns:
+        rows = rows.filter(**{name: True})
+    limited = set(assignments().values_list("user_key", flat=True))
+    found = (
+        UnlimitedUser(user.get_username(), _why_all(user, str(user.pk) in limited))
+        for user in rows.iterator()
+        if user.is_staff and user.is_active
+        if user.is_superuser or str(user.pk) not in limited
+    )
+    return list(islice(found, number))
+
+
+def _why_all(user: Any, is_assigned: bool) -> str:
+    if not user.is_superuser:
+        return "was never limited to tenants"
+    return "superuser, assignments have no effect" if is_assigned else "superuser"
 
 
 def assign(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:

@@ -1,10 +1,10 @@
-"""``staff``: lists which staff users are limited to tenants, and changes it."""
+"""``staff``: lists which tenants each staff user sees, and changes it."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from django_durable_tasks.engine.tenants.staff import assignments
+from django_durable_tasks.engine.tenants.staff import assignments, unlimited_users
 from django_durable_tasks.management.durable.operation_arguments import add_operations, values
 from django_durable_tasks.management.durable.output import Output, table
 from django_durable_tasks.management.durable.quota_actions import tenant_named
@@ -23,7 +23,7 @@ _SHOWN = 1_000
 
 
 def staff(options: Options, out: Output) -> int:
-    """List the assignments, or change one."""
+    """List the assignments and the users who see all tenants, or change an assignment."""
     if options["action"] == "list":
         return _list(out)
     if not options["tenant"] or not options["username"]:
@@ -53,7 +53,11 @@ def _list(out: Output) -> int:
         }
         for row in shown.values()
     ]
-    out.emit(rows, table(_COLUMNS, rows, "every staff user sees all tenants"))
+    rows += [
+        {"user": user.username, "tenant": "(all)", "assigned_by": "", "reason": user.reason}
+        for user in unlimited_users(_SHOWN)
+    ]
+    out.emit(rows, table(_COLUMNS, rows, "there are no staff users"))
     return OK
 
 
@@ -66,7 +70,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 STAFF = Subcommand(
     name="staff",
-    summary="or list the staff users that are limited to tenants",
+    summary="or list the tenants that staff users see",
     operations=(ASSIGN_STAFF, UNASSIGN_STAFF),
     examples=(
         "staff list",

@@ -275,6 +275,18 @@ def test_the_page_of_a_tenant_limits_users(ann: Client, acme: dict[str, Any]) ->
     assert AuditEntry.objects.filter(operation="tenant.unassign_staff").exists()
 
 
+def test_the_page_of_a_tenant_names_the_users_who_see_all_tenants(
+    ann: Client, acme: dict[str, Any]
+) -> None:
+    for name in ("bob", "<cleo>"):
+        User.objects.create_user(name, is_staff=True)
+    staff.assign(acme["tenant"], "bob")
+    page = ann.get(page_of(acme["tenant"])).content.decode()
+    assert "&lt;cleo&gt; (was never limited to tenants)" in page
+    assert "<cleo>" not in page
+    assert "bob (" not in page
+
+
 def test_the_page_of_a_tenant_ends_a_limit_only_on_request(
     ann: Client, acme: dict[str, Any]
 ) -> None:

@@ -244,6 +244,29 @@ def test_a_deleted_tenant_leaves_its_users_limited() -> None:
     assert staff.tenants_of(user) == frozenset()
 
 
+def test_the_command_lists_the_users_who_see_all_tenants_with_the_reason(acme: ApiClient) -> None:
+    limited, free, chief = (a_user("view_task") for _number in range(3))
+    staff.assign(acme.tenant, limited.username)
+    staff.assign(acme.tenant, chief.username)
+    type(chief).objects.filter(pk=chief.pk).update(is_superuser=True)
+    boss, gone, customer = (a_user("view_task") for _number in range(3))
+    type(boss).objects.filter(pk=boss.pk).update(is_superuser=True)
+    type(gone).objects.filter(pk=gone.pk).update(is_active=False)
+    type(customer).objects.filter(pk=customer.pk).update(is_staff=False)
+    found = [
+        (one["user"], one["reason"]) for one in json_of("staff", "list") if one["tenant"] == "(all)"
+    ]
+    assert found == sorted(
+        [
+            (free.username, "was never limited to tenants"),
+            (boss.username, "superuser"),
+            (chief.username, "superuser, assignments have no effect"),
+        ]
+    )
+    for name, _reason in found:
+        assert staff.tenants_of(type(free).objects.get(username=name)) is None
+
+
 def test_the_command_lists_limited_users_without_a_tenant_and_ends_a_limit(
     acme: ApiClient, globex: ApiClient
 ) -> None:
