@@ -9,7 +9,9 @@ from django.apps import AppConfig
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
+
+_NO_OTEL = "DURABLE_TASKS['TRACES'] is True: install django-durable-tasks[otel]."
 
 
 class DurableTasksConfig(AppConfig):
@@ -66,9 +68,14 @@ class DurableTasksConfig(AppConfig):
 
 
 def _bind_ports() -> None:
-    from django_durable_tasks import ports
     from django_durable_tasks.celery import inspect, zones
-    from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher, routing
+    from django_durable_tasks.celery.publishing import (
+        batch_publisher,
+        broker_outage,
+        dispatcher,
+        publisher,
+        routing,
+    )
     from django_durable_tasks.engine import manager_operations
     from django_durable_tasks.engine.cluster import queues
     from django_durable_tasks.engine.limits import backpressure
@@ -78,6 +85,7 @@ def _bind_ports() -> None:
 
     ports.bind(
         publish_port=dispatcher.publish_after_commit,
+        batches_port=batch_publisher.publish_after_commit,
         task_port=manager_operations.EngineTaskOperations(),
         letter_port=manager_operations.EngineDeadLetterOperations(),
         pause_port=queues,
@@ -97,9 +105,7 @@ def _bind_ports() -> None:
         try:
             from django_durable_tasks.tracing import OpenTelemetryTraces
         except ImportError as error:
-            raise conf.InvalidSetting(
-                "DURABLE_TASKS['TRACES'] is True: install django-durable-tasks[otel]."
-            ) from error
+            raise conf.InvalidSetting(_NO_OTEL) from error
         ports.bind_traces(OpenTelemetryTraces())
 
 

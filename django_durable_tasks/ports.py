@@ -45,6 +45,14 @@ class PublishPort(Protocol):
     def __call__(self, messages: Sequence[TaskMessage]) -> None: ...
 
 
+class PublishBatches(Protocol):
+    """Publishes a batch message for each of these queues and task names that has none outstanding,
+    with these priorities. Errors of the broker and the database are not raised.
+    """
+
+    def __call__(self, priorities: Mapping[tuple[str, str], int]) -> None: ...
+
+
 class TaskOperations(Protocol):
     """Operations on the tasks of a queryset. Each returns the ids or the number of changed tasks.
 
@@ -210,6 +218,9 @@ class FastPathPort(Protocol):
         If so, the task is counted as published.
         """
 
+    def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether the queue is not paused and no limit applies."""
+
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a concurrency or rate limit can apply to such a task."""
 
@@ -289,6 +300,7 @@ class _Unbound:
 
 
 publish: PublishPort = _Unbound()
+publish_batches: PublishBatches = _Unbound()
 tasks: TaskOperations = _Unbound()
 dead_letters: DeadLetterOperations = _Unbound()
 queues: QueueOperations = _Unbound()
@@ -316,6 +328,7 @@ def bind_traces(given: Traces | None) -> None:
 def bind(
     *,
     publish_port: PublishPort,
+    batches_port: PublishBatches,
     task_port: TaskOperations,
     letter_port: DeadLetterOperations,
     pause_port: QueueOperations,
@@ -332,7 +345,7 @@ def bind(
     requests_port: ApplyRequests,
 ) -> None:
     """Assign the ports; called once by ``apps.ready()``."""
-    global publish, tasks, dead_letters, queues, calendars, schedules
+    global publish, publish_batches, tasks, dead_letters, queues, calendars, schedules
     global \
         queue_of, \
         routes_by_arguments, \
@@ -357,5 +370,6 @@ def bind(
         broker_port,
         fast_path_port,
     )
+    publish_batches = batches_port
     eager, due, load_tasks = eager_port, due_port, load_port
     schedule_zone, apply_requests = zone_port, requests_port

@@ -233,3 +233,12 @@ def test_a_message_that_is_reserved_while_another_process_waits_is_published_onc
     )
     assert (reserved, second) == ([[(*PAIR, 1 + known, 1)]], [])
     assert BatchMessage.objects.get().publish_count == 1
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_a_call_does_not_lock_the_record_of_an_outstanding_message() -> None:
+    batch_messages.reserve([PAIR])
+    with transaction.atomic():
+        BatchMessage.objects.select_for_update().get()
+        assert on_another_connection(lambda: batch_messages.reserve([PAIR])) == []

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from django.db import Error
 
 from django_durable_tasks.celery.publishing import broker_outage, dispatcher
 from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.engine.tasks.batch_messages import ReservedMessage
 from django_durable_tasks.ports import TaskMessage
@@ -28,16 +32,37 @@ def publish(priorities: Mapping[tuple[str, str], int]) -> int:
     Queues that the broker rejects are left out, and nothing is published while the breaker is open,
     except a single message as a probe.
     """
+    return _publish(priorities, dedicated_connection)
+
+
+def publish_after_commit(priorities: Mapping[tuple[str, str], int]) -> None:
+    """Publish as ``publish`` does, after COMMIT, on the connection of the caller. Raises no error
+    of the broker or the database, because a scheduler finds the tasks.
+    """
+    try:
+        _publish(priorities, nullcontext)
+    except Error as error:
+        logger.warning(
+            "The batch messages of %s were not published (%s); a scheduler publishes them.",
+            ", ".join(sorted({name for _, name in priorities})),
+            reason_of(error),
+        )
+
+
+def _publish(
+    priorities: Mapping[tuple[str, str], int],
+    connection: Callable[[], AbstractContextManager[None]],
+) -> int:
     room = broker_outage.capacity()
     pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0][:room]
     if not pairs:
         return 0
-    with dedicated_connection():
+    with connection():
         reserved = batch_messages.reserve(pairs)
     messages = [_message(one, priorities[one.queue, one.name]) for one in reserved]
     refused = dispatcher.publish_or_refuse(messages) if messages else ()
     for one in refused:
-        with dedicated_connection():
+        with connection():
             batch_messages.not_published(
                 [(one.message.queue, str(one.message.batch_of))], one.delay
             )

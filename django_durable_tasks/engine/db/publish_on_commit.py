@@ -24,11 +24,14 @@ class _PublishHook(CommitHook):
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[TaskMessage] = []
+        self.batches: dict[tuple[str, str], int] = {}
         self.created: set[uuid.UUID] = set()
 
     def act(self) -> None:
         if self.messages:
             ports.publish(self.messages)
+        if self.batches:
+            ports.publish_batches(self.batches)
 
 
 def _hook() -> _PublishHook:
@@ -46,6 +49,17 @@ def publish_after_commit(messages: Sequence[TaskMessage]) -> None:
         ports.publish(messages)
         return
     _hook().messages.extend(messages)
+
+
+def start_batch_after_commit(queue: str, name: str, priority: int) -> None:
+    """Publish a batch message of this queue and task name after the COMMIT if none is outstanding,
+    or at once if there is no transaction.
+    """
+    if not in_atomic_block():
+        ports.publish_batches({(queue, name): priority})
+        return
+    batches = _hook().batches
+    batches[queue, name] = max(priority, batches.get((queue, name), 0))
 
 
 def remember_until_commit(task_id: uuid.UUID) -> None:

@@ -188,6 +188,15 @@ class _State:
         self.published_of[queue, tenant_id] += 1
         return True
 
+    def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a batch message may be published for a new task."""
+        return (
+            self.snapshot is not None
+            and queue in self.queues
+            and queue not in self.snapshot.paused
+            and not self.limit_config.binds(name, queue, tenant_id)
+        )
+
 
 class RecentQueueState:
     """The last state of the queues that this process publishes to, read about once a second by a
@@ -267,6 +276,13 @@ class FastPath:
         """
         state = process_state.of(RecentQueueState).of(queue)
         return state is not None and state.take_place(name, queue, tenant_id)
+
+    def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
+        """Return whether a batch message may be published at commit, for a task that no limit can
+        bind, in a queue that was not paused at the last look.
+        """
+        state = process_state.of(RecentQueueState).of(queue)
+        return state is not None and state.may_start_batch(name, queue, tenant_id)
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a limit can apply to a task of this name, by the last state."""

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.db import connections
-from django.db.models import Case, F, Max, Min, Q, When
+from django.db.models import BooleanField, Case, ExpressionWrapper, F, Max, Min, Q, When
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
@@ -101,8 +101,17 @@ def _reserve(
     pairs: Sequence[tuple[str, str]], first: float, longest: float
 ) -> list[ReservedMessage]:
     rows = BatchMessage.objects.using(tables.database())
-    known = set(rows.filter(_any_of(pairs)).values_list("queue", "name"))
-    missing = [BatchMessage(queue=queue, name=name) for queue, name in set(pairs) - known]
+    is_free = ExpressionWrapper(Q(due_at=None) | Q(due_at__lte=NOW), BooleanField())
+    known = {
+        (queue, name): free
+        for queue, name, free in rows.filter(_any_of(pairs)).values_list("queue", "name", is_free)
+    }
+    pairs = [pair for pair in pairs if known.get(pair, True)]
+    if not pairs:
+        return []  # nothing is written, because each call for a batch looks
+    missing = [
+        BatchMessage(queue=queue, name=name) for queue, name in pairs if (queue, name) not in known
+    ]
     if missing:
         rows.bulk_create(missing, ignore_conflicts=True)
     with tables.atomic():

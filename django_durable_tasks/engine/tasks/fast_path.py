@@ -1,5 +1,8 @@
 """The fast path: a task that is due now is published when the transaction that creates it commits,
 without a claim by a scheduler.
+
+A task that runs in batches stays PENDING. For it a batch message is published if none is
+outstanding.
 """
 
 from __future__ import annotations
@@ -30,15 +33,35 @@ def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
     It must not run in a batch, and it must be due: ``run_at`` is None or has certainly passed by
     the database's clock.
     """
-    settings, connection = conf.settings(), connections[tables.database()]
-    if not settings.FAST_PATH or task.in_batch:
+    if task.in_batch or not _is_due(run_at):
         return False
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        return False
-    if connection.run_on_commit and messages_so_far() >= settings.FAST_PATH_MAX:
-        return False
-    if run_at is not None and not has_passed(run_at):
+    if (
+        connections[tables.database()].run_on_commit
+        and messages_so_far() >= conf.settings().FAST_PATH_MAX
+    ):
         return False
     return ports.broker_open(task.queue) and ports.fast_path.is_open(
         task.name, task.queue, task.tenant_id
     )
+
+
+def may_start_batch(task: NewTask) -> bool:
+    """Return whether a batch message for this PENDING task may be published at commit."""
+    return (
+        task.in_batch
+        and _is_due(task.run_at)
+        and ports.broker_open(task.queue)
+        and ports.fast_path.may_start_batch(task.name, task.queue, task.tenant_id)
+    )
+
+
+def _is_due(run_at: datetime | None) -> bool:
+    """Return whether the fast path is enabled, the COMMIT is noticed, and the task is due: without
+    ``run_at``, or if it has certainly passed by the database's clock.
+    """
+    connection = connections[tables.database()]
+    if not conf.settings().FAST_PATH:
+        return False
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return False
+    return run_at is None or has_passed(run_at)

@@ -11,7 +11,9 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.publish_on_commit import (
     publish_after_commit,
     remember_until_commit,
+    start_batch_after_commit,
 )
+from django_durable_tasks.engine.tasks.fast_path import may_start_batch
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
@@ -48,6 +50,8 @@ def _publish(task: NewTask) -> None:
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
         publish_after_commit([message_of(task)])
+    elif task.status == Status.PENDING and may_start_batch(task):
+        start_batch_after_commit(task.queue, task.name, task.priority)
 
 
 def message_of(task: NewTask) -> TaskMessage:
