@@ -70,7 +70,7 @@ def _run(n: int) -> Callable[[], None]:
 
     from benchmarks.project import celery_app
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.publishing.confirms import _BODY, _headers
+    from django_durable_tasks.celery.publishing.prepared_messages import _BODY, _headers
     from django_durable_tasks.celery.publishing.routing import queue_of
     from django_durable_tasks.engine.db.clock import database_now
     from django_durable_tasks.engine.db.connections import dedicated_connection

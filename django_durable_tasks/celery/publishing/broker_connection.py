@@ -17,6 +17,7 @@ from kombu import Connection
 from kombu.exceptions import KombuError
 
 from django_durable_tasks import conf
+from django_durable_tasks.celery.publishing.prepared_messages import RedisTexts
 from django_durable_tasks.exceptions import UnknownQueue
 from django_durable_tasks.idle_pool import IdlePool
 
@@ -76,6 +77,7 @@ class BrokerConnection:
         self._batch_tag = 0
         self._declaring_channel: Any = None
         self._redis: Any = None
+        self.redis_texts = RedisTexts()
 
     @property
     def batch_channel(self) -> Any:

@@ -7,29 +7,24 @@ binding. Two queues that are configured without exchange and routing key have th
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from amqp.exceptions import FrameSyntaxError
-from celery import signals
 from kombu.utils.json import dumps
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, QueueRejected
-from django_durable_tasks.celery.publishing.message_id import celery_id_of, headers_of
+from django_durable_tasks.celery.publishing.message_id import celery_id_of
+from django_durable_tasks.celery.publishing.prepared_messages import (
+    DEFAULT_EXCHANGE,
+    prepare,
+    redis_priority,
+)
 from django_durable_tasks.exceptions import UnknownQueue
 from django_durable_tasks.ports import TaskMessage
-
-_BODY = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
-_BATCH_BODY = '[[], %s, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
-_HIDDEN = "<durable>"
-_DIRECTLY = ""
-"""The default exchange. Each queue is bound to it by its name only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,72 +35,12 @@ class Rejection:
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
+    """``prepared``: the message as Kombu's channel sends it, or its JSON text for Redis."""
+
     message: TaskMessage
     prepared: Any
     queue: str
-
-
-@functools.lru_cache(maxsize=1)
-def _origin(pid: int) -> str:
-    return f"{pid}@{platform.node()}"
-
-
-def _headers(message: TaskMessage) -> dict[str, Any]:
-    """Return the headers of Celery's message protocol 2 and of this package."""
-    celery_id = celery_id_of(message)
-    return {
-        "lang": "py",
-        "task": message.name,
-        "id": celery_id,
-        "shadow": None,
-        "eta": None,
-        "expires": None,
-        "group": None,
-        "group_index": None,
-        "retries": 0,
-        "timelimit": [message.timeout, message.soft_timeout],
-        "root_id": celery_id,
-        "parent_id": None,
-        "argsrepr": _HIDDEN,
-        "kwargsrepr": _HIDDEN,
-        "origin": _origin(os.getpid()),
-        "ignore_result": None,
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
-        **headers_of(message),
-    }
-
-
-def _body(message: TaskMessage) -> str:
-    if message.batch_of is None:
-        return _BODY
-    named = {"queue": message.queue, "name": message.batch_of, "number": message.epoch}
-    arguments: str = dumps(named)
-    return _BATCH_BODY % arguments
-
-
-def _prepare_message(broker: BrokerConnection, message: TaskMessage, queue: Any) -> Any:
-    # Redis delivers the lowest number first, RabbitMQ the highest.
-    priority = 9 - message.priority if broker.driver == "redis" else message.priority
-    headers, body = _headers(message), _body(message)
-    properties = {"correlation_id": headers["id"], "reply_to": "", "delivery_mode": 2}
-    if signals.before_task_publish.receivers:
-        signals.before_task_publish.send(
-            sender=message.name,
-            body=body,
-            exchange=_DIRECTLY,
-            routing_key=queue.name,
-            headers=headers,
-            properties=properties,
-            declare=[queue],
-            retry_policy=None,
-        )
-    return broker.channel.prepare_message(
-        body, priority, "application/json", "utf-8", headers, properties
-    )
 
 
 def send(
@@ -156,14 +91,18 @@ def _prepare(
         if message.queue in refused:
             rejections.append(Rejection(message, refused[message.queue]))
             continue
-        prepared.append(_Prepared(message, _prepare_message(broker, message, queue), queue.name))
+        if broker.driver == "redis" and broker.redis_texts.apply(message):
+            built = broker.redis_texts.text(broker.channel, message, queue)
+        else:
+            built = prepare(broker.channel, broker.driver, message, queue)
+        prepared.append(_Prepared(message, built, queue.name))
     return rejections, prepared
 
 
 def _put(channel: Any, one: _Prepared, *, mandatory: bool) -> None:
     try:
         channel._basic_publish(
-            one.prepared, exchange=_DIRECTLY, routing_key=one.queue, mandatory=mandatory
+            one.prepared, exchange=DEFAULT_EXCHANGE, routing_key=one.queue, mandatory=mandatory
         )
     except FrameSyntaxError as error:  # listed as a connection error, but caused by the message
         raise ValueError(
@@ -177,7 +116,9 @@ def _send_one_by_one(broker: BrokerConnection, prepared: Sequence[_Prepared]) ->
         if one.queue in rejections:
             continue
         try:
-            broker.channel.basic_publish(one.prepared, exchange=_DIRECTLY, routing_key=one.queue)
+            broker.channel.basic_publish(
+                one.prepared, exchange=DEFAULT_EXCHANGE, routing_key=one.queue
+            )
         except broker.failures as error:
             if broker.is_lost(error):
                 raise
@@ -193,12 +134,15 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
     """
     channel, lists = broker.channel, dict[Any, list[_Prepared]]()
     for one in prepared:
-        channel._inplace_augment_message(one.prepared, _DIRECTLY, one.queue)
-        key = channel._q_for_pri(
-            one.queue, channel._get_message_priority(one.prepared, reverse=False)
-        )
-        lists.setdefault(key, []).append(one)
-    pushes = [(key, *(dumps(one.prepared) for one in some)) for key, some in lists.items()]
+        priority = redis_priority(one.message)
+        if not isinstance(one.prepared, str):
+            channel._inplace_augment_message(one.prepared, DEFAULT_EXCHANGE, one.queue)
+            priority = channel._get_message_priority(one.prepared, reverse=False)
+        lists.setdefault((one.queue, priority), []).append(one)
+    pushes = [
+        (channel._q_for_pri(*place), *(_text(one.prepared) for one in some))
+        for place, some in lists.items()
+    ]
     if len(pushes) == 1:
         try:
             broker.redis.lpush(*pushes[0])
@@ -209,6 +153,10 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
         for push in pushes:
             pipe.lpush(*push)
         return _rejected_by_redis(broker, lists.values(), pipe.execute(raise_on_error=False))
+
+
+def _text(prepared: Any) -> Any:
+    return prepared if isinstance(prepared, str) else dumps(prepared)
 
 
 def _rejected_by_redis(

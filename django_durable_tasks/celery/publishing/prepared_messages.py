@@ -1,0 +1,143 @@
+"""Builds the messages of durable tasks in the form that Kombu's channels send."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import uuid
+from dataclasses import replace
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from celery import signals
+from kombu.utils.json import dumps
+
+from django_durable_tasks.celery.publishing.message_id import celery_id_of, headers_of
+from django_durable_tasks.ports import TaskMessage
+
+DEFAULT_EXCHANGE = ""
+"""Each queue is bound to it by its name only."""
+_BODY = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_BATCH_BODY = '[[], %s, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_HIDDEN = "<durable>"
+_MAX_TEMPLATES = 1_000
+"""If there are this many, all are built again."""
+
+
+@functools.lru_cache(maxsize=1)
+def _origin(pid: int) -> str:
+    return f"{pid}@{platform.node()}"
+
+
+def _headers(message: TaskMessage) -> dict[str, Any]:
+    """Return the headers of Celery's message protocol 2 and of this package."""
+    celery_id = celery_id_of(message)
+    return {
+        "lang": "py",
+        "task": message.name,
+        "id": celery_id,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [message.timeout, message.soft_timeout],
+        "root_id": celery_id,
+        "parent_id": None,
+        "argsrepr": _HIDDEN,
+        "kwargsrepr": _HIDDEN,
+        "origin": _origin(os.getpid()),
+        "ignore_result": None,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+        **headers_of(message),
+    }
+
+
+def _body(message: TaskMessage) -> str:
+    if message.batch_of is None:
+        return _BODY
+    named = {"queue": message.queue, "name": message.batch_of, "number": message.epoch}
+    arguments: str = dumps(named)
+    return _BATCH_BODY % arguments
+
+
+def prepare(channel: Any, driver: str, message: TaskMessage, queue: Any) -> Any:
+    """Return the message for this channel, after the receivers of Celery's signal."""
+    # Redis delivers the lowest number first, RabbitMQ the highest.
+    priority = redis_priority(message) if driver == "redis" else message.priority
+    headers, body = _headers(message), _body(message)
+    properties = {"correlation_id": headers["id"], "reply_to": "", "delivery_mode": 2}
+    if signals.before_task_publish.receivers:
+        signals.before_task_publish.send(
+            sender=message.name,
+            body=body,
+            exchange=DEFAULT_EXCHANGE,
+            routing_key=queue.name,
+            headers=headers,
+            properties=properties,
+            declare=[queue],
+            retry_policy=None,
+        )
+    return channel.prepare_message(body, priority, "application/json", "utf-8", headers, properties)
+
+
+def redis_priority(message: TaskMessage) -> int:
+    """Return the priority in Redis, where the lowest number is delivered first."""
+    return 9 - message.priority
+
+
+class RedisTexts:
+    """The messages of one connection to Redis as JSON texts.
+
+    Messages of one task function with the same priority and time limits differ only in their ids
+    and their queue, so the text is a template. Encoding each message takes several times as long.
+    """
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[Any, ...], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def apply(self, message: TaskMessage) -> bool:
+        """Return whether there can be a text: no receiver of Celery's signal may change the
+        message, and it is for one task, not for a batch.
+        """
+        return message.batch_of is None and not signals.before_task_publish.receivers
+
+    def text(self, channel: Any, message: TaskMessage, queue: Any) -> str:
+        """Return the text of a message for this queue."""
+        key = (message.name, message.priority, message.timeout, message.soft_timeout)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = _template(channel, message, queue)
+        return template % {
+            "celery_id": f'"{celery_id_of(message)}"',
+            "key": encode_basestring_ascii(message.idempotency_key or str(message.task_id)),
+            "queue": encode_basestring_ascii(queue.name),
+            "tag": f'"{channel._next_delivery_tag()}"',
+        }
+
+
+def _template(channel: Any, message: TaskMessage, queue: Any) -> str:
+    """Return the JSON text of such a message with placeholders for what differs."""
+    name, key = uuid.uuid4().hex, uuid.uuid4().hex
+    marked = replace(message, task_id=uuid.uuid4(), idempotency_key=key)
+    prepared = prepare(channel, "redis", marked, queue)
+    channel._inplace_augment_message(prepared, DEFAULT_EXCHANGE, name)
+    places = {
+        "celery_id": celery_id_of(marked),
+        "key": key,
+        "queue": name,
+        "tag": prepared["properties"]["delivery_tag"],
+    }
+    text: str = dumps(prepared).replace("%", "%%")
+    for place, mark in places.items():
+        text = text.replace(f'"{mark}"', f"%({place})s")
+    return text
