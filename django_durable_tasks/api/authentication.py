@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
@@ -13,7 +12,7 @@ from rest_framework.request import Request
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems, throttle
 from django_durable_tasks.api.problems import Problem, invalid_header
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.clock_estimate import ReceivedTime, estimated_now
 from django_durable_tasks.engine.tenants import api_keys, staff
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
@@ -31,7 +30,7 @@ class Caller:
 
     A key has scopes. A staff user (``user``) has all of them and is restricted by permissions.
     ``tenants``: the ids of the tenants that the caller may choose; None if these are all.
-    ``asked_at``: the time of the database when it read the key, if that is known.
+    ``clock``: the time of the database, which returned it with the key; None if it did not.
     ``decision``: what the request rate decided if the request was counted with the read of its key.
     """
 
@@ -40,7 +39,7 @@ class Caller:
     scopes: frozenset[ApiScope]
     user: Any = None
     tenants: frozenset[int] | None = None
-    asked_at: datetime | None = None
+    clock: ReceivedTime | None = None
     decision: RateDecision | None = None
     is_authenticated: bool = True
 
@@ -93,7 +92,7 @@ class ApiKeyAuthentication(BaseAuthentication):
         api_keys.record_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
         name, counted = f"API key {row.prefix}", found.decision
-        return Caller(row.tenant, name, scopes, asked_at=found.read_at, decision=counted), row
+        return Caller(row.tenant, name, scopes, clock=found.clock, decision=counted), row
 
     def authenticate_header(self, request: Request) -> str:
         """Return the challenge of an answer with status 401."""

@@ -102,10 +102,11 @@ class TasksEndpoint(WritingEndpoint):
         )
 
     def _created_at_once(self, call: Call, identity: RequestIdentity) -> Answer | None:
-        asked_at, tenant = self.caller.asked_at, self.caller.tenant
-        if asked_at is None:
+        clock, tenant = self.caller.clock, self.caller.tenant
+        if clock is None:
             return None
-        return create_with_answer(call, tenant, identity, asked_at, LIMITS, self._answer_of)
+        # The body may have arrived long after the key.
+        return create_with_answer(call, tenant, identity, clock.now(), LIMITS, self._answer_of)
 
     def _answer_of(self, row: Task) -> Answer:
         shown = rendered(task_json(row, self.caller.without_secrets()))

@@ -55,6 +55,18 @@ class ClockReading:
         return self.received - self.requested > _TOO_SLOW
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedTime:
+    """A time of the database, and when it was received in seconds of the monotonic clock."""
+
+    database_time: datetime
+    received: float
+
+    def now(self) -> datetime:
+        """Return the time of the database now, late by the way of the answer and never early."""
+        return self.database_time + timedelta(seconds=time.monotonic() - self.received)
+
+
 def read_clock() -> ClockReading:
     """Query the database's time on the connection of this thread."""
     host, requested = timezone.now(), time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,8 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
+
+logger = logging.getLogger("django_durable_tasks.calls")
 
 
 def insert(task: NewTask) -> bool:
@@ -39,10 +42,16 @@ def insert_row(task: NewTask) -> Task | None:
 def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
     """Insert a task with the answer to its request; return False, without a change, if the
     Idempotency-Key is taken.
+
+    As after a COMMIT, an error of the broker is logged and not raised: the task exists, and the
+    request must not look refused.
     """
     if not transitions.create_with_answer(task, now, parameters):
         return False
-    _publish(task)
+    try:
+        _publish(task)
+    except Exception:
+        logger.exception("Task %s was created but not published; a scheduler will do so.", task.id)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from django.db.models import Q
 
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock_estimate import ReceivedTime
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.tenants import request_rates
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
@@ -146,12 +148,12 @@ def revoke(
 
 
 class VerifiedKey(NamedTuple):
-    """A live key with its tenant. ``read_at`` is the time of the database, known on PostgreSQL.
+    """A live key with its tenant. ``clock`` is the time of the database, which PostgreSQL returns.
     ``decision`` admits the request if it was counted with the read of the key.
     """
 
     row: ApiKey
-    read_at: datetime | None = None
+    clock: ReceivedTime | None = None
     decision: RateDecision | None = None
 
 
@@ -183,14 +185,18 @@ def _with_tenant(
         return None if row is None else VerifiedKey(row)
     if rate is None:
         rows = tables.read(sql, {"identifier": given.identifier})
-        return VerifiedKey(_key_from(rows[0]), rows[0][-1]) if rows else None
+        return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
     counted = {**request_rates.parameters(rate, now), "digest": given.digest, "now": now}
     rows = tables.read(sql, {"identifier": given.identifier, **counted})
     if not rows:
         return None
     *columns, read_at, free_at = rows[0]
     decision = None if free_at is None else rate.decision(True, free_at - counted["at"])
-    return VerifiedKey(_key_from(columns), read_at, decision)
+    return VerifiedKey(_key_from(columns), _received(read_at), decision)
+
+
+def _received(read_at: datetime) -> ReceivedTime:
+    return ReceivedTime(read_at, time.monotonic())
 
 
 def _key_from(values: Sequence[Any]) -> ApiKey:

@@ -14,11 +14,16 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.clock_estimate import ReceivedTime
+from django_durable_tasks.engine.tasks import insert
+from django_durable_tasks.engine.tenants import api_keys
 from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.api.client import ADD, ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
+HOUR = timedelta(hours=1)
 LATER = (timezone.now() + timedelta(days=1)).isoformat()
 EVEN_LATER = (timezone.now() + timedelta(days=2)).isoformat()
 _OWN = ("id", "created_at", "updated_at", "run_at", "due_at", "expires_at", "shard_key")
@@ -139,3 +144,32 @@ def test_a_task_with_keys_or_a_quota_is_created_in_a_transaction(
     assert not _created(acme, {**call(), "idempotency_key": "of the task"}, "one")[1]
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"open_tasks": 100}}
     assert not _created(acme, call(), "two")[1]
+
+
+def test_the_task_has_the_time_of_its_creation_if_its_body_arrives_late(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def an_hour_ago(*given: Any) -> Any:
+        found = verified(*given)
+        assert found is not None
+        clock = found.clock
+        assert clock is not None
+        earlier = ReceivedTime(clock.database_time - HOUR, clock.received - HOUR.total_seconds())
+        return found._replace(clock=earlier)
+
+    verified = api_keys.verified
+    monkeypatch.setattr(api_keys, "verified", an_hour_ago)
+    row, alone = _created(acme, call(), "one")
+    assert alone
+    assert abs(row.created_at - database_now()) < HOUR / 2
+
+
+def test_an_error_of_the_broker_is_no_refusal(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_messages: Any) -> Any:
+        raise RuntimeError("the broker")
+
+    monkeypatch.setattr(insert, "remember_until_commit", broken)
+    row, _alone = _created(acme, call(), "one")
+    assert f"Task {row.pk} was created but not published" in caplog.text

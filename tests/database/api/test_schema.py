@@ -35,6 +35,7 @@ EXAMPLES = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES") or repetitions(4))
 """Requests per operation and mode. More of them take longer and find more."""
 SECONDS = 150.0
 """The time budget; operations that begin later are not tried."""
+_REFUSALS = [400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429]
 # The seed does not fix the requests: hypothesis also takes constants from the modules that are
 # imported, which differ with the tests that ran before.
 
@@ -73,6 +74,7 @@ def _operations(client: ApiClient) -> list[Any]:
                 "positive_data_acceptance": {
                     "expected-statuses": ["2xx", 304, 400, 404, 409, 412, 422, 503]
                 },
+                "negative_data_rejection": {"expected-statuses": _REFUSALS},
             },
         }
     )
