@@ -7,7 +7,8 @@ A message that no worker has received is published again after FIRST_WAIT, and t
 times. It may be lost: on Redis the parent process of a worker reads the next message while its
 child processes are busy, and the message is lost if the worker is killed. If it was only late, two
 messages exist. They have different numbers, and a worker that receives the older one does not
-publish a successor, because the newer one is outstanding. So late messages do not accumulate.
+publish a successor, because the newer one is outstanding. So late messages do not accumulate. The
+newer one may be lost in its turn; the older one therefore limits the wait for it.
 """
 
 from __future__ import annotations
@@ -143,15 +144,21 @@ def _any_of(pairs: Sequence[tuple[str, str]]) -> Q:
 
 
 def received(queue: str, name: str, number: int) -> None:
-    """Record that a worker has received the message of this queue, task name and number. An older
-    message than the outstanding one changes nothing.
+    """Record that a worker has received the message of this queue, task name and number.
+
+    After an older message than the outstanding one, that one remains outstanding, for at most
+    REPUBLISH_AFTER: a process is free again, so it is lost if none receives it by then.
     """
-    sql = statement("receive_batch_message")
+    sql, longest = statement("receive_batch_message"), conf.settings().REPUBLISH_AFTER
     if sql is not None:
-        tables.count(sql, {"queue": queue, "name": name, "number": number})
+        values = {"queue": queue, "name": name, "number": number, "longest": longest}
+        tables.count(sql, values)
         return
     rows = BatchMessage.objects.using(tables.database()).filter(queue=queue, name=name)
-    rows.filter(number__lte=number, due_at__isnull=False).update(due_at=None, publish_count=0)
+    newest = rows.filter(number__lte=number, due_at__isnull=False)
+    if not newest.update(due_at=None, publish_count=0):
+        latest = after(longest)
+        rows.filter(number__gt=number, due_at__gt=latest).update(due_at=latest)
 
 
 def not_published(pairs: Sequence[tuple[str, str]], delay: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.clock import after, database_now
 from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.models import BatchMessage
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
@@ -48,6 +48,19 @@ def test_an_older_message_leaves_the_newer_one_outstanding() -> None:
     assert batch_messages.reserve([PAIR]) == []
     batch_messages.received(*PAIR, number=2)
     assert batch_messages.reserve([PAIR]) == [(*PAIR, 3, 1)]
+
+
+def test_an_older_message_limits_the_wait_for_the_newer_one() -> None:
+    for _ in range(8):  # all processes are busy for minutes
+        batch_messages.reserve([PAIR])
+        _overdue()
+    batch_messages.reserve([PAIR])
+    assert _due_in() > 100
+    batch_messages.received(*PAIR, number=3)
+    assert _due_in() == pytest.approx(15, abs=5)
+    BatchMessage.objects.update(due_at=after(3))
+    batch_messages.received(*PAIR, number=4)
+    assert _due_in() < 5, "it is not made longer"
 
 
 def test_a_lost_message_is_published_again_after_growing_times() -> None:
