@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.urls import URLPattern
+from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
@@ -90,10 +92,11 @@ _QUERIES = {
 """Required parameters."""
 
 
+_SOON = (timezone.now() + timedelta(days=7)).isoformat()
 VALID: dict[str, Any] = {
-    "tasks/<uuid:task_id>/reschedule": {"run_at": "2026-12-01T00:00:00Z"},
+    "tasks/<uuid:task_id>/reschedule": {"run_at": _SOON},
     "tasks/<uuid:task_id>/dependencies": {"upstream": str(uuid.uuid4()), "type": "MUST_SUCCEED"},
-    "recurring-tasks/<uuid:recurring_task_id>/snooze": {"until": "2027-01-01T00:00:00Z"},
+    "recurring-tasks/<uuid:recurring_task_id>/snooze": {"until": _SOON},
     "recurring-tasks/<uuid:recurring_task_id>/override": {
         "fire_time": "2027-01-01T00:00:00Z",
         "action": "SKIP",

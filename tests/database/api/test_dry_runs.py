@@ -1,0 +1,54 @@
+"""A dry run of any write leaves every table as it was and publishes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+
+from django_durable_tasks import ports
+from tests.database.api.client import ApiClient, call
+from tests.database.api.endpoints import VALID, WITH_ID, WITHOUT_ID, filled, rows_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+_WRITES = sorted(
+    {(address, method) for address, method in [*WITH_ID, *WITHOUT_ID] if method != "GET"}
+)
+_BODIES: dict[str, Any] = {
+    "tasks": call(),
+    "tasks/bulk": {"items": [call(), call(3)]},
+    "workflows": {"name": "flow", "steps": [{"step": "a", **call()}]},
+    "recurring-tasks": {"name": "new", "interval_seconds": 60, **call()},
+    "calendars": {"name": "new"},
+}
+"""Bodies that are accepted."""
+_CHANGED = {"tenant_requests", "api_key"}
+"""Tables that count requests and the use of a key."""
+_ANSWERS = (200, 400, 404, 409, 422)
+"""The object may not be in the status that the operation needs."""
+
+
+def _tables() -> dict[str, list[dict[str, Any]]]:
+    return {
+        model._meta.db_table: list(model._default_manager.order_by("pk").values())
+        for model in apps.get_app_config("django_durable_tasks").get_models()
+        if not any(model._meta.db_table.endswith(name) for name in _CHANGED)
+    }
+
+
+@pytest.mark.parametrize(("address", "method"), _WRITES)
+def test_a_dry_run_writes_and_publishes_nothing(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch, address: str, method: str
+) -> None:
+    published = list[Any]()
+    path = filled(address, rows_of(acme))
+    before = _tables()
+    monkeypatch.setattr(ports, "publish", published.extend)
+    path += ("&" if "?" in path else "?") + "dry_run=1"
+    body = _BODIES.get(address) or VALID.get(address, {})
+    answer = acme.send(method, path, body, If_Match="*", Idempotency_Key="k")
+    assert answer.status_code in ((200,) if address in _BODIES else _ANSWERS), answer.content
+    assert answer.status_code != 200 or answer.json()["dry_run"] is True
+    assert _tables() == before
+    assert published == []
