@@ -164,6 +164,7 @@ def _struck(stage: Stage, one: Fault) -> Window:
     late = Task.objects.filter(waiting, run_at__lt=limit)
 
     def recovered() -> bool:
+        stage.mend(one.name)  # a later attempt of a task that ends its process
         return query(late.exists) is False
 
     try:
@@ -204,8 +205,13 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
     history. Tasks that have not ended by then are lost.
     """
     retried = set[str]()
+
+    def finished() -> bool:
+        stage.mend("the load")
+        return query(lambda: notified.finish_deliveries(retried)) is True
+
     try:
-        until(lambda: query(lambda: notified.finish_deliveries(retried)) is True, within=QUIET)
+        until(finished, within=QUIET)
         until(lambda: query(counted.all_is_counted) is True, within=60)
         until(lambda: not _messages(stage), within=30)
         until(lambda: _connections() <= _baseline(stage), within=60)

@@ -195,9 +195,9 @@ class Stage:
 
     def mend(self, after: str) -> None:
         """Replace processes that ended unexpectedly, as a supervisor would do. How often that was
-        needed, and after what, is reported.
+        needed, and after what, is reported. A load that was stopped is not replaced.
         """
-        if self.loader is not None and not self.loader.alive():
+        if self.loader and not self.loader.alive() and not self.stop.exists():
             self.notes["loads that ended by themselves"] += 1
             self.load()
         for program in [one for one in [*self.schedulers, *self.workers] if not one.alive()]:
