@@ -27,7 +27,12 @@ from celery import current_app, signals
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import remote_control
-from django_durable_tasks.celery.execution import consumed_queue, redis_messages, wake_consumer
+from django_durable_tasks.celery.execution import (
+    consumed_queue,
+    prefetch_count,
+    redis_messages,
+    wake_consumer,
+)
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import message_id
 from django_durable_tasks.engine.cluster import nodes
@@ -235,6 +240,7 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     app = getattr(sender, "app", None) or current_app._get_current_object()
     consumed_queue.record_queues(app)
     wake_consumer.add_to(app)
+    prefetch_count.add_to(app)
     redis_messages.add_to(app)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
