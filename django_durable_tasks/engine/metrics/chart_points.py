@@ -1,4 +1,8 @@
-"""Reads the counts per minute for charts: summed by the database to the points of a period.
+"""Reads the counts per minute for charts, summed to the points of a period.
+
+PostgreSQL sums them itself. The other databases store durations as text and parse it again for each
+of its numbers, which takes four times as long on MariaDB as to sum the rows in Python, as is done
+there.
 
 The number of rows is bounded by ``row_limit``. A period with more rows is shortened at its
 beginning. Two statements, and a third one if the selected series may have more rows.
@@ -7,6 +11,7 @@ beginning. Two statements, and a third one if the selected series may have more 
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,15 +26,20 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.metrics.totals import minutes, series
 from django_durable_tasks.rules.metrics import charts
 from django_durable_tasks.rules.metrics.charts import ChartPeriod, ChartPoint
-from django_durable_tasks.rules.metrics.counts import BUCKETS, Distribution, Duration
+from django_durable_tasks.rules.metrics.counts import (
+    BUCKETS,
+    CountedDurations,
+    Distribution,
+    Duration,
+)
 from django_durable_tasks.rules.metrics.minutes import MINUTE
 
 _ROWS = {"postgresql": 200_000}
-_ROWS_ELSEWHERE = 20_000
-"""How many rows of counts one chart reads. On PostgreSQL these take about a second; the number for
-the other databases, which store durations as text, was not measured.
-"""
+_ROWS_ELSEWHERE = 50_000
+"""How many rows of counts one chart reads at most: those that take about a second."""
+_CHUNK = 2_000
 _NUMBERS = range(len(BUCKETS) + 2)
+_Sum = tuple[datetime, str, int, dict[str, Distribution]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +120,28 @@ def _bounded_start(
 
 def _sums(
     ids: Sequence[uuid.UUID], period: ChartPeriod, start: datetime, now: datetime
-) -> Iterator[tuple[datetime, str, int, dict[str, Distribution]]]:
+) -> Iterator[_Sum]:
     """Yield the start of a point, a status, its number and the sums of its durations."""
+    by_database = connections[tables.database()].vendor == "postgresql"
+    return (_summed_by_database if by_database else _summed_here)(ids, period, start, now)
+
+
+def _summed_here(
+    ids: Sequence[uuid.UUID], period: ChartPeriod, start: datetime, now: datetime
+) -> Iterator[_Sum]:
+    rows = _rows(ids, start, now).values_list("minute", "series__status", "number", "durations")
+    found = defaultdict[tuple[datetime, str], CountedDurations](CountedDurations)
+    for minute, status, number, durations in rows.iterator(_CHUNK):
+        at = charts.utc(minute)
+        point = at - MINUTE * (at.minute % period.step), status
+        found[point].add(CountedDurations.stored(number, durations))
+    for (at, status), counted in found.items():
+        yield at, status, counted.number, counted.durations
+
+
+def _summed_by_database(
+    ids: Sequence[uuid.UUID], period: ChartPeriod, start: datetime, now: datetime
+) -> Iterator[_Sum]:
     within = ExtractMinute("minute", tzinfo=UTC)
     rows = (
         _rows(ids, start, now)
