@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, TypeVar
@@ -52,8 +52,7 @@ class Clock:
 def _run_of(started: Any, node: uuid.UUID) -> Any:
     from django_durable_tasks.rules.tasks.runs import Run
 
-    names = {field.name for field in fields(Run)}
-    values = {name: value for name, value in started._asdict().items() if name in names}
+    values = {name: value for name, value in started._asdict().items() if name in Run._fields}
     values |= {"task_id": started.id, "attempt": started.attempts, "node": node}
     values |= {"idempotency_key": str(started.id), "options": {}, "args": [], "kwargs": {}}
     return Run(**values)

@@ -120,7 +120,7 @@ def _batches(n: int) -> Callable[[], None]:
 
     def work() -> None:
         while waiting.exists():
-            message = batch_runs._Message(task, queue, bytes(TOKEN_BYTES), place, Context())
+            message = batch_runs._Message(task, queue, 0, bytes(TOKEN_BYTES), place, Context())
             message._publish_next = lambda: None  # type: ignore[method-assign]
             message.run()
 

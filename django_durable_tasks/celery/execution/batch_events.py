@@ -62,7 +62,8 @@ class TaskEvents:
 
     def before(self, live: LiveRun) -> None:
         """Call the receivers before the function."""
-        self._send("task_prerun", **self._of(live))
+        if self._signals["task_prerun"]:
+            self._send("task_prerun", **self._of(live))
 
     def succeeded(self, live: LiveRun, value: Any) -> None:
         """Call receivers and hooks after a success was recorded."""

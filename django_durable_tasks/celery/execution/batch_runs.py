@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import current_app, shared_task
 from celery._state import _task_stack
+from celery.app.task import Context
 from django.db import Error, close_old_connections
 
 from django_durable_tasks import conf, ports
@@ -239,14 +240,17 @@ class _Message:
             return
         live.began = time.monotonic()
         celery_id = live.run.celery_id
-        self._task.push_request(
-            **self._request,
-            id=celery_id,
-            root_id=celery_id,
-            correlation_id=celery_id,
-            retries=live.run.failures,
-            called_directly=False,
-            headers={},  # if they are None, Celery searches all attributes for custom headers
+        # As push_request() does, which also copies the request of the message around this one.
+        self._task.request_stack.push(
+            Context(
+                self._request,
+                id=celery_id,
+                root_id=celery_id,
+                correlation_id=celery_id,
+                retries=live.run.failures,
+                called_directly=False,
+                headers={},  # if they are None, Celery searches all attributes for custom headers
+            )
         )
         try:
             with process_runs.running(live):

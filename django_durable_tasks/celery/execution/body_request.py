@@ -24,13 +24,18 @@ _WRAPPED = "_durable_tasks_wrapped"
 @contextmanager
 def of_row(request: Any, live: LiveRun) -> Iterator[None]:
     """Make the request show the task's id, its arguments and the headers of its call."""
-    task_id, headers = str(live.run.task_id), live.run.options.get("headers") or {}
-    shown = {"id": task_id, "root_id": task_id, "args": live.args, "kwargs": live.kwargs}
-    before = {name: getattr(request, name) for name in shown}
-    request.headers = {**(request.headers or {}), **headers}
-    request.update(
-        shown | {name: value for name, value in headers.items() if not hasattr(type(request), name)}
-    )
+    task_id, headers = str(live.run.task_id), live.run.options.get("headers")
+    before = {
+        "id": request.id,
+        "root_id": request.root_id,
+        "args": request.args,
+        "kwargs": request.kwargs,
+    }
+    request.update(id=task_id, root_id=task_id, args=live.args, kwargs=live.kwargs)
+    request.headers = {**(request.headers or {}), **(headers or {})}
+    if headers:
+        kind = type(request)
+        request.update({name: value for name, value in headers.items() if not hasattr(kind, name)})
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.engine.db.jsonb import read_jsonb_quickly
 from django_durable_tasks.engine.db.statements import text
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.idle_pool import IdlePool
@@ -170,6 +171,7 @@ def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
     )
     connection.inc_thread_sharing()
     connection.ensure_connection()
+    read_jsonb_quickly(connection.connection)
     # Behind a pooler (Django's documented setting for one) a SET would remain in a session that
     # others use.
     limits = [] if settings.get("DISABLE_SERVER_SIDE_CURSORS") else _limits_for(vendor, patience)

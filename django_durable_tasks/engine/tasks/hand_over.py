@@ -36,6 +36,8 @@ def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
     once a second. If no task waits, it is one index probe.
     """
     limit_config = config.limits_in_force()
+    if not limit_config.may_bind({(run.name, run.queue) for run in ended}):
+        return []
     scopes = {
         scope
         for run in ended

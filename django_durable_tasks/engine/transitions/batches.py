@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -224,7 +224,7 @@ def _succeed_each(
         )
         attempt_log.log_successes(
             [
-                replace(one.run, started_at=one.run.started_at + timedelta(seconds=one.wait))
+                one.run._replace(started_at=one.run.started_at + timedelta(seconds=one.wait))
                 for one in successes
                 if one.run.task_id in accepted
             ],

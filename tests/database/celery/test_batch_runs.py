@@ -173,7 +173,7 @@ def test_an_interrupted_batch_leaves_no_run_in_the_heartbeat(
     def interrupted(*_: Any, **__: Any) -> None:
         raise SoftTimeLimitExceeded  # CELERY_TASK_SOFT_TIME_LIMIT applies to the message
 
-    monkeypatch.setattr(batched.note, "push_request", interrupted)
+    monkeypatch.setattr(batch_runs, "Context", interrupted)
     _schedule(tmp_path / "notes", 3)
     with pytest.raises(SoftTimeLimitExceeded):
         _deliver(batched.note.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -191,9 +190,9 @@ def test_a_fenced_success_changes_nothing_and_the_others_are_recorded(changed: s
     many_tasks(2, in_batch=True)
     first, second = take_batch(10, PLACE)
     if changed == "epoch":
-        fenced = replace(first, epoch=first.epoch + 1)
+        fenced = first._replace(epoch=first.epoch + 1)
     elif changed == "run_id":
-        fenced = replace(first, run_id=uuid.uuid4())
+        fenced = first._replace(run_id=uuid.uuid4())
     else:
         fenced = first
         attempts.end_runs(Task.objects.filter(pk=first.task_id), lambda _: CRASH)
