@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
+from sys import intern
 from typing import NamedTuple
 
 from django_durable_tasks import process_state
@@ -37,7 +38,7 @@ from django_durable_tasks.rules.recurring.policies import (
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
 _MAX_SCHEDULES = 100_000
-"""The number of schedules that a process keeps; each takes about 2 kB."""
+"""The number of schedules that a process keeps. Each takes about 1.1 kB."""
 
 
 class DueState(NamedTuple):
@@ -151,8 +152,8 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
         pk=row.pk,
         revision=row.revision,
         name=row.name,
-        task=row.task,
-        queue=row.queue,
+        task=template.name,
+        queue=intern(row.queue),
         tenant_id=row.tenant_id,
         calendars=tuple(row.calendars),
         versions=named_calendars(row, calendars),

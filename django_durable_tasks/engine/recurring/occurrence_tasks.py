@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from sys import intern
 from typing import Any
 
 from django_durable_tasks import conf, process_state, registry
@@ -73,13 +74,14 @@ def template(row: AnySchedule) -> NewTask:
     """
     if isinstance(row, ScheduleRow):
         shared = process_state.of(SharedTemplates).get(row)
+        zone = intern(row.time_zone)  # it is kept in memory for each schedule
     else:
-        shared = _task_template(row)
+        shared, zone = _task_template(row), row.time_zone
     task, overlap_key = shared.called(tuple(row.args), row.kwargs, NO_ID), overlap_key_of(row)
     expires_in = task.expires_in if row.expires_in is None else row.expires_in
     return task._replace(
         recurring_task_id=row.pk,
-        time_zone=row.time_zone,
+        time_zone=zone,
         overlap_key=overlap_key,
         expires_in=expires_in,
         # Overlap keys are checked after a claim, before its messages are published.
