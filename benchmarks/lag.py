@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -38,8 +39,12 @@ def _await(path: Path, n: int, rate: int, *processes: Popen[bytes]) -> None:
     wait_until(lambda: stamps.number(path) >= n, *processes, within=_AHEAD + n / rate + patience(n))
 
 
+@dataclass
 class OurLag(Ours):
-    """This package with one scheduler and one worker."""
+    """This package with one worker and ``schedulers``. ``task``: the name of the function."""
+
+    schedulers: int = 1
+    task: str = "stamp"
 
     def start_late(self, n: int, rate: int, prunable: int = 0, **durable: Any) -> Measured:
         """Measure how late n tasks start, due at ``rate`` a second, while ``prunable`` ended tasks
@@ -57,11 +62,15 @@ class OurLag(Ours):
             worker = [sys.executable, "-m", "celery", "-A", "benchmarks.project", "worker", *WORKER]
             worker.append(f"bench-{self.servers.run}@%h")
             try:
-                with running(loop, **variable) as scheduler, running(worker, **variable) as process:
-                    self._warm(variable, path, scheduler, process)
+                with ExitStack() as stack:
+                    started = [
+                        stack.enter_context(running(command, **variable))
+                        for command in (*[loop] * self.schedulers, worker)
+                    ]
+                    self._warm(variable, path, *started)
                     self._later(variable, n, rate)
-                    _await(path, n, rate, scheduler, process)
-                    size = resident(scheduler.pid)
+                    _await(path, n, rate, *started)
+                    size = resident(started[0].pid)
                     if prunable:
                         more["prunable_left"] = self._backlog("left", {}, patience(0))["number"]
                 found = stamps.lags(path)
@@ -77,7 +86,10 @@ class OurLag(Ours):
     def _later(self, variable: dict[str, str], n: int, rate: int) -> None:
         command = [sys.executable, "-m", "benchmarks.ours", "later"]
         figures(
-            command, {"n": n, "rate": rate, "ahead": _AHEAD + n / 2_000}, patience(n), **variable
+            command,
+            {"n": n, "rate": rate, "ahead": _AHEAD + n / 2_000, "task": self.task},
+            patience(n),
+            **variable,
         )
 
     def _warm(self, variable: dict[str, str], path: Path, *processes: Popen[bytes]) -> None:

@@ -64,15 +64,21 @@ def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
     from django_durable_tasks.engine.limits import backpressure
     from django_durable_tasks.engine.limits.next_due import heads
     from django_durable_tasks.engine.tasks.claim import claim
-    from django_durable_tasks.engine.transitions.runs import start, succeed
+    from django_durable_tasks.engine.transitions.runs import NewRun, start, succeed
 
     clock.time("heads", heads)
     backpressure.snapshot()
     found = clock.time("claim", lambda: claim(queue, database_now(), BATCH, node))
     runs = []
     for message in found:
-        act = partial(start, message.task_id, message.epoch, uuid.uuid4(), node, _LEASE)
-        started = clock.time("start", act)
+        new = NewRun(
+            task_id=message.task_id,
+            epoch=message.epoch,
+            run_id=uuid.uuid4(),
+            node=node,
+            lease=_LEASE,
+        )
+        started = clock.time("start", partial(start, new))
         runs.append(_run_of(started, node))
     ended = [clock.time("succeed", partial(succeed, run, "null", "")) for run in runs]
     if sum(ended) != BATCH:

@@ -80,19 +80,20 @@ def bulk(n: int, task: str = "noop") -> float:
     return time.perf_counter() - began
 
 
-def later(n: int, rate: int, ahead: float) -> float:
+def later(n: int, rate: int, ahead: float, task: str = "stamp") -> float:
     """Schedule n tasks, of which ``rate`` per second are due, the first in ``ahead`` seconds.
+    ``task``: the name of the function.
 
     Raises RuntimeError if the first is due before all of them are committed, because its lag would
     then be caused by this process.
     """
-    from benchmarks.project.tasks import stamp
+    from benchmarks.project import tasks
     from django_durable_tasks.engine.tasks.enqueue import insert_many
     from django_durable_tasks.engine.tasks.new_task import Call, new_task
     from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
     began, moments = time.perf_counter(), instants(n, rate, ahead)
-    registered = stamp.using().registered
+    registered = getattr(tasks, task).using().registered
     insert_many(
         [
             new_task(

@@ -28,7 +28,12 @@ class DurableTasksConfig(AppConfig):
         """
         from django_durable_tasks import checks
         from django_durable_tasks.celery import call_guard
-        from django_durable_tasks.celery.execution import batch_runs, signal_handlers, worker_node  # noqa: F401
+        from django_durable_tasks.celery.execution import (  # noqa: F401
+            batch_runs,
+            deferred_success,
+            signal_handlers,
+            worker_node,
+        )
         from django_durable_tasks.celery.transports import filesystem
         from django_durable_tasks.due_index import verify as verify_due_index
         from django_durable_tasks.engine.db.connections import release_databases
@@ -54,6 +59,7 @@ class DurableTasksConfig(AppConfig):
         runner.join(*verify_due_index.CHECKS)
         signal_handlers.connect()
         worker_node.connect()
+        deferred_success.connect()
         checks.register()
         connection_created.connect(
             release_databases, dispatch_uid="django_durable_tasks.release_databases"

@@ -25,3 +25,9 @@ def keyed(key: str) -> None:
 def stamp(due: float) -> None:
     """Record how late it starts."""
     stamps.stamp(os.environ["BENCHMARK_STAMPS"], due)
+
+
+@durable_task(batch=100)
+def batched_stamp(due: float) -> None:
+    """Record how late it starts, in batches."""
+    stamps.stamp(os.environ["BENCHMARK_STAMPS"], due)

@@ -18,7 +18,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution import gate, retries
+from django_durable_tasks.celery.execution import deferred_success, gate, retries
 from django_durable_tasks.celery.execution.body_request import wrap_hooks
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import of_request
@@ -55,6 +55,7 @@ class DurableTask(CeleryTask):
             return super().__call__(*args, **kwargs)
         envelope = of_request(request)
         if envelope is None:
+            deferred_success.of_process().record()
             return self._plain_message(args, kwargs)
         return gate.run_message(self, envelope)
 

@@ -4,6 +4,8 @@ and counted once.
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError
@@ -96,7 +98,13 @@ def test_a_task_whose_creation_reply_was_lost_is_found_by_its_idempotency_key() 
 def test_a_start_whose_reply_was_lost_ends_by_its_lease_and_not_by_a_second_body() -> None:
     row = a_task(Status.QUEUED)
     with one_lost_reply(), pytest.raises(OperationalError):
-        transitions.start(row.pk, row.epoch, row.pk, row.pk, 60.0)
+        transitions.start(_run_of(row.pk, row.epoch))
     row.refresh_from_db()
     assert (row.status, row.attempts) == (Status.RUNNING, 1)
-    assert transitions.start(row.pk, 1, row.pk, row.pk, 60.0) is None
+    assert transitions.start(_run_of(row.pk, 1)) is None
+
+
+def _run_of(task_id: uuid.UUID, epoch: int) -> transitions.NewRun:
+    return transitions.NewRun(
+        task_id=task_id, epoch=epoch, run_id=task_id, node=task_id, lease=60.0
+    )

@@ -30,6 +30,21 @@ def _receivers(signal: Any, sender: Any) -> list[Callable[..., Any]]:
     ]
 
 
+def follow_success(task: Any) -> bool:
+    """Return whether something is called after a success of this task: receivers of the project or
+    hooks of its class. The success is recorded first then.
+    """
+    return bool(
+        _receivers(signals.task_success, task)
+        or _receivers(signals.task_postrun, task)
+        or any(_is_overridden(task, hook) for hook in ("on_success", "after_return"))
+    )
+
+
+def _is_overridden(task: Any, hook: str) -> bool:
+    return getattr(type(task), hook) is not getattr(CeleryTask, hook)
+
+
 class TaskEvents:
     """The receivers and hooks of one task."""
 
@@ -48,17 +63,9 @@ class TaskEvents:
         self._hooks = {
             name
             for name in ("on_success", "on_failure", "on_retry", "after_return")
-            if getattr(type(task), name) is not getattr(CeleryTask, name)
+            if _is_overridden(task, name)
         }
-
-    @property
-    def follow_success(self) -> bool:
-        """Whether something is called after a success. The success is recorded first then."""
-        return bool(
-            self._signals["task_success"]
-            or self._signals["task_postrun"]
-            or self._hooks & {"on_success", "after_return"}
-        )
+        self.follow_success = follow_success(task)
 
     def before(self, live: LiveRun) -> None:
         """Call the receivers before the function."""

@@ -24,7 +24,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.dependencies.resolve import ResolveResult
 from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.tasks.hand_over import claim_next
+from django_durable_tasks.engine.tasks.hand_over import claim_next, frees_capacity
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.rules.states import TERMINAL
@@ -124,6 +124,8 @@ def hand_over(ended: Sequence[LiveRun]) -> None:
     if not runs or not ports.broker_open():
         return
     try:
+        if not frees_capacity(runs):
+            return
         with dedicated_connection():
             messages = claim_next(runs, runs[0].node)
         if messages:

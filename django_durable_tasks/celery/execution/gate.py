@@ -22,7 +22,12 @@ from celery.exceptions import Retry as CeleryRetry
 from django.db import Error, OperationalError, transaction
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery.execution import consumed_queue, endings, worker_node
+from django_durable_tasks.celery.execution import (
+    consumed_queue,
+    deferred_success,
+    endings,
+    worker_node,
+)
 from django_durable_tasks.celery.execution.body_request import of_row
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of_result, picklable, text_of
@@ -31,7 +36,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.deadlocks import SERIALIZATION_FAILURE, code_of
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.dependencies import results
-from django_durable_tasks.engine.tasks import attempts, endpoints
+from django_durable_tasks.engine.tasks import attempts, endpoints, next_run
 from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
@@ -71,10 +76,15 @@ def run_message(task: Any, envelope: Envelope) -> Any:
             except EndingNotRecorded:
                 raise
             except BaseException as error:  # noqa: BLE001 - interrupts are endings too
+                if deferred_success.of_process().holds(live):
+                    # The function returned in time, and a limit interrupted what follows.
+                    deferred_success.of_process().record()
                 raise closed_by(task, live, error) from None
     finally:
-        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway.
-        process_runs.leases.remove(live)
+        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway,
+        # unless its success is deferred.
+        if not deferred_success.of_process().holds(live):
+            process_runs.leases.remove(live)
 
 
 def _open(task: Any, envelope: Envelope) -> LiveRun:
@@ -128,6 +138,15 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
         run_id=run_id,
     )
     deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
+    try:
+        opened = _start_with_success(task, envelope, place, run_id)
+    except Error:
+        sent = True
+        if time.monotonic() > deadline:
+            raise
+    else:
+        if opened is not None:
+            return opened
     while True:
         try:
             with nullcontext() if eager else dedicated_connection():
@@ -143,10 +162,40 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
         pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
 
+def _start_with_success(
+    task: Any, envelope: Envelope, place: RunLocation, run_id: uuid.UUID
+) -> Run | Refusal | None:
+    """Record the deferred success of this process, with the start of this run if possible. Return
+    None if the run was not started. After an error it may have been.
+    """
+    deferred = deferred_success.of_process()
+    if task.durable_options.unique_for is not None or _has_endpoint(task):
+        deferred.record()
+        return None
+
+    def start(ended: Run, result: str | None) -> tuple[bool, Run | Refusal]:
+        return next_run.succeed_and_open(
+            ended,
+            result,
+            envelope.task_id,
+            envelope.epoch,
+            place,
+            envelope.celery_id,
+            name=task.name,
+            run_id=run_id,
+        )
+
+    return deferred.record_with(start)
+
+
+def _has_endpoint(task: Any) -> bool:
+    known = registry.find(task.name)
+    return known is not None and known.target.endpoint is not None
+
+
 def _open_run(task: Any, row: uuid.UUID, epoch: int, *rest: Any, **more: Any) -> Run | Refusal:
     """Start the run unless the breaker of the task's endpoint is open."""
-    known = registry.find(task.name)
-    if known is not None and known.target.endpoint is not None and endpoints.postpone(row, epoch):
+    if _has_endpoint(task) and endpoints.postpone(row, epoch):
         return Refusal.POSTPONED
     return attempts.open_run(row, epoch, *rest, **more)
 
@@ -168,10 +217,15 @@ def _plain_body(task: Any, live: LiveRun) -> Any:
     followups = live.followups(value)
     outcome = outcome_of_result(task.name, value)
     try:
+        if not followups and deferred_success.may_wait(task, live):
+            deferred_success.of_process().defer(live, outcome)
+            return value
         verdict = endings.close(live, outcome, followups)
     except SoftTimeLimitExceeded:
         # The function returned in time. The limit interrupted the write of the ending, which may
         # have been committed, so it is repeated.
+        if deferred_success.of_process().holds(live):
+            return value
         verdict = endings.close(live, outcome, followups)
     if verdict is None:
         raise Fenced

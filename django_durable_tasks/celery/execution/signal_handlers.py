@@ -17,7 +17,7 @@ from celery import signals
 from django.db import Error
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.execution import consumed_queue, endings
+from django_durable_tasks.celery.execution import consumed_queue, deferred_success, endings
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.execution.worker_node import place
@@ -52,7 +52,7 @@ def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_
         return
     live = process_runs.find(task_id)
     if live is not None:
-        if not live.recorded and not isinstance(exception, EndingNotRecorded):
+        if _unrecorded(task_id) and not isinstance(exception, EndingNotRecorded):
             _record(live, endings.outcome_for(live, exception, options))
     elif envelope := parse(task_id):
         _record_in_parent(envelope, _outcome_in_parent(exception, options))
@@ -151,7 +151,9 @@ def _options(sender: Any) -> TaskOptions | None:
 
 def _unrecorded(celery_id: object) -> LiveRun | None:
     live = process_runs.find(celery_id) if isinstance(celery_id, str) else None
-    return None if live is None or live.recorded else live
+    if live is None or live.recorded or deferred_success.of_process().holds(live):
+        return None
+    return live
 
 
 def _record(live: LiveRun, outcome: Outcome) -> None:

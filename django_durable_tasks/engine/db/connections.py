@@ -111,7 +111,8 @@ def _no_fork_meanwhile(connection: BaseDatabaseWrapper) -> Iterator[None]:
             _forks.notify_all()
 
 
-def _prepares(settings: dict[str, Any]) -> bool:
+def prepares(settings: dict[str, Any]) -> bool:
+    """Return whether statements are prepared on a connection with these settings."""
     wish = conf.settings().PREPARED_STATEMENTS
     return not settings.get("DISABLE_SERVER_SIDE_CURSORS") if wish is None else wish
 
@@ -164,7 +165,7 @@ def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
         "AUTOCOMMIT": True,
     }
     settings["OPTIONS"] = _options_for(
-        vendor, patience, dict(settings.get("OPTIONS") or {}), _prepares(settings)
+        vendor, patience, dict(settings.get("OPTIONS") or {}), prepares(settings)
     )
     connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(
         settings, alias
@@ -184,11 +185,18 @@ def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
         raise
     if limits:
         _bounded.add(connection)
+    _dedicated.add(connection)
     return connection
 
 
+_dedicated: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _bounded: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 """Connections whose session has time limits."""
+
+
+def is_dedicated(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether this is a dedicated connection, which only this package uses."""
+    return connection in _dedicated
 
 
 def bound_transaction(patience: TimeLimits = WORK) -> None:
@@ -264,7 +272,7 @@ def cursor(*, binary: bool = False) -> Any:
     connection: Any = connections[conf.settings().DATABASE]
     if (
         connection.vendor != "postgresql"
-        or not _prepares(connection.settings_dict)
+        or not prepares(connection.settings_dict)
         or connection.queries_logged
     ):
         return connection.cursor()  # Django logs the text only of statements that it binds itself

@@ -10,6 +10,7 @@ from django.db import connections, transaction
 from django.db.models import F, Lookup, Model, QuerySet
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.db import direct
 from django_durable_tasks.engine.db.arrays import uuid_array
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.models import Task
@@ -92,15 +93,27 @@ def with_ids(queryset: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> 
     return queryset.filter(_InArray(F(column), uuid_array(ids)))
 
 
-def count(sql: str, parameters: dict[str, Any]) -> int:
-    """Execute a statement and return its row count."""
+def count(sql: str, parameters: dict[str, Any], *, frequent: bool = False) -> int:
+    """Execute a statement and return its row count. ``frequent``: as for ``read``."""
+    result = direct.execute(sql, parameters) if frequent else None
+    if result is not None:
+        return result.number
     with cursor() as sql_cursor:
         sql_cursor.execute(sql, parameters)
         return int(sql_cursor.rowcount)
 
 
-def read(sql: str, parameters: dict[str, Any], *, binary: bool = False) -> list[tuple[Any, ...]]:
-    """Execute a statement and return its rows. ``binary``: in the binary format, if possible."""
+def read(
+    sql: str, parameters: dict[str, Any], *, binary: bool = False, frequent: bool = False
+) -> list[tuple[Any, ...]]:
+    """Execute a statement and return its rows.
+
+    ``binary``: in the binary format, if possible. ``frequent``: directly, if this process executes
+    statements so. The text of such a statement must determine the types of its parameters.
+    """
+    result = direct.execute(sql, parameters) if frequent else None
+    if result is not None:
+        return result.rows
     with cursor(binary=binary) as sql_cursor:
         sql_cursor.execute(sql, parameters)
         return list(sql_cursor.fetchall())

@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from django.db.models import Case, Q, Value, When
 
 from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Endpoint, Limit, Tenant
@@ -218,9 +220,14 @@ class RecentLimits:
         self._read_at = float("-inf")
         self._limits = LimitConfig()
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether ``get`` returns the limits without reading them."""
+        return time.monotonic() - self._read_at <= FRESH
+
     def get(self) -> LimitConfig:
         """Return the limits, at most one second old."""
-        if time.monotonic() - self._read_at > FRESH:
+        if not self.is_fresh:
             self._limits = read()
             self._read_at = time.monotonic()
         return self._limits
@@ -233,3 +240,12 @@ class RecentLimits:
 def limits_in_force() -> LimitConfig:
     """Return the limits in force, at most one second old."""
     return process_state.of(RecentLimits).get()
+
+
+def limits_without_connection() -> LimitConfig:
+    """Return the limits in force, at most one second old. A dedicated connection is used only if
+    they have to be read.
+    """
+    recent = process_state.of(RecentLimits)
+    with nullcontext() if recent.is_fresh else dedicated_connection():
+        return recent.get()

@@ -84,7 +84,12 @@ def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]
     """Return a transaction for the successes of runs, which are one statement, if a setting may
     select one. Then the events and the successes are committed together.
     """
-    return tables.atomic() if _selectable(_selecting(_OF_SUCCESS), runs) else _nothing
+    return tables.atomic() if is_selectable(runs) else _nothing
+
+
+def is_selectable(runs: Sequence[Run]) -> bool:
+    """Return whether a setting may select the success of one of these runs."""
+    return bool(_selectable(_selecting(_OF_SUCCESS), runs))
 
 
 _nothing = nullcontext()

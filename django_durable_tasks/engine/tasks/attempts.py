@@ -5,16 +5,14 @@ Workers, and the maintenance jobs that end lost runs, call these functions.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
@@ -23,7 +21,8 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.tasks.misrouted import count_misrouted
-from django_durable_tasks.engine.transitions import StartedRun, attempt_log
+from django_durable_tasks.engine.tasks.opened_runs import run_of
+from django_durable_tasks.engine.transitions import NewRun, attempt_log
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
 from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -87,12 +86,25 @@ def open_run(
     """
     if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
         return Refusal.DUPLICATE
-    started = transitions.start(
-        task_id, epoch, run_id or uuid.uuid4(), place.node, place.lease, name, place.queues
-    )
+    started = transitions.start(new_run(task_id, epoch, place, name, run_id or uuid.uuid4()))
     if started is None:
-        return _refusal(task_id, epoch, place)
+        return refusal_of(task_id, epoch, place)
     return run_of(started, place.node, celery_id)
+
+
+def new_run(
+    task_id: uuid.UUID, epoch: int, place: RunLocation, name: str | None, run_id: uuid.UUID
+) -> NewRun:
+    """Return what ``start`` needs to know of a run at this place."""
+    return NewRun(
+        task_id=task_id,
+        epoch=epoch,
+        run_id=run_id,
+        node=place.node,
+        lease=place.lease,
+        name=name,
+        queues=place.queues,
+    )
 
 
 def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id: str) -> Run | None:
@@ -104,46 +116,8 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id:
     return run_of(found[0], place.node, celery_id) if found else None
 
 
-def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
-    """Return the run of a task that has started on this node."""
-    return Run(
-        task_id=started.id,
-        name=started.name,
-        queue=started.queue,
-        tenant_id=started.tenant_id,
-        epoch=started.epoch,
-        run_id=started.run_id,
-        attempt=started.attempts,
-        failures=started.failures,
-        crashes=started.crashes,
-        max_attempts=started.max_attempts,
-        args=_json(started.args),
-        kwargs=_json(started.kwargs),
-        options=_json(started.options) or {},
-        idempotency_key=started.idempotency_key or str(started.id),
-        node=node,
-        started_at=_aware(started.started_at),
-        run_at=_aware(started.run_at),
-        celery_id=celery_id,
-        workflow_id=started.workflow_id,
-        has_dependents=bool(started.has_dependents),
-        ready_at=started.ready_at and _aware(started.ready_at),
-        queued_at=_aware(started.queued_at or started.created_at),
-        fire_time=started.fire_time and _aware(started.fire_time),
-        recurring_task_id=started.recurring_task_id,
-        limit_key=started.limit_key,
-    )
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _aware(value: datetime) -> datetime:
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
-
-
-def _refusal(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
+def refusal_of(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
+    """Return why a message starts nothing, and apply what follows from it."""
     this = tables.tasks().filter(pk=task_id)
     row = this.only("status", "epoch", "queue", "expires_at", "reason").first()
     if row is None:

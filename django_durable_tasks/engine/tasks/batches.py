@@ -17,9 +17,9 @@ from django_durable_tasks.engine.limits import admission, config
 from django_durable_tasks.engine.tasks.attempts import (
     RunLocation,
     end_runs,
-    run_of,
     succeeded_of,
 )
+from django_durable_tasks.engine.tasks.opened_runs import run_of
 from django_durable_tasks.engine.transitions import StartedRun, Success
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run

@@ -29,21 +29,33 @@ process did not hand over is found too.
 """
 
 
-def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
-    """Claim the next tasks that wait for the limits of these ended runs; return their messages.
+def frees_capacity(ended: Sequence[Run]) -> bool:
+    """Return whether a limit applies to any of these runs, whose capacity their end frees.
 
-    If no limit applies to the runs, this executes no statement, except that the limits are read
-    once a second. If no task waits, it is one index probe.
+    Executes no statement, except that the limits are read once a second.
     """
-    limit_config = config.limits_in_force()
-    if not limit_config.may_bind({(run.name, run.queue) for run in ended}):
-        return []
-    scopes = {
+    limit_config = config.limits_without_connection()
+    # Cheap for a batch: its runs have few names.
+    return limit_config.may_bind({(run.name, run.queue) for run in ended}) and bool(
+        _freed(limit_config, ended)
+    )
+
+
+def _freed(limit_config: LimitConfig, ended: Sequence[Run]) -> set[str]:
+    return {
         scope
         for run in ended
         for scope in limit_config.freed(run.name, run.queue, run.tenant_id, run.limit_key)
     }
-    waiting = waitlist.heads(sorted(scopes))
+
+
+def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
+    """Claim the next tasks that wait for the limits of these ended runs; return their messages.
+
+    If no task waits, it is one index probe.
+    """
+    limit_config = config.limits_in_force()
+    waiting = waitlist.heads(sorted(_freed(limit_config, ended)))
     if not waiting:
         return []
     claimed = _claim(limit_config, waiting, max(_MOST, len(ended)), node)

@@ -83,12 +83,15 @@ from django_durable_tasks.engine.transitions.returned_rows import (
 from django_durable_tasks.engine.transitions.row_values import row_at, with_times
 from django_durable_tasks.engine.transitions.runs import (
     Beat,
+    NewRun,
     end,
     heartbeat,
+    is_observed,
     locked_runs,
     start,
     still_owned,
     succeed,
+    succeed_and_start,
 )
 
 __all__ = [
@@ -96,6 +99,7 @@ __all__ = [
     "Beat",
     "BlockedDependent",
     "ClaimedTask",
+    "NewRun",
     "Released",
     "StartedRun",
     "Success",
@@ -122,6 +126,7 @@ __all__ = [
     "force_complete",
     "force_run",
     "heartbeat",
+    "is_observed",
     "leave_key",
     "leave_marks",
     "lock_free",
@@ -154,6 +159,7 @@ __all__ = [
     "started_runs",
     "still_owned",
     "succeed",
+    "succeed_and_start",
     "succeed_many",
     "take",
     "take_due",

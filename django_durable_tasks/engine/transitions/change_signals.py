@@ -40,7 +40,7 @@ def announce(
         capture_successes(succeeded)
     else:
         capture_transition(transition, status, task_ids)
-    if not tasks_transitioned.has_listeners(Task):
+    if not has_receivers():
         return
     database = conf.settings().DATABASE
     connection = connections[database]
@@ -69,3 +69,8 @@ def announce(
             "A receiver of tasks_transitioned failed for %s; its writes were rolled back.",
             transition,
         )
+
+
+def has_receivers() -> bool:
+    """Return whether ``tasks_transitioned`` has receivers."""
+    return bool(tasks_transitioned.has_listeners(Task))

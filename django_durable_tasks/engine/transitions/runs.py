@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.engine.db import direct
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
-from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
+from django_durable_tasks.engine.notification_events.capture import (
+    is_selectable,
+    transaction_of_successes,
+)
 from django_durable_tasks.engine.transitions import attempt_log
-from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.change_signals import announce, has_receivers
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     NO_OWNER,
@@ -47,59 +52,67 @@ def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
     }
 
 
-def start(
-    task_id: uuid.UUID,
-    epoch: int,
-    run_id: uuid.UUID,
-    node: uuid.UUID,
-    lease: float,
-    name: str | None = None,
-    queues: Collection[str] = (),
-) -> StartedRun | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to start: the task and the epoch of its message, the token of the run, and its lease in
+    seconds. ``name``: only a task of this name. ``queues``: only a task of one of these queues.
+    """
+
+    task_id: uuid.UUID
+    epoch: int
+    run_id: uuid.UUID
+    node: uuid.UUID
+    lease: float
+    name: str | None = None
+    queues: Sequence[str] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of the SQL statement ``start``."""
+        return {
+            "id": self.task_id,
+            "epoch": self.epoch,
+            "run_id": self.run_id,
+            "node": self.node,
+            "lease": self.lease,
+            "name": self.name,
+            "queues": list(self.queues) or None,
+        }
+
+
+def start(new: NewRun) -> StartedRun | None:
     """QUEUED to RUNNING, if the task is still in the epoch of the message.
 
-    ``lease`` is in seconds. ``name``: only a task of this name. ``queues``: only a task of one of
-    these queues. Returns None if the guard does not match, a cancellation was requested, the task
-    has expired, or its queue is paused.
+    Returns None if the guard does not match, a cancellation was requested, the task has expired, or
+    its queue is paused.
     """
     sql = statement("start")
     if sql is None:
-        found = _start(task_id, epoch, run_id, start_writes(run_id, node, lease), name, queues)
+        found = _start(new)
     else:
-        parameters = {
-            "id": task_id,
-            "epoch": epoch,
-            "run_id": run_id,
-            "node": node,
-            "lease": lease,
-            "name": name,
-            "queues": list(queues) or None,
-        }
-        found = [StartedRun._make(row) for row in read(sql, parameters)]
+        rows = read(sql, new.parameters(), frequent=True)
+        found = [StartedRun._make(row) for row in rows]
     announce("start", Status.RUNNING, [run.id for run in found])
     return found[0] if found else None
 
 
-def _start(
-    task_id: uuid.UUID,
-    epoch: int,
-    run_id: uuid.UUID,
-    writes: dict[str, Any],
-    name: str | None,
-    queues: Collection[str],
-) -> list[StartedRun]:
+def _start(new: NewRun) -> list[StartedRun]:
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-    of_queues = tasks().filter(queue__in=list(queues)) if queues else tasks()
+    of_queues = tasks().filter(queue__in=list(new.queues)) if new.queues else tasks()
     changed = of_queues.filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
         ~Exists(paused),
-        Q(name=name or F("name")),
-        pk=task_id,
-        epoch=epoch,
+        Q(name=new.name or F("name")),
+        pk=new.task_id,
+        epoch=new.epoch,
         status__standing=[Status.QUEUED],
         cancel_requested_at__isnull=True,
-    ).update(status=Status.RUNNING, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
-    return started_runs(tasks().filter(pk=task_id, run_id=run_id)) if changed else []
+    ).update(
+        status=Status.RUNNING,
+        epoch=F("epoch") + 1,
+        updated_at=DatabaseNow(),
+        **start_writes(new.run_id, new.node, new.lease),
+    )
+    return started_runs(tasks().filter(pk=new.task_id, run_id=new.run_id)) if changed else []
 
 
 Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
@@ -169,20 +182,55 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
     return bool(changed)
 
 
-def _succeed(run: Run, result: str | None, worker: str) -> int:
+def succeed_and_start(
+    run: Run, result: str | None, worker: str, new: NewRun
+) -> tuple[bool, StartedRun | None]:
+    """``succeed`` of a run and ``start`` of another one, in one transaction and one round trip if
+    statements are executed directly.
+
+    Neither depends on the guard of the other. Nothing must be called or written in the transaction
+    of the success (``is_observed``).
+    """
+    success = statement("succeed") or "", _success_parameters(run, result, worker)
+    start_ = statement("start") or "", new.parameters()
+    # The rows are locked in primary-key order.
+    is_first = run.task_id < new.task_id
+    results = direct.execute_together([success, start_] if is_first else [start_, success])
+    if results is None:
+        return succeed(run, result, worker), start(new)
+    succeeded, started = results if is_first else reversed(results)
+    found = [StartedRun._make(row) for row in started.rows]
+    if succeeded.number:
+        announce("succeed", Status.SUCCESS, [run.task_id], [run])
+    announce("start", Status.RUNNING, [one.id for one in found])
+    return bool(succeeded.number), found[0] if found else None
+
+
+def is_observed(run: Run) -> bool:
+    """Return whether receivers of ``tasks_transitioned`` or notification settings may write
+    something in the transaction of this success.
+    """
+    return has_receivers() or is_selectable([run])
+
+
+def _success_parameters(run: Run, result: str | None, worker: str) -> dict[str, Any]:
     stored, key = encrypted_result(result, run.tenant_id, run.task_id)
+    return {
+        "id": run.task_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "result": stored,
+        "encryption_key": key,
+        "worker": worker,
+        "celery_id": run.celery_id,
+    }
+
+
+def _succeed(run: Run, result: str | None, worker: str) -> int:
     sql = statement("succeed")
     if sql is not None:
-        parameters = {
-            "id": run.task_id,
-            "epoch": run.epoch,
-            "run_id": run.run_id,
-            "result": stored,
-            "encryption_key": key,
-            "worker": worker,
-            "celery_id": run.celery_id,
-        }
-        return count(sql, parameters)
+        return count(sql, _success_parameters(run, result, worker), frequent=True)
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
     with atomic():
         owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
         changed = owned.filter(status__standing=[Status.RUNNING]).update(

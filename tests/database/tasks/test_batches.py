@@ -16,7 +16,13 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.tasks import attempts, batches, claim, operator_actions
+from django_durable_tasks.engine.tasks import (
+    attempts,
+    batches,
+    claim,
+    opened_runs,
+    operator_actions,
+)
 from django_durable_tasks.engine.transitions import Success
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.clock import DatabaseNow
@@ -151,7 +157,7 @@ def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
 
 def _runs() -> list[Run]:
     started = transitions.started_runs(Task.objects.running())
-    return [attempts.run_of(one, PLACE.node, "") for one in started]
+    return [opened_runs.run_of(one, PLACE.node, "") for one in started]
 
 
 # Endings ------------------------------------------------------------------------------------------

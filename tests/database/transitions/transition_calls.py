@@ -13,7 +13,13 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import edges, resolve
-from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import (
+    attempts,
+    claim,
+    dead_letters,
+    opened_runs,
+    operator_actions,
+)
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -43,9 +49,8 @@ def question(*rows: Task) -> TaskQuerySet:
 
 def start(row: Task, epoch: int | None = None) -> Any:
     """Start the task with its own epoch or with another."""
-    return transitions.start(
-        row.pk, row.epoch if epoch is None else epoch, uuid.uuid4(), PLACE.node, PLACE.lease
-    )
+    epoch = row.epoch if epoch is None else epoch
+    return transitions.start(attempts.new_run(row.pk, epoch, PLACE, None, uuid.uuid4()))
 
 
 def heartbeat(
@@ -81,7 +86,7 @@ def undo_start(row: Task) -> int:
 
 def _foreign_run(row: Task) -> Run:
     started = transitions.started_runs(Task.objects.filter(pk=row.pk))[0]
-    return attempts.run_of(
+    return opened_runs.run_of(
         started._replace(run_id=uuid.uuid4(), started_at=row.created_at), PLACE.node, ""
     )
 
