@@ -5,10 +5,13 @@ after 50 ms.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -26,12 +29,15 @@ HANGING, HANGING_TIMEOUT, ENDPOINT_CONCURRENCY = 300, 5, 4
 """The number of callbacks to the server that does not answer, their timeout in seconds, and how
 many may run at the same time.
 """
+KILL_EVERY, SCHEDULER_EVERY = 15.0, 3
+"""Seconds between two kills of the worker, and every which of them kills the scheduler too."""
 _NO_ANSWER = 3_600.0
 _WARM = 20
 _AHEAD = 4.0
 _WORKER = ["-P", "threads", "-c", str(THREADS), "-l", "WARNING"]
 _WORKER += ["--without-gossip", "--without-mingle", "--without-heartbeat", "-n"]
 _DONE = "SELECT count(*) FROM durable_tasks_execution_log WHERE status = 'SUCCESS'"
+_ENDED = "SELECT id::text, status FROM durable_tasks_task WHERE completed_at IS NOT NULL"
 _COSTS = ("worker", "scheduler", "postgresql")
 _SPAN = """
     SELECT extract(epoch FROM max(completed_at) - min(started_at))::float8
@@ -51,6 +57,8 @@ class _Running:
     scheduler: Popen[bytes]
     worker: Popen[bytes]
     database: psycopg.Connection
+    loop: list[str]
+    program: list[str]
 
     def done(self) -> int:
         """Return how many callbacks succeeded, without those before the measurement."""
@@ -103,6 +111,50 @@ class Callbacks(Ours):
         more = {f"alone_{name}": value for name, value in alone.facts.items()}
         return Measured(beside.seconds, {**beside.facts, **more})
 
+    def under_kills(self, n: int) -> Measured:
+        """Kill and replace the worker every 15 seconds, and the scheduler at every third time,
+        while n callbacks are sent. Return how many were lost: those that did not succeed or did not
+        arrive. A request may arrive again after a kill, with the same id.
+        """
+        with self._running() as now, ExitStack() as replaced:
+            self._schedule(n, now.url, now.durable)
+            began, kills = time.monotonic(), self._kill_until_done(n, now, replaced)
+            seconds = time.monotonic() - began
+            succeeded = {
+                task for task, status in now.database.execute(_ENDED) if status == "SUCCESS"
+            }
+            arrived = now.lags.with_suffix(".ids").read_text().split()
+        facts: dict[str, float] = {
+            "lost": n + _WARM - len(succeeded & set(arrived)),
+            "repeated": len(arrived) - len(set(arrived)),
+            "kills": kills,
+        }
+        return Measured(seconds, facts)
+
+    def _kill_until_done(self, n: int, now: _Running, replaced: ExitStack) -> int:
+        """Kill until every callback has succeeded; return how many processes were killed."""
+        programs, kills, variable = [now.worker, now.scheduler], 0, self.variable(**now.durable)
+        deadline, turn = time.monotonic() + patience(n), 0
+        while now.done() < n:
+            if time.monotonic() > deadline:
+                break  # what is open is reported as lost
+            self._await_kill(n, now)
+            if now.done() >= n:
+                break
+            turn += 1
+            for place in range(1 + (turn % SCHEDULER_EVERY == 0)):
+                os.killpg(programs[place].pid, signal.SIGKILL)
+                command = now.loop if place else now.program
+                programs[place] = replaced.enter_context(running(command, **variable))
+                kills += 1
+        return kills
+
+    def _await_kill(self, n: int, now: _Running) -> None:
+        at = time.monotonic() + KILL_EVERY
+        wait_until(
+            lambda: now.done() >= n or time.monotonic() > at, within=2 * KILL_EVERY, every=0.1
+        )
+
     def _schedule(self, n: int, url: str, durable: dict[str, Any], **more: float) -> None:
         self.run_command("callbacks", {"n": n, "url": url, **more}, patience(n), **durable)
 
@@ -137,7 +189,9 @@ class Callbacks(Ours):
             psycopg.connect(self.servers.database(self.name), autocommit=True) as database,
         ):
             urls = f"http://{host}/", f"http://{hanging}/"
-            now = _Running(urls[0], lags, urls[1], durable, scheduler, worker, database)
+            now = _Running(
+                urls[0], lags, urls[1], durable, scheduler, worker, database, loop, program
+            )
             self._schedule(_WARM, now.url, durable)
             self._await(0, now, int)
             yield now

@@ -359,20 +359,20 @@ def api(stage: Stage) -> list[Contender]:
 def callbacks(stage: Stage) -> list[Contender]:
     """Measure callbacks to a server that answers after 50 ms: how many one worker process with ten
     threads sends per second, and how late n/5 requests arrive at a low rate, alone and beside
-    callbacks to a server that does not answer.
+    callbacks to a server that does not answer; and how many are lost if processes are killed.
     """
     found, few = [], max(1, stage.n // 5)
     for broker in stage.brokers:
         ours = Callbacks(stage.servers, broker)
-        what = f"{THREADS} threads, {round(1e3 * PAUSE)} ms"
-        measure = partial(ours.throughput, stage.n)
-        found.append(_contender(stage, "callbacks", what, OURS, broker, measure))
-        measure = partial(ours.start_late, few)
-        what = f"due at {RATE}/s"
-        found.append(_contender(stage, "callbacks", what, OURS, broker, measure, n=few))
-        measure = partial(ours.beside_a_hanging_server, stage.n)
-        what = f"due at {RATE}/s beside a hanging server"
-        found.append(_contender(stage, "callbacks", what, OURS, broker, measure))
+        for what, measure, n in (
+            (f"{THREADS} threads, {round(1e3 * PAUSE)} ms", ours.throughput, stage.n),
+            (f"due at {RATE}/s", ours.start_late, few),
+            (f"due at {RATE}/s beside a hanging server", ours.beside_a_hanging_server, stage.n),
+            ("under kills", ours.under_kills, stage.n),
+        ):
+            found.append(
+                _contender(stage, "callbacks", what, OURS, broker, partial(measure, n), n=n)
+            )
     return found
 
 
