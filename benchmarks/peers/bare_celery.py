@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from celery import Celery
@@ -59,5 +60,5 @@ def publish(n: int) -> float:
 
 
 if __name__ == "__main__":
-    commands = {"publish": publish, "later": later}
+    commands: dict[str, Callable[..., float]] = {"publish": publish, "later": later}
     print(json.dumps({"seconds": commands[sys.argv[1]](**json.loads(sys.argv[2]))}))
