@@ -32,7 +32,7 @@ KILL_TRIALS = "kill trials"
 SMOKE = "smoke"
 PORTABLE = "portable"
 _DATABASE_FOLDERS = ("database", "concurrency")
-TYPED = ("django_durable_tasks", "tests")
+TYPED = ("django_durable_tasks", "tests", "benchmarks")
 
 
 @dataclass(frozen=True, slots=True)
