@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,50 @@ def charts(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def summary(run: Mapping[str, Any] | None) -> list[str]:
-    """Return the paragraphs for the README: one line for each peer and benchmark."""
+    """Return the paragraphs and tables for the README: rates of the benchmarks with peers, and how
+    late tasks start.
+    """
     if run is None:
         return []
-    rows = [
-        f"| {figure['benchmark']}: {figure['what']} | {figure['peer']} |"
-        f" {shown(figure['per_second'])} | {figure['ratio_to_ours']:.2f} |"
-        for _, figures in _by_benchmark(run)
-        for figure in figures
-        if figure["ratio_to_ours"] is not None and figure["peer"] != _OURS
-    ]
-    table = "\n".join(
-        ["| benchmark | peer | per second | times ours |", "|---|---|---|---|", *rows]
+    found = dict(_by_benchmark(run))
+    rates = [figure for name in _RATES for figure in found.get(name, ())]
+    about = textwrap.fill(
+        f"{_about(run)} Compare within a benchmark, not with other pages. Bare Celery stores"
+        " nothing in a database and loses the messages of a killed worker or a flushed broker."
+        " [All figures and their meaning](docs/explanation/benchmarks.md).",
+        120,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return [f"{_about(run)} [All figures](docs/explanation/benchmarks.md).", table]
+    return [
+        about,
+        _rows(["benchmark", "program", "broker", "per second"], map(_rate, rates)),
+        "How late tasks start that were scheduled seconds before, in milliseconds:",
+        _rows(["due", "program", "p50", "p99"], map(_lag, found.get("lag", ()))),
+    ]
+
+
+_RATES = ("enqueue", "run", "recurring", "graph", "api")
+
+
+def _rate(figure: Figure) -> tuple[str, ...]:
+    what = f"{figure['benchmark']}: {figure['what']}"
+    return what, _program(figure), figure["broker"] or "", shown(figure["per_second"])
+
+
+def _lag(figure: Figure) -> tuple[str, ...]:
+    facts = figure["facts"]
+    late = (shown(facts["lag_p50_ms"]), shown(facts["lag_p99_ms"]))
+    return figure["what"].removeprefix("due at "), _program(figure), *late
+
+
+def _program(figure: Figure) -> str:
+    return "**this package**" if figure["peer"] == _OURS else str(figure["peer"])
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in ([*head], *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def _about(run: Mapping[str, Any]) -> str:

@@ -27,11 +27,7 @@ def figures() -> str:
     recorded = _read(BENCHMARKS)
     parts = [
         *bench.summary(bench.recorded()),
-        *_throughput(recorded["throughput"]),
-        *_recurring(recorded["recurring"]),
         _claim(recorded["claim"]),
-        _queues(recorded["queues"]),
-        *_lag(recorded["lag"]),
         _prune(recorded["prune"]),
         *_failover(_read(EXPLANATION / "failover.json")),
         _chaos(_read(EXPLANATION / "chaos.json")),
@@ -48,49 +44,6 @@ def updated(page: str) -> str:
     return f"{before}{BEGIN}\n{figures()}\n{END}{after}"
 
 
-def _throughput(found: Record) -> list[str]:
-    rows = [
-        [row["what"], *_rates(row["per_second"], row.get("concurrency"))] for row in found["rows"]
-    ]
-    return [
-        _prose(
-            f"{found['about']} Compare within a row, not with other pages. Bare Celery stores nothing"
-            " in a database and loses the messages of a killed worker or a flushed broker."
-        ),
-        _table(["per second", *found["columns"]], rows),
-    ]
-
-
-def _rates(rates: Sequence[int | None], concurrency: Sequence[int | None] | None) -> list[str]:
-    at_once = concurrency or [None] * len(rates)
-    return [
-        "" if rate is None else f"{rate:,}{f' (concurrency {number})' if number else ''}"
-        for rate, number in zip(rates, at_once, strict=True)
-    ]
-
-
-def _recurring(found: Record) -> list[str]:
-    rows = []
-    for row in found["rows"]:
-        lag = f"; p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms late" if "p50_ms" in row else ""
-        rows.append(
-            [
-                f"{row['schedules']:,} schedules, {row['due_per_second']:,} due per second",
-                f"{row['per_second']:,}{lag}",
-                f"{row['beat_per_second']:,}",
-            ]
-        )
-    ticks = ", ".join(f"{ms} ms among {number:,}" for number, ms in found["tick_ms"])
-    return [
-        _prose(found["about"]),
-        _table(["tasks per second", "this package", "django-celery-beat 2.9"], rows),
-        _prose(
-            "This package has then also written a ledger entry and a task for each. A tick with 100"
-            f" due schedules takes {ticks} schedules."
-        ),
-    ]
-
-
 def _claim(found: Record) -> str:
     parts = " and ".join(
         f"{row['ms']} ms beside {row['finished']:,} finished and {row['future']:,} future tasks"
@@ -100,41 +53,6 @@ def _claim(found: Record) -> str:
         f"A scheduler reads the state of its queues and claims 100 due tasks in {parts}."
         f" {found['about']}"
     )
-
-
-def _queues(found: Record) -> str:
-    parts = " and ".join(
-        f"{row['p50_ms']} ms (at most {row['max_ms']} ms) with {row['tenants']}"
-        f" tenant{'s' if row['tenants'] > 1 else ''} (goal: {row['goal_ms']} ms)"
-        for row in found["rows"]
-    )
-    return _prose(
-        f"One poll of a scheduler that claims and publishes {found['due_per_queue']} due tasks in each"
-        f" of {found['queues']:,} queues takes {parts}. {found['about']}"
-    )
-
-
-def _lag(found: Record) -> list[str]:
-    rows = [
-        [str(row["due_per_second"]), *(f"{p50:,} and {p99:,}" for p50, p99 in row["p50_p99_ms"])]
-        for row in found["rows"]
-    ]
-    parts = dict(found["processor_ms_per_task"])
-    whole = parts.pop("all")
-    shares = ", ".join(f"{name} {value}" for name, value in parts.items())
-    others = ", ".join(f"{p50} and {p99} at {due}" for due, p50, p99 in found["another_day"])
-    return [
-        _prose(
-            "How late tasks start that were scheduled seconds before: milliseconds from the due time"
-            f" to the first line of the task function, p50 and p99. No task was early. {found['about']}"
-        ),
-        _table(["due per second", *found["columns"]], rows),
-        _prose(
-            f"At 500 per second this package needs more than the two cores of the machine ({whole} ms"
-            f" of processor time per task: {shares}), so the lag grows during the run. On another day"
-            f" the same kind of machine had {others} per second."
-        ),
-    ]
 
 
 def _prune(found: Record) -> str:
