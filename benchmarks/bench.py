@@ -1,4 +1,4 @@
-"""Measures this package and its peers in one run of about a quarter of an hour: ``make bench``.
+"""Measures this package and its peers in one run of about ten minutes: ``make bench``.
 
 Each part is a benchmark of ``python -m benchmarks`` with a small size. The figures are written as
 one JSON file, from which ``python -m docs.figures`` writes the tables and charts of the

@@ -84,9 +84,9 @@ def summary(run: Mapping[str, Any] | None) -> list[str]:
     )
     return [
         about,
-        _rows(["benchmark", "program", "broker", "per second"], map(_rate, rates)),
+        table(["benchmark", "program", "broker", "per second"], map(_rate, rates)),
         "How late tasks start that were scheduled seconds before, in milliseconds:",
-        _rows(["due", "program", "p50", "p99"], map(_lag, found.get("lag", ()))),
+        table(["due", "program", "p50", "p99"], map(_lag, found.get("lag", ()))),
     ]
 
 
@@ -108,7 +108,8 @@ def _program(figure: Figure) -> str:
     return "**this package**" if figure["peer"] == _OURS else str(figure["peer"])
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in ([*head], *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 

@@ -81,7 +81,7 @@ def _failover(trials: Iterable[Record]) -> list[str]:
             " started again. A schedule fires every 0.25 s. Two virtual cores, load average (15 min)"
             f" {loads}."
         ),
-        _table(
+        bench.table(
             ["pair", "leader killed", "leader stopped", "worker killed", "fire times"],
             rows,
         ),
@@ -112,11 +112,6 @@ def _chaos(found: Record) -> str:
 
 
 _WANTED = ("lost", "accepted_twice", "fires_missing", "fires_doubled")
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in ([*head], *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def _prose(text: str) -> str:
