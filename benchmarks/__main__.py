@@ -33,6 +33,7 @@ examples:
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks large -n 10000000                       claim, start and end beside 10 M and 10 M rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
+  python -m benchmarks queues --peers none --large --rounds 1  the same, and 10,000 queues, tenants and 100,000 keys
   python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
   python -m benchmarks failover --peers none                   seconds without a fire after the leader was killed
   python -m benchmarks callbacks --brokers redis -n 500        HTTP callbacks to a server that takes 50 ms
@@ -79,7 +80,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 def _add_ways(parser: argparse.ArgumentParser) -> None:
     """Add the options for sizes, profiles, interpreters and servers."""
-    parser.add_argument("--large", action="store_true", help="graph: a layered graph of 10 x N too")
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help="graph: a layered graph of 10 x N too; queues: 10 x N queues and tenants too",
+    )
     parser.add_argument(
         "--prunable",
         type=_number,

@@ -96,6 +96,14 @@ def memory(known: Mapping[int, str]) -> dict[str, float]:
     return {role: round(size, 1) for role, size in sorted(by_role.items())}
 
 
+def resident_mb() -> float:
+    """Return the megabytes of memory that this process has in RAM (RSS); 0 if there is no /proc."""
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+    return 0.0
+
+
 class Accounts:
     """The processor time used by the last measurement, from its first ended task to its last, and
     the memory of its processes at the end.

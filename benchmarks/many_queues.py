@@ -1,9 +1,10 @@
 """Measures one poll with many queues, and calls, claims and releases with many scopes: ``python -m
-benchmarks.many_queues poll '{"queues": 1000, "tenants": 1}'``.
+benchmarks.many_queues poll '{"queues": 1000, "tenants": 1, "mixed": false}'``.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import django
 from django.db import connection
 
+from benchmarks.accounting import resident_mb
 from benchmarks.contenders import Ours, patience
 from benchmarks.contest import Measured
 from benchmarks.processes import figures
@@ -29,22 +31,29 @@ CALLS, TOGETHER, WAITING, ROUNDS = 200, 500, 10_000, 3
 """Calls of ``.delay()``, tasks of a claim or a release, waiting tasks, and rounds."""
 
 
-def _fill(queues: int, tenants: int) -> None:
+def _fill(tenants: int, *, mixed: bool) -> None:
     """Insert the tenants, and published tasks in other queues."""
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.models import Task, Tenant
+    from django_durable_tasks.models import Task
 
     Task.objects.unguarded().all().delete()
-    Tenant.objects.bulk_create(
-        [Tenant(pk=number, name=str(number)) for number in range(2, tenants + 1)],
-        ignore_conflicts=True,
-    )
-    _write(
-        noop.name,
-        "QUEUED",
-        [(f"elsewhere-{n % 300}", 1 + n % tenants) for n in range(ELSEWHERE)],
-        3_600,
-    )
+    _insert_tenants(tenants)
+    places = [
+        (f"elsewhere-{n % 300}", 1 + (n + (n // 300 if mixed else 0)) % tenants)
+        for n in range(ELSEWHERE)
+    ]
+    _write(noop.name, "QUEUED", places, 3_600)
+
+
+def _insert_tenants(last: int) -> None:
+    """Insert the tenants 2 to ``last`` by SQL, so that the memory of this process does not grow."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO durable_tasks_tenant (id, slug, name, created_at)"
+            " SELECT n, n::text, n::text, clock_timestamp() FROM generate_series(2, %s) AS n"
+            " ON CONFLICT DO NOTHING",
+            [last],
+        )
 
 
 def _write(name: str, status: str, places: list[tuple[str, int]], due: float) -> None:
@@ -71,18 +80,23 @@ def _write(name: str, status: str, places: list[tuple[str, int]], due: float) ->
         cursor.execute("ANALYZE durable_tasks_task")
 
 
-def poll(queues: int, tenants: int) -> dict[str, float]:
+def poll(queues: int, tenants: int, *, mixed: bool) -> dict[str, float]:
     """Make tasks due in each of ``queues`` queues and publish them by one poll, several times.
-    Return the median.
+    Return the median. ``mixed``: the tasks of one queue have different tenants.
     """
     from benchmarks.project.tasks import noop
     from django_durable_tasks.models import Task
     from django_durable_tasks.scheduler.loop import Scheduler
 
-    _fill(queues, tenants)
+    _fill(tenants, mixed=mixed)
+    gc.set_threshold(10_000)  # as run_scheduler does
     hands, took, sent = Scheduler("a benchmark").dispatching, list[float](), list[int]()
     for number in range(POLLS + 1):
-        places = [(f"due-{n}", 1 + n % tenants) for n in range(queues) for _ in range(DUE)]
+        places = [
+            (f"due-{n}", 1 + (n + (task if mixed else 0)) % tenants)
+            for n in range(queues)
+            for task in range(DUE)
+        ]
         _write(noop.name, "PENDING", places, -1)
         began = time.perf_counter()
         published = hands.poll()
@@ -125,19 +139,17 @@ def _copies(number: int, queues: int, keys: int, queue: str, **columns: str) -> 
 
 
 def _fill_scopes(queues: int, keys: int) -> None:
-    """Insert due, published and waiting tasks in these scopes, and nothing else."""
-    from django_durable_tasks.models import Tenant
-
-    Tenant.objects.bulk_create(
-        [Tenant(pk=2 + n, name=str(2 + n)) for n in range(queues)], ignore_conflicts=True
-    )
+    """Insert due, published and waiting tasks in these scopes, and nothing else. At least one task
+    waits for each key.
+    """
+    _insert_tenants(queues + 1)
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE durable_tasks_task CASCADE")
     due, waiting = "clock_timestamp() - interval '1 second'", f"'key:key-' || n %% {keys}"
     later, never = "clock_timestamp() + interval '1 hour'", "'9000-01-01Z'"
     _copies(TOGETHER, queues, keys, "scope", due_at=due)
     _copies(TOGETHER, queues, keys, "elsewhere", due_at=later, status="'QUEUED'")
-    _copies(WAITING, queues, keys, "scope", due_at=never, waiting_for_limit=waiting)
+    _copies(max(WAITING, keys), queues, keys, "scope", due_at=never, waiting_for_limit=waiting)
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE durable_tasks_task")
 
@@ -161,15 +173,18 @@ def _calls(queues: int, keys: int) -> int:
     return CALLS
 
 
-def _claim(queues: int) -> int:
+def _claim() -> int:
+    """Claim what is due, in the queues in which a task is due, as a poll does."""
     import uuid
 
     from django_durable_tasks.engine.db.clock import database_now
+    from django_durable_tasks.engine.limits.next_due import heads
     from django_durable_tasks.engine.tasks import claim
     from django_durable_tasks.rules.tasks.demands import QueueDemand
 
-    demands = [QueueDemand(f"scope-{n}", TOGETHER) for n in range(queues)]
-    parts, now, node = claim.parted(demands), database_now(), uuid.uuid4()
+    now, node = database_now(), uuid.uuid4()
+    due = [queue for queue, head in heads().items() if head <= now]
+    parts = claim.parted([QueueDemand(queue, TOGETHER) for queue in due])
     return sum(len(claim.claim_of(part, now, TOGETHER, node).messages) for part in parts)
 
 
@@ -182,40 +197,42 @@ def _release() -> int:
 
 def scopes(queues: int, keys: int) -> dict[str, float]:
     """Compare calls, claims and releases in one queue, tenant and key with those in many, in
-    alternate rounds. Return the medians in milliseconds, and the ratios.
+    alternate rounds. Return the medians in milliseconds, the ratios, and the resident memory of this
+    process after the first round in one scope and at the end.
     """
     from django_durable_tasks.engine.db.connections import dedicated_connection
 
-    took = defaultdict[str, list[float]](list)
+    took, memory = defaultdict[str, list[float]](list), list[float]()
     for number in range(2 * (ROUNDS + 1)):
         size = (queues, keys) if number % 2 else (1, 1)
         _fill_scopes(*size)
         with dedicated_connection():
             parts = {
                 "release": _timed(_release, TOGETHER),
-                "claim": _timed(lambda size=size: _claim(size[0]), TOGETHER),  # type: ignore[misc]
+                "claim": _timed(_claim, TOGETHER),
             }
         parts["delay"] = _timed(lambda size=size: _calls(*size), CALLS)  # type: ignore[misc]
         for what, seconds in parts.items() if number > 1 else ():
             took[f"{what}_{'many' if number % 2 else 'one'}_ms"].append(1e3 * seconds)
+        memory.append(resident_mb())
     found = {name: round(median(times), 2) for name, times in took.items()}
     for what in ("delay", "claim", "release"):
         found[f"{what}_ratio"] = round(found[f"{what}_many_ms"] / found[f"{what}_one_ms"], 2)
-    return found
+    return found | {"rss_first_mb": memory[0], "rss_last_mb": memory[-1]}
 
 
 @dataclass
 class ManyQueues(Ours):
     """This package with due tasks in many queues."""
 
-    def poll(self, queues: int, tenants: int) -> Measured:
-        """Measure one poll of a scheduler."""
+    def poll(self, queues: int, tenants: int, *, mixed: bool = False) -> Measured:
+        """Measure one poll of a scheduler. ``mixed``: with several tenants in each queue."""
         self.prepare()
         command = [sys.executable, "-m", "benchmarks.many_queues", "poll"]
         try:
             found = figures(
                 command,
-                {"queues": queues, "tenants": tenants},
+                {"queues": queues, "tenants": tenants, "mixed": mixed},
                 patience(ELSEWHERE),
                 **self.variable(),
             )
@@ -232,7 +249,7 @@ class ManyQueues(Ours):
         self.prepare()
         command = [sys.executable, "-m", "benchmarks.many_queues", "scopes"]
         given = {"queues": queues, "keys": keys}
-        found = figures(command, given, patience(WAITING), **self.variable())
+        found = figures(command, given, patience(max(WAITING, keys)), **self.variable())
         return Measured(found["claim_many_ms"] / 1e3, found)
 
 

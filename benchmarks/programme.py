@@ -324,17 +324,16 @@ def large(stage: Stage) -> list[Contender]:
 
 
 def queues(stage: Stage) -> list[Contender]:
-    """Measure one poll of a scheduler with due tasks in n queues, for one and for twenty tenants.
-    On Redis.
-    """
+    """Measure one poll with due tasks in n queues, and operations in n, with ``--large`` 10 n, scopes."""
     ours, found = ManyQueues(stage.servers, "redis"), []
-    for tenants in (1, 20):
-        what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}"
-        measure = partial(ours.poll, stage.n, tenants)
+    for tenants, more in ((1, ""), (20, ""), (20, ", several in each queue")):
+        what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}{more}"
+        measure = partial(ours.poll, stage.n, tenants, mixed=bool(more))
         found.append(_contender(stage, "queues", what, OURS, "redis", measure, n=DUE * stage.n))
-    what = f"claim {TOGETHER} of {stage.n:,} queues and tenants, {10 * stage.n:,} keys"
-    measure = partial(ours.scopes, stage.n, 10 * stage.n)
-    found.append(_contender(stage, "queues", what, OURS, None, measure, n=TOGETHER))
+    for n in (stage.n, 10 * stage.n)[: 1 + stage.large]:
+        what = f"claim {TOGETHER} of {n:,} queues and tenants, {10 * n:,} keys"
+        measure = partial(ours.scopes, n, 10 * n)
+        found.append(_contender(stage, "queues", what, OURS, None, measure, n=TOGETHER))
     return found
 
 
