@@ -1,4 +1,4 @@
-"""Measures this package and its peers in one run of about ten minutes: ``make bench``.
+"""Measures this package and its peers in one run of about eleven minutes: ``make bench``.
 
 Each part is a benchmark of ``python -m benchmarks`` with a small size. The figures are written as
 one JSON file, from which ``python -m docs.figures`` writes the tables and charts of the
@@ -22,9 +22,10 @@ from benchmarks.contest import Contender, Figure, hold
 from benchmarks.environments import known, pythons_of
 from benchmarks.machine import machine
 from benchmarks.processes import ROOT, Failed
-from benchmarks.programme import PROGRAMMES, Stage
+from benchmarks.programme import PROGRAMMES
 from benchmarks.report import as_table
 from benchmarks.servers import BROKERS, NotMeasurable, default_url, servers_for_a_run
+from benchmarks.stage import Stage
 
 RESULTS = ROOT / "benchmarks" / "results"
 FULL, QUICK = RESULTS / "bench.json", ROOT / ".benchmarks" / "quick.json"
@@ -52,7 +53,7 @@ class Part:
 
 
 PARTS = (
-    Part("enqueue", "enqueue: single, in a transaction, bulk", 500, 100, 3, 100),
+    Part("enqueue", "enqueue: single, in a transaction, bulk", 500, 100, 3, 60),
     Part(
         "run",
         "run no-ops, with the memory of the processes",
@@ -69,18 +70,19 @@ PARTS = (
         50_000,
         500,
         1,
-        190,
+        120,
         ("10,000 rows every", "100 rows every", "of 100,000", "of 1,000,000", "due of 10"),
     ),
     Part(
         "lag",
-        "start lag at 100, 500 and 1,000 a second",
+        "start lag at 100 to 1,000 a second",
         500,
         200,
         1,
-        150,
+        220,
         peers=("celery", "pgqueuer"),
     ),
+    Part("limit", "short tasks with max_concurrency=4", 200, 20, 1, 20),
     Part("graph", "fan-in and fan-out", 1_000, 50, 1, 45, ("chain", "validate")),
     Part("queues", "one poll with due tasks in many queues", 1_000, 50, 1, 25, ("tenants: 20",)),
     Part("claim", "a claim beside a large table", 1_000_000, 20_000, 1, 60),

@@ -150,9 +150,11 @@ class Ours:
             self.servers.clear_broker(self.broker)
         return seconds
 
-    def run(self, n: int, prefetch: int, *, published: bool, task: str = "noop") -> float:
-        """Time n no-op tasks with one scheduler and one worker, from the first start to the last
-        success. ``task``: the name of the function.
+    def run(
+        self, n: int, prefetch: int, *, published: bool, task: str = "noop", children: int = 2
+    ) -> float:
+        """Time n tasks with one scheduler and one worker, from the first start to the last success.
+        ``task``: the name of the function. ``children``: the number of processes of the worker.
         """
         if published:
             self.dispatch(n, keep=True)
@@ -171,7 +173,7 @@ class Ours:
             *WORKER,
             f"bench-{self.servers.run}@%h",
         ]
-        worker.append(f"--prefetch-multiplier={prefetch}")
+        worker += [f"--concurrency={children}", f"--prefetch-multiplier={prefetch}"]
         try:
             with (
                 running(loop, **variable) as scheduler,

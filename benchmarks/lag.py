@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from subprocess import Popen
 from typing import Any
 
 from benchmarks.contenders import WORKER, BareCelery, DatabaseQueue, Ours, patience
-from benchmarks.contest import Measured
+from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.peers import stamps
 from benchmarks.processes import Failed, figures, running, wait_until
+from benchmarks.stage import SLOW, Stage, a_contender, database_queues
 
-RATES = (100, 500, 1_000)
+RATES = (100, 300, 500, 1_000)
+_WITHOUT = frozenset({"django-ox"})
 _AHEAD = 4.0
 
 
@@ -152,3 +156,51 @@ class QueueLag:
             path = Path(folder, "lags")
             self.queue.run_command("lag", n, rate=rate, path=str(path))
             return measured(stamps.lags(path), n, rate)
+
+
+def lag(stage: Stage) -> list[Contender]:
+    """Compare how late one-off tasks start at 100 to 1,000 due tasks per second. This package and
+    Celery use Redis.
+    """
+    ours, found = _Variants(stage), list[Contender]()
+    for rate in RATES:
+        what, n = f"due at {rate}/s", stage.n * (1 if rate == RATES[0] else 2)
+        found += ours.contenders(what, n, rate)
+        if "celery" in stage.pythons:
+            celery = CeleryLag(stage.servers, "redis", stage.pythons["celery"])
+            measure = partial(celery.start_late, n, rate)
+            found.append(
+                a_contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None)
+            )
+        for name, peer in database_queues(stage).items():
+            if name not in _WITHOUT and (rate == RATES[0] or name not in SLOW):
+                measure = partial(QueueLag(peer).start_late, n, rate)
+                found.append(a_contender(stage, "lag", what, name, None, measure, n=n))
+    return found
+
+
+class _Variants:
+    """The contenders of this package. Each kind creates the database once."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._one = OurLag(stage.servers, "redis")
+        self._two = OurLag(stage.servers, "redis", schedulers=2)
+        self._batches = OurLag(stage.servers, "redis", task="batched_stamp")
+
+    def contenders(self, what: str, n: int, rate: int) -> list[Contender]:
+        """Return those of a rate: one scheduler, at the lowest rate also two, at the highest also a
+        task that runs in batches.
+        """
+        measures: dict[str, Callable[[], Measured]] = {what: partial(self._one.start_late, n, rate)}
+        if rate == RATES[0]:
+            measures[f"{what}, two schedulers"] = partial(self._two.start_late, n, rate)
+        if rate == RATES[-1]:
+            measures[f"{what}, batches of 100"] = partial(self._batches.start_late, n, rate)
+        if prunable := self._stage.prunable:
+            beside = partial(self._one.start_late, n, rate, prunable)
+            measures[f"{what}, {prunable:,} to prune"] = beside
+        return [
+            a_contender(self._stage, "lag", title, OURS, "redis", measure, n=n)
+            for title, measure in measures.items()
+        ]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
-from benchmarks.contenders import BareCelery, DatabaseQueue, Ours
+from benchmarks.contenders import BareCelery, Ours
 from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
-from benchmarks.lag import RATES, CeleryLag, OurLag, QueueLag
+from benchmarks.lag import lag
 from benchmarks.large_tables import LargeTables
+from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
 from benchmarks.rest import BULK, PAGE, Rest
-from benchmarks.servers import Servers
+from benchmarks.stage import SLOW, Stage, a_contender, database_queues
 
 DEFAULT_N = {
     "enqueue": 2_000,
@@ -27,6 +27,7 @@ DEFAULT_N = {
     "recurring": 50_000,
     "graph": 10_000,
     "lag": 2_000,
+    "limit": 400,
     "claim": 1_000_000,
     "large": 1_000_000,
     "queues": 1_000,
@@ -42,28 +43,8 @@ BATCHED_TIMES = 5
 """The ratio of the tasks that run in batches to those that have messages of their own."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The parameters of a benchmark: servers, brokers, sizes, and the interpreters of the peers."""
-
-    servers: Servers
-    brokers: tuple[str, ...]
-    n: int
-    pythons: dict[str, str]
-    large: bool = False
-    prunable: int = 0
-
-
-_PROGRAMS = {
-    "procrastinate": ("benchmarks.peers.procrastinate_jobs", ""),
-    "django-ox": ("benchmarks.peers.ox.jobs", "benchmarks.peers.ox.settings"),
-    "oban": ("benchmarks.peers.oban_jobs", ""),
-    "pgqueuer": ("benchmarks.peers.pgqueuer_jobs", ""),
-    "dbos": ("benchmarks.peers.dbos_workflows", ""),
-}
 _BEAT = "django-celery-beat"
 _WITHOUT_BULK = frozenset({"dbos"})
-_WITHOUT_LAG = frozenset({"django-ox"})
 _CONCURRENCIES = {
     "procrastinate": (1, 20),
     "django-ox": (1, 4),
@@ -72,33 +53,6 @@ _CONCURRENCIES = {
     "dbos": (20,),
 }
 """pgqueuer: the number of jobs in a batch."""
-_SLOW = {"dbos": 4}
-"""Peers that are measured with this part of the tasks, because they would need minutes."""
-
-
-def _queues(stage: Stage) -> dict[str, DatabaseQueue]:
-    return {
-        name: DatabaseQueue(
-            stage.servers, name.replace("-", "_"), program, stage.pythons[name], settings
-        )
-        for name, (program, settings) in _PROGRAMS.items()
-        if name in stage.pythons
-    }
-
-
-def _contender(
-    stage: Stage,
-    benchmark: str,
-    what: str,
-    peer: str,
-    broker: str | None,
-    measure: Callable[[], float | Measured],
-    *,
-    n: int | None = None,
-    rival: str = "",
-    database: str | None = "postgresql",
-) -> Contender:
-    return Contender(benchmark, what, peer, database, broker, n or stage.n, measure, rival)
 
 
 def enqueue(stage: Stage) -> list[Contender]:
@@ -107,27 +61,29 @@ def enqueue(stage: Stage) -> list[Contender]:
     for broker in stage.brokers:
         ours = Ours(stage.servers, broker)
         found.append(
-            _contender(stage, "enqueue", "single", OURS, broker, partial(ours.enqueue, stage.n))
+            a_contender(stage, "enqueue", "single", OURS, broker, partial(ours.enqueue, stage.n))
         )
         if "celery" in stage.pythons:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
             measure = partial(celery.enqueue, stage.n)
             found.append(
-                _contender(stage, "enqueue", "single", "celery", broker, measure, database=None)
+                a_contender(stage, "enqueue", "single", "celery", broker, measure, database=None)
             )
     ours = Ours(stage.servers, stage.brokers[0])
     unpublished = partial(ours.enqueue, stage.n, FAST_PATH=False)
-    found.append(_contender(stage, "enqueue", "single, not published", OURS, None, unpublished))
+    found.append(a_contender(stage, "enqueue", "single, not published", OURS, None, unpublished))
     together = partial(ours.enqueue, stage.n, command="transactions")
-    found.append(_contender(stage, "enqueue", "in transactions", OURS, None, together))
-    found.append(_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many))
-    for name, peer in _queues(stage).items():
-        few = stage.n // _SLOW.get(name, 1)
+    found.append(a_contender(stage, "enqueue", "in transactions", OURS, None, together))
+    found.append(
+        a_contender(stage, "enqueue", "bulk", OURS, None, partial(ours.bulk, many), n=many)
+    )
+    for name, peer in database_queues(stage).items():
+        few = stage.n // SLOW.get(name, 1)
         single = partial(peer.run_command, "enqueue", few)
-        found.append(_contender(stage, "enqueue", "single", name, None, single, n=few))
+        found.append(a_contender(stage, "enqueue", "single", name, None, single, n=few))
         if name not in _WITHOUT_BULK:
             bulk = partial(peer.run_command, "bulk", many)
-            found.append(_contender(stage, "enqueue", "bulk", name, None, bulk, n=many))
+            found.append(a_contender(stage, "enqueue", "bulk", name, None, bulk, n=many))
     return found
 
 
@@ -145,10 +101,10 @@ def _our_runs(stage: Stage, broker: str) -> list[Contender]:
         ("QUEUED first, prefetch 4", 4, True),
     ):
         measure = partial(_run_with_memory, ours, stage.n, prefetch, published=published)
-        found.append(_contender(stage, "run", what, OURS, broker, measure))
+        found.append(a_contender(stage, "run", what, OURS, broker, measure))
     what, many = "PENDING first, batches of 100", BATCHED_TIMES * stage.n
     batched = partial(_run_with_memory, ours, many, 1, published=False, task="batched_noop")
-    return [*found, _contender(stage, "run", what, OURS, broker, batched, n=many)]
+    return [*found, a_contender(stage, "run", what, OURS, broker, batched, n=many)]
 
 
 def run(stage: Stage) -> list[Contender]:
@@ -159,7 +115,7 @@ def run(stage: Stage) -> list[Contender]:
         if "celery" in stage.pythons:
             celery = BareCelery(stage.servers, broker, stage.pythons["celery"])
             found += [
-                _contender(
+                a_contender(
                     stage,
                     "run",
                     f"published first, prefetch {prefetch}",
@@ -172,10 +128,10 @@ def run(stage: Stage) -> list[Contender]:
                 for prefetch in (1, 4)
             ]
     for name, concurrencies in _CONCURRENCIES.items():
-        if peer := _queues(stage).get(name):
-            few = stage.n // _SLOW.get(name, 1)
+        if peer := database_queues(stage).get(name):
+            few = stage.n // SLOW.get(name, 1)
             found += [
-                _contender(
+                a_contender(
                     stage,
                     "run",
                     f"rows first, concurrency {concurrency}",
@@ -193,7 +149,7 @@ def run(stage: Stage) -> list[Contender]:
 def dispatch(stage: Stage) -> list[Contender]:
     """Measure how one scheduler publishes due tasks."""
     return [
-        _contender(
+        a_contender(
             stage,
             "dispatch",
             "due rows",
@@ -214,20 +170,20 @@ def recurring(stage: Stage) -> list[Contender]:
     for rows in (stage.n // 5, stage.n):
         what, wanted = f"{rows:,} rows every {EVERY} s", round(rows * WATCHED / EVERY)
         found.append(
-            _contender(
+            a_contender(
                 stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted
             )
         )
         if beat is not None:
             found.append(
-                _contender(
+                a_contender(
                     stage, "recurring", what, _BEAT, "redis", partial(beat.keep_up, rows), n=wanted
                 )
             )
     for rows in sizes(stage.n):
         what = f"a tick, {DUE_AT_ONCE} rows due of {rows:,}"
         found.append(
-            _contender(
+            a_contender(
                 stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE
             )
         )
@@ -246,56 +202,23 @@ def graph(stage: Stage) -> list[Contender]:
     )
     for shape, nodes in (("fan-in", n + 1), ("fan-out", n + 1), ("chain", n // 10)):
         found.append(
-            _contender(
+            a_contender(
                 stage, "graph", shape, OURS, "redis", partial(ours.run_graph, shape, nodes), n=nodes
             )
         )
         if canvas is not None:
             measure = partial(canvas.run_canvas, shape, nodes)
             found.append(
-                _contender(
+                a_contender(
                     stage, "graph", shape, "celery", "redis", measure, n=nodes, database=None
                 )
             )
     if stage.large:
         measure = partial(ours.run_graph, "layered", 10 * n)
-        found.append(_contender(stage, "graph", "layered", OURS, "redis", measure, n=10 * n))
+        found.append(a_contender(stage, "graph", "layered", OURS, "redis", measure, n=10 * n))
     found.append(
-        _contender(stage, "graph", "validate edges", OURS, None, ours.validate, n=EDGES_CHECKED)
+        a_contender(stage, "graph", "validate edges", OURS, None, ours.validate, n=EDGES_CHECKED)
     )
-    return found
-
-
-def lag(stage: Stage) -> list[Contender]:
-    """Compare how late one-off tasks start at 100, 500 and 1,000 due tasks per second. This package and
-    Celery use Redis.
-    """
-    ours, found = OurLag(stage.servers, "redis"), []
-    celery = (
-        CeleryLag(stage.servers, "redis", stage.pythons["celery"])
-        if "celery" in stage.pythons
-        else None
-    )
-    for rate in RATES:
-        what, n = f"due at {rate}/s", stage.n * (1 if rate == RATES[0] else 2)
-        found.append(
-            _contender(stage, "lag", what, OURS, "redis", partial(ours.start_late, n, rate), n=n)
-        )
-        if stage.prunable:
-            beside, measure = (
-                f"{what}, {stage.prunable:,} to prune",
-                partial(ours.start_late, n, rate, stage.prunable),
-            )
-            found.append(_contender(stage, "lag", beside, OURS, "redis", measure, n=n))
-        if celery is not None:
-            measure = partial(celery.start_late, n, rate)
-            found.append(
-                _contender(stage, "lag", what, "celery", "redis", measure, n=n, database=None)
-            )
-        for name, peer in _queues(stage).items():
-            if name not in _WITHOUT_LAG and (rate == RATES[0] or name not in _SLOW):
-                measure = partial(QueueLag(peer).start_late, n, rate)
-                found.append(_contender(stage, "lag", what, name, None, measure, n=n))
     return found
 
 
@@ -307,7 +230,7 @@ def claim(stage: Stage) -> list[Contender]:
     for finished in sorted({min(_FEWEST, stage.n), stage.n}):
         what = f"{BATCH} due, {finished:,} finished, {finished // FUTURE_OF:,} future"
         measure = Backlog(stage.servers, "redis", finished).claim
-        found.append(_contender(stage, "claim", what, OURS, None, measure, n=BATCH))
+        found.append(a_contender(stage, "claim", what, OURS, None, measure, n=BATCH))
     return found
 
 
@@ -319,7 +242,7 @@ def large(stage: Stage) -> list[Contender]:
     for number in sorted({min(_FEWEST, stage.n), stage.n}):
         what = f"{BATCH} due, {number:,} finished, {number:,} future"
         measure = LargeTables(stage.servers, "redis", number=number).operations
-        found.append(_contender(stage, "large", what, OURS, None, measure, n=BATCH))
+        found.append(a_contender(stage, "large", what, OURS, None, measure, n=BATCH))
     return found
 
 
@@ -329,11 +252,11 @@ def queues(stage: Stage) -> list[Contender]:
     for tenants, more in ((1, ""), (20, ""), (20, ", several in each queue")):
         what = f"{DUE} due in each of {stage.n:,} queues, tenants: {tenants}{more}"
         measure = partial(ours.poll, stage.n, tenants, mixed=bool(more))
-        found.append(_contender(stage, "queues", what, OURS, "redis", measure, n=DUE * stage.n))
+        found.append(a_contender(stage, "queues", what, OURS, "redis", measure, n=DUE * stage.n))
     for n in (stage.n, 10 * stage.n)[: 1 + stage.large]:
         what = f"claim {TOGETHER} of {n:,} queues and tenants, {10 * n:,} keys"
         measure = partial(ours.scopes, n, 10 * n)
-        found.append(_contender(stage, "queues", what, OURS, None, measure, n=TOGETHER))
+        found.append(a_contender(stage, "queues", what, OURS, None, measure, n=TOGETHER))
     return found
 
 
@@ -345,13 +268,13 @@ def api(stage: Stage) -> list[Contender]:
     found = []
     for of, peer in (("ours", OURS), ("bare", "django-rest-framework")):
         measure = partial(ours.measured, "requests", REQUESTS, of=of)
-        found.append(_contender(stage, "api", "create", peer, None, measure, n=REQUESTS))
+        found.append(a_contender(stage, "api", "create", peer, None, measure, n=REQUESTS))
     measure = partial(ours.measured, "bulk", BULKS)
     what = f"create {BULK:,} in a request"
-    found.append(_contender(stage, "api", what, OURS, None, measure, n=BULK * BULKS))
+    found.append(a_contender(stage, "api", what, OURS, None, measure, n=BULK * BULKS))
     what = f"a page of {PAGE} of {stage.n:,} tasks"
     measure = partial(pages.measured, "pages", stage.n)
-    found.append(_contender(stage, "api", what, OURS, None, measure, n=PAGE))
+    found.append(a_contender(stage, "api", what, OURS, None, measure, n=PAGE))
     return found
 
 
@@ -370,7 +293,7 @@ def callbacks(stage: Stage) -> list[Contender]:
             ("under kills", ours.under_kills, stage.n),
         ):
             found.append(
-                _contender(stage, "callbacks", what, OURS, broker, partial(measure, n), n=n)
+                a_contender(stage, "callbacks", what, OURS, broker, partial(measure, n), n=n)
             )
     return found
 
@@ -380,7 +303,7 @@ def failover(stage: Stage) -> list[Contender]:
     settings. On Redis.
     """
     measure = Failover(stage.servers, "redis").leader_killed
-    return [_contender(stage, "failover", "leader killed", OURS, "redis", measure, n=1)]
+    return [a_contender(stage, "failover", "leader killed", OURS, "redis", measure, n=1)]
 
 
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
@@ -390,6 +313,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "recurring": recurring,
     "graph": graph,
     "lag": lag,
+    "limit": limit,
     "claim": claim,
     "large": large,
     "queues": queues,

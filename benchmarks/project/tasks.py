@@ -1,8 +1,10 @@
 """Tasks that do almost nothing, so that the overhead of this package is measured."""
 
 import os
+import time
 
 from benchmarks.peers import stamps
+from benchmarks.project.limited import LIMIT, PAUSE
 from django_durable_tasks import PerKey, durable_task
 
 
@@ -19,6 +21,12 @@ def batched_noop(n: int) -> None:
 @durable_task(max_concurrency=PerKey(1_000_000, "{0}"))
 def keyed(key: str) -> None:
     """Do nothing, limited by key."""
+
+
+@durable_task(max_concurrency=LIMIT)
+def limited(n: int) -> None:
+    """Wait as long as a short task would take."""
+    time.sleep(PAUSE)
 
 
 @durable_task

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import bench
 from benchmarks.contest import OURS, Figure
 from benchmarks.environments import known, pythons_of
-from benchmarks.programme import Stage
 from benchmarks.servers import Servers
+from benchmarks.stage import Stage
 
 SERVERS = Servers("postgresql://x/y", "redis://x/14", "amqp://x//", "abc")
 PYTHONS = dict.fromkeys(known(), "python")

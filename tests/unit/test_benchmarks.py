@@ -12,9 +12,10 @@ from benchmarks.accounting import Process, spent, table
 from benchmarks.arrivals import Arrivals
 from benchmarks.contest import OURS, Contender, Measured, hold
 from benchmarks.processes import Failed
-from benchmarks.programme import PROGRAMMES, Stage
+from benchmarks.programme import PROGRAMMES
 from benchmarks.report import as_json, as_table
 from benchmarks.servers import Servers
+from benchmarks.stage import Stage
 
 MACHINE: dict[str, str | int] = {"cpu": "any", "cores": 2}
 SERVERS = Servers("postgresql://x/y", "redis://x/14", "amqp://x//", "abc")
@@ -176,3 +177,15 @@ def test_processor_time_is_recorded_by_role() -> None:
         "other processes of this machine": 0.25,
     }
     assert "2,000,000 us  worker's children" in table(by_role, 1, 4.0)
+
+
+def test_start_lag_is_also_measured_with_two_schedulers_and_in_batches() -> None:
+    contenders = PROGRAMMES["lag"](Stage(SERVERS, ("redis", "rabbitmq"), 10, {}))
+    assert [contender.what for contender in contenders] == [
+        "due at 100/s",
+        "due at 100/s, two schedulers",
+        "due at 300/s",
+        "due at 500/s",
+        "due at 1000/s",
+        "due at 1000/s, batches of 100",
+    ]
