@@ -37,7 +37,7 @@ kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at de
 chaos: $(STAMP) ## Ten minutes of all faults on private servers, and what held (ARGS="--seed 7", "--report PAGE")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
-bench: $(STAMP) ## Measure this package beside its peers, about 11 minutes (ARGS="--list", "--only run,lag", "--quick")
+bench: $(STAMP) ## Measure this package beside its peers, about 13 minutes (ARGS="--list", "--only run,lag", "--quick")
 	@exec $(BIN)/python -m benchmarks.bench $(ARGS)
 
 lint: $(STAMP) ## Only ruff, mypy --strict and the import contracts

@@ -37,6 +37,7 @@ examples:
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks queues --peers none --large --rounds 1  the same, and 10,000 queues, tenants and 100,000 keys
   python -m benchmarks api --peers none -n 10000000            requests to the HTTP API beside 10 M tasks
+  python -m benchmarks admin -n 100000                         pages of the admin beside 100,000 tasks
   python -m benchmarks failover --peers none                   seconds without a fire after the leader was killed
   python -m benchmarks callbacks --brokers redis -n 500        HTTP callbacks to a server that takes 50 ms
   python -m benchmarks run --profile --brokers redis           where a worker's time goes, by cProfile

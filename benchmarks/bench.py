@@ -1,4 +1,4 @@
-"""Measures this package and its peers in one run of about eleven minutes: ``make bench``.
+"""Measures this package and its peers in one run of about thirteen minutes: ``make bench``.
 
 Each part is a benchmark of ``python -m benchmarks`` with a small size. The figures are written as
 one JSON file, from which ``python -m docs.figures`` writes the tables and charts of the
@@ -63,7 +63,7 @@ PARTS = (
         120,
         ("QUEUED first", "prefetch 4", "concurrency 1"),
     ),
-    Part("dispatch", "publish due tasks", 10_000, 500, 2, 40),
+    Part("dispatch", "publish due tasks", 10_000, 500, 2, 20),
     Part(
         "recurring",
         "schedules that are due every 10 s",
@@ -83,11 +83,12 @@ PARTS = (
         peers=("celery", "pgqueuer"),
     ),
     Part("limit", "short tasks with max_concurrency=4", 200, 20, 1, 20),
-    Part("graph", "fan-in and fan-out", 1_000, 50, 1, 45, ("chain", "validate")),
+    Part("graph", "fan-in and fan-out", 10_000, 50, 1, 120, ("chain", "validate")),
     Part("queues", "one poll with due tasks in many queues", 1_000, 50, 1, 25, ("tenants: 20",)),
-    Part("claim", "a claim beside a large table", 1_000_000, 20_000, 1, 60),
-    Part("failover", "the leader is killed", 1, 1, 3, 60),
-    Part("api", "requests to the HTTP API", 100_000, 1_000, 1, 60),
+    Part("claim", "a claim beside a large table", 1_000_000, 20_000, 1, 25),
+    Part("failover", "the leader is killed", 1, 1, 3, 40),
+    Part("api", "requests to the HTTP API", 100_000, 1_000, 1, 25),
+    Part("admin", "pages of the admin", 100_000, 1_000, 1, 30),
 )
 
 

@@ -17,8 +17,8 @@ from benchmarks.large_tables import LargeTables
 from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
 from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
-from benchmarks.rest import BULK, PAGE, Rest
 from benchmarks.stage import SLOW, Stage, a_contender, database_queues
+from benchmarks.web_programme import admin, api
 
 DEFAULT_N = {
     "enqueue": 2_000,
@@ -32,10 +32,10 @@ DEFAULT_N = {
     "large": 1_000_000,
     "queues": 1_000,
     "api": 1_000_000,
+    "admin": 1_000_000,
     "callbacks": 1_000,
     "failover": 1,
 }
-REQUESTS, BULKS = 1_000, 10
 _FEWEST = 10_000
 BULK_TIMES = 10
 """The ratio of the tasks that are created in bulk to those created by single calls."""
@@ -260,24 +260,6 @@ def queues(stage: Stage) -> list[Contender]:
     return found
 
 
-def api(stage: Stage) -> list[Contender]:
-    """Compare a request that creates a task with a plain create of Django REST framework; measure
-    1,000 tasks in one request, and pages of a tenant with n tasks.
-    """
-    ours, pages = Rest(stage.servers, "redis"), Rest(stage.servers, "redis")
-    found = []
-    for of, peer in (("ours", OURS), ("bare", "django-rest-framework")):
-        measure = partial(ours.measured, "requests", REQUESTS, of=of)
-        found.append(a_contender(stage, "api", "create", peer, None, measure, n=REQUESTS))
-    measure = partial(ours.measured, "bulk", BULKS)
-    what = f"create {BULK:,} in a request"
-    found.append(a_contender(stage, "api", what, OURS, None, measure, n=BULK * BULKS))
-    what = f"a page of {PAGE} of {stage.n:,} tasks"
-    measure = partial(pages.measured, "pages", stage.n)
-    found.append(a_contender(stage, "api", what, OURS, None, measure, n=PAGE))
-    return found
-
-
 def callbacks(stage: Stage) -> list[Contender]:
     """Measure callbacks to a server that answers after 50 ms: how many one worker process with ten
     threads sends per second, and how late n/5 requests arrive at a low rate, alone and beside
@@ -318,6 +300,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "large": large,
     "queues": queues,
     "api": api,
+    "admin": admin,
     "callbacks": callbacks,
     "failover": failover,
 }

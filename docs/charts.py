@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-_WIDTH, _LABEL, _ROW, _BAR, _TOP = 720, 300, 26, 16, 40
+_LABEL, _ROOM, _VALUE, _ROW, _BAR, _TOP = 300, 330, 90, 26, 16, 40
+_CHARACTER = 6.3
+"""The width of a character of a label that is not exceeded on average, in pixels."""
 _OURS, _OTHER = "#1f6f8b", "#b8c4cc"
 
 
@@ -22,20 +24,21 @@ class Bar:
 def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
     """Return an SVG image with one horizontal bar for each value, in the order given."""
     height, longest = _TOP + _ROW * len(bars) + 8, max(bar.value for bar in bars)
-    room = _WIDTH - _LABEL - 90
+    label = max(_LABEL, round(_CHARACTER * max(len(bar.label) for bar in bars)) + 16)
+    width = label + _ROOM + _VALUE
     rows = [
-        _row(bar, _TOP + _ROW * number, room * bar.value / longest if longest else 0.0)
+        _row(bar, label, _TOP + _ROW * number, _ROOM * bar.value / longest if longest else 0.0)
         for number, bar in enumerate(bars)
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
         ' font-family="sans-serif" font-size="12">'
     )
     name = f"{escape(title)}, {escape(unit)}"
     lines = [
         head,
         f"<title>{name}</title>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="8" y="22" font-size="14" font-weight="bold">{name}</text>',
         *rows,
         "</svg>\n",
@@ -43,12 +46,12 @@ def bar_chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
     return "\n".join(lines)
 
 
-def _row(bar: Bar, top: int, width: float) -> str:
+def _row(bar: Bar, label: int, top: int, width: float) -> str:
     fill, baseline = _OURS if bar.ours else _OTHER, top + 12
     return (
-        f'<text x="{_LABEL - 8}" y="{baseline}" text-anchor="end">{escape(bar.label)}</text>'
-        f'<rect x="{_LABEL}" y="{top}" width="{max(1.0, width):.1f}" height="{_BAR}" fill="{fill}"/>'
-        f'<text x="{_LABEL + max(1.0, width) + 6:.1f}" y="{baseline}">{shown(bar.value)}</text>'
+        f'<text x="{label - 8}" y="{baseline}" text-anchor="end">{escape(bar.label)}</text>'
+        f'<rect x="{label}" y="{top}" width="{max(1.0, width):.1f}" height="{_BAR}" fill="{fill}"/>'
+        f'<text x="{label + max(1.0, width) + 6:.1f}" y="{baseline}">{shown(bar.value)}</text>'
     )
 
 

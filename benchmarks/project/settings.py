@@ -39,3 +39,33 @@ CELERY_TASK_DEFAULT_QUEUE = GIVEN["queue"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 DURABLE_TASKS = GIVEN["durable"]
+
+# Only for the benchmark of the admin, so that the processes of the others do not load it.
+if GIVEN.get("admin"):
+    INSTALLED_APPS += [
+        "django.contrib.admin",
+        "django.contrib.messages",
+        "django.contrib.sessions",
+    ]
+    MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ]
+    ROOT_URLCONF = "benchmarks.project.admin_urls"
+    STATIC_URL = "static/"

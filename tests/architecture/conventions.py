@@ -113,6 +113,18 @@ def sleeps(source: str) -> list[str]:
     return found
 
 
+def unbounded_waits(source: str) -> list[str]:
+    """Find waits for an event, a condition, a thread or a process without a timeout."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="wait" | "join" as name), args=args):
+                given = [*args[:1], *(key.value for key in node.keywords if key.arg == "timeout")]
+                if all(isinstance(one, ast.Constant) and one.value is None for one in given):
+                    found.append(f"{node.lineno}: {name} without a timeout")
+    return found
+
+
 def missing_docstrings(source: str) -> list[str]:
     """Find a module or public class without a docstring."""
     tree = ast.parse(source)

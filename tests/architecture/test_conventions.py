@@ -61,6 +61,10 @@ def test_no_test_sleeps() -> None:
     expect_none(findings(conventions.sleeps, python_files("tests")))
 
 
+def test_each_wait_has_a_timeout() -> None:
+    expect_none(findings(conventions.unbounded_waits, python_files(PACKAGE)))
+
+
 def test_no_property_test_draws_by_state() -> None:
     expect_none(findings(conventions.draws_from_state, python_files("tests")))
 
@@ -102,6 +106,8 @@ def test_no_test_is_skipped_without_a_reason() -> None:
         (conventions.prints, "print('here')"),
         (conventions.sleeps, "import time\ntime.sleep(1)"),
         (conventions.sleeps, "from time import sleep"),
+        (conventions.unbounded_waits, "self._wake.wait()"),
+        (conventions.unbounded_waits, "thread.join(timeout=None)"),
         (
             conventions.draws_from_state,
             "@precondition(lambda self: self.rows)\n@rule()\ndef act(self): ...",
@@ -135,6 +141,7 @@ def test_a_violation_is_found(checker: Checker, breach: str) -> None:
             "try:\n    act()\nexcept Exception:\n    logger.exception('lost')",
         ),
         (conventions.sleeps, "until(condition, within=3)"),
+        (conventions.unbounded_waits, "wake.wait(1)\nthread.join(timeout=5)\n', '.join(names)"),
         (
             conventions.draws_from_state,
             "@rule(pick=st.integers())\n@applies_if(lambda self: self.rows)\ndef act(self): ...",

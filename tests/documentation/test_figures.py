@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from docs import bench, figures
+from docs.charts import Bar, bar_chart
 
 
 def test_the_readme_shows_the_recorded_figures() -> None:
@@ -79,6 +80,14 @@ def test_a_run_becomes_tables_and_charts_that_name_what_was_not_measured() -> No
         "a <peer>, due at 100/s",
         "120",
     ]
+
+
+def test_a_chart_is_wide_enough_for_its_longest_label() -> None:
+    label = "a peer, 100 due, 1,000,000 finished, 100,000 future, and more of it"
+    chart = ET.fromstring(bar_chart("claim", "seconds", [Bar(label, 1.0), Bar("short", 2.0)]))
+    texts = {element.text: element for element in chart.iter() if element.tag.endswith("text")}
+    # The label ends at x. No sans-serif font has an average width of half its size or less.
+    assert float(texts[label].attrib["x"]) >= 0.5 * 12 * len(label)
 
 
 def test_without_a_recorded_run_the_page_says_how_to_record_one(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ GROUP, GROUP_AGE = 100, 0.05
 SLOW = 1.0
 """Seconds after which a function is slow: the tasks behind it are returned."""
 _TICK = 0.05
+_IDLE = 15.0
+"""Seconds after which the thread looks for batches although it was not woken."""
 
 RecordedSuccess = tuple[LiveRun, Success]
 
@@ -222,7 +224,7 @@ class BatchThread:
 
     def _act_forever(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.wait(_IDLE)
             self._pause.wait(_TICK)
             with self._lock:
                 current = list(self._batches)

@@ -36,6 +36,8 @@ T = TypeVar("T")
 logger = logging.getLogger("django_durable_tasks.runs")
 DELAY = 0.005
 """Seconds after which a success is recorded without a start."""
+IDLE = 15.0
+"""Seconds after which the thread looks for a success although it was not woken."""
 _Held = tuple[LiveRun, Outcome]
 
 
@@ -127,7 +129,7 @@ class DeferredSuccess:
 
     def _act_forever(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.wait(IDLE)
             held = self._held
             self._pause.wait(DELAY)
             if held is None:

@@ -97,6 +97,18 @@ def test_the_thread_records_a_success_that_no_start_follows(
         until(lambda: deferred._held is None, within=10)
 
 
+def test_the_thread_records_a_success_although_its_wake_up_is_lost(
+    monkeypatch: pytest.MonkeyPatch, deferred: DeferredSuccess
+) -> None:
+    monkeypatch.setattr(deferred_success, "DELAY", 0.01)
+    monkeypatch.setattr(deferred_success, "IDLE", 0.01)
+    monkeypatch.setattr(deferred._wake, "set", lambda: None)
+    row = a_task(Status.QUEUED)
+    deliver(row)
+    until(partial(_has_succeeded, row), within=10)
+    until(lambda: deferred._held is None, within=10)
+
+
 def test_the_exit_of_the_child_records_the_success() -> None:
     row = a_task(Status.QUEUED)
     deliver(row)
