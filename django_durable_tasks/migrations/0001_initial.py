@@ -3041,6 +3041,7 @@ class Migration(migrations.Migration):
                             ("CREATED", "CREATED"),
                             ("ENDED", "ENDED"),
                             ("OCCURRENCE", "OCCURRENCE"),
+                            ("PARTITION", "PARTITION"),
                         ],
                         max_length=10,
                     ),

@@ -18,6 +18,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.metrics.dropped_partitions import count_dropped_partition
 from django_durable_tasks.engine.recurring.ledger import ledger
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord
@@ -85,10 +86,11 @@ def drop_expired(existing: list[Partition], now: datetime) -> int:
     """Drop the oldest partition whose entries are all older than LEDGER_RETENTION; return how many
     (0 or 1).
 
-    First ``ledger_from`` of each schedule is raised, so that neither a tick nor a backfill repeats
-    a fire time of the partition. The drop checks this again under a lock. If there are more than
-    5,000 schedules, each call raises it for 5,000 of them, returns 1, and the next call continues.
-    A partition that cannot be dropped is left to ``prune_ledger``, which deletes its entries.
+    Under a lock, one statement reads the partition and raises ``ledger_from`` of each of its
+    schedules, so that neither a tick nor a backfill repeats a fire time of the partition. If there
+    are more than 5,000 schedules, each call raises it for 5,000 of them, returns 1, and the next
+    call continues. A partition that cannot be dropped is left to ``prune_ledger``, which deletes
+    its entries.
     """
     cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
     for partition in rules.expired(existing, cutoff):
@@ -100,16 +102,18 @@ def drop_expired(existing: list[Partition], now: datetime) -> int:
 def _dropped(partition: Partition, cutoff: datetime) -> bool:
     """Drop the partition if it has expired; return whether that, or a part of it, was done."""
     try:
-        if not _answer("ledger_partition_expired", partition, cutoff):
+        newest_is_old = _read("ledger_partition_expired", partition, cutoff=cutoff)
+        if newest_is_old == [(False,)]:
             return False
-        raising = _for("raise_ledger_from", partition)
-        if tables.count(raising, {"limit": _SCHEDULES}) == _SCHEDULES:
-            return True
         with tables.atomic():
             _execute("lock_ledger_partition", partition)
-            if _answer("ledger_partition_needed", partition, cutoff):
-                return False
+            ((is_young, uncovered, raised),) = _read(
+                "cover_ledger_partition", partition, cutoff=cutoff, limit=_SCHEDULES
+            )
+            if is_young or raised < uncovered:
+                return bool(raised == _SCHEDULES)
             _execute("drop_ledger_partition", partition)
+            count_dropped_partition()
     except DatabaseError as error:
         logger.warning("Partition %s was not dropped: %s", partition.name, error)
         return False
@@ -125,9 +129,8 @@ def _for(name: str, partition: Partition) -> str:
     return (statement(name) or "").format(name=partition.name, first=first, end=end)
 
 
-def _answer(name: str, partition: Partition, cutoff: datetime) -> bool:
-    ((answer,),) = tables.read(_for(name, partition), {"cutoff": cutoff})
-    return bool(answer)
+def _read(name: str, partition: Partition, **parameters: Any) -> list[tuple[Any, ...]]:
+    return tables.read(_for(name, partition), parameters)
 
 
 def _execute(name: str, partition: Partition) -> None:

@@ -25,6 +25,22 @@ class Partition(NamedTuple):
     end: datetime | None
 
 
+class PartitionGauge(NamedTuple):
+    """The number of partitions without the default one, and the seconds since the end of the oldest
+    one, 0 if it has not ended.
+    """
+
+    number: int = 0
+    oldest_age: float = 0.0
+
+
+def measured(existing: Sequence[Partition], now: datetime) -> PartitionGauge:
+    """Return the values of the metrics."""
+    ends = [one.end for one in existing if one.end is not None]
+    oldest_age = (now - min(ends)).total_seconds() if ends else 0.0
+    return PartitionGauge(len(ends), max(0.0, oldest_age))
+
+
 def period_end(moment: datetime, days: int) -> datetime:
     """Return the end of the period of ``days`` days that contains this moment."""
     period = timedelta(days=days)

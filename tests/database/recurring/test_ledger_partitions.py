@@ -8,15 +8,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.engine.cluster.gauges import read_gauges
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.metrics.dropped_partitions import count_dropped_partition
+from django_durable_tasks.engine.metrics.totals import read_totals
 from django_durable_tasks.engine.recurring import ledger, ledger_partitions, retention
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
-from django_durable_tasks.rules.recurring.partitions import PREFIX
+from django_durable_tasks.rules.metrics.counts import MetricKind
+from django_durable_tasks.rules.recurring.partitions import PREFIX, Partition
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.scheduler.maintenance.schedule import jobs
 from tests.database.recurring.ledger_tables import (
@@ -42,6 +46,11 @@ SELECT (jsonb_populate_record(
   FROM {table} AS one, generate_series(1, 5000) AS number
 """
 """Five thousand copies of a schedule, or of its entry."""
+
+_READ = """
+SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_all_tables WHERE relname = %s
+"""
+"""The rows that this transaction has read from a table, by scans and by indexes."""
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +213,64 @@ def test_a_drop_needs_the_same_statements_for_any_number_of_entries() -> None:
             assert ledger_partitions.drop_expired(existing, now) == 1
         numbers.append(len(captured))
     assert numbers[0] == numbers[1]
+
+
+def test_a_drop_reads_the_partition_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted()
+    for number in range(50):
+        write(a_schedule(str(number)), NOW + DAY, age=timedelta(seconds=1))
+    now, read, execute = NOW + KEPT + 2 * DAY, list[int](), ledger_partitions._execute
+
+    def count(name: str, partition: Partition) -> None:
+        if name == "drop_ledger_partition":
+            with connection.cursor() as cursor:
+                cursor.execute(_READ, [partition.name])
+                read.append(cursor.fetchone()[0] - before)
+        execute(name, partition)
+
+    ledger_partitions.create_missing(ledger_partitions.partitions(), now, 1)
+    assert ledger_partitions.maintain(now) == 1  # the first partition
+    with connection.cursor() as cursor:
+        cursor.execute(_READ, [f"{PREFIX}20260303"])
+        before = cursor.fetchone()[0]
+    monkeypatch.setattr(ledger_partitions, "_execute", count)
+    assert ledger_partitions.maintain(now) == 1
+    assert len(read) == 1
+    assert 50 <= read[0] < 2 * 50
+
+
+def test_the_metrics_contain_the_partitions_and_the_drops(settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
+    now = database_now()
+    converted(now - KEPT - 3 * DAY)
+    ledger_partitions.create_missing(ledger_partitions.partitions(), now, 1)
+    before = read_gauges().partitions
+    assert before.number == len(partition_names()) - 1
+    assert KEPT + DAY < timedelta(seconds=before.oldest_age) <= KEPT + 3 * DAY
+    assert _drops() == 0
+    while ledger_partitions.drop_expired(ledger_partitions.partitions(), now):
+        pass
+    after = read_gauges().partitions
+    assert timedelta(seconds=after.oldest_age) <= KEPT
+    assert _drops() == before.number - after.number > 1
+
+
+def test_a_drop_that_fails_is_not_counted(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
+    converted()
+
+    def fail() -> None:
+        count_dropped_partition()
+        raise OperationalError("The connection was lost.")
+
+    monkeypatch.setattr(ledger_partitions, "count_dropped_partition", fail)
+    assert ledger_partitions.drop_expired(ledger_partitions.partitions(), NOW + KEPT + DAY) == 0
+    assert _drops() == 0
+    assert "first" in partition_names()
+
+
+def _drops() -> int:
+    return sum(counted.number for key, counted in read_totals() if key.kind == MetricKind.PARTITION)
 
 
 def test_ledger_from_of_many_schedules_is_raised_in_several_calls() -> None:

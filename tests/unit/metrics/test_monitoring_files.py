@@ -12,6 +12,7 @@ import pytest
 
 from django_durable_tasks.engine.cluster.gauges import Gauges
 from django_durable_tasks.metrics.families import families
+from django_durable_tasks.rules.recurring.partitions import PartitionGauge
 from tests.runs import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"
@@ -28,6 +29,7 @@ EMPTY = Gauges(
     limits={},
     dead_letters=0,
     uncounted_ids=0,
+    partitions=PartitionGauge(),
 )
 
 
