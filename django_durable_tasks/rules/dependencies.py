@@ -8,10 +8,11 @@ edge requires. A task that waits is BLOCKED. Its ``unresolved_dependencies_count
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
@@ -49,6 +50,28 @@ class Gate(StrEnum):
 
     APPROVAL = "APPROVAL"
     HOLD = "HOLD"
+
+
+class NewEdge(NamedTuple):
+    """An edge or a gate that is about to be inserted. ``outcome``: the status of an upstream that
+    has ended as the edge requires; the edge is then met.
+    """
+
+    task_id: uuid.UUID
+    depends_on_id: uuid.UUID | None = None
+    dependency_type: str = DependencyType.MUST_SUCCEED.value
+    gate: str | None = None
+    on_upstream_failure: str | None = None
+    placed_by: str = ""
+    comment: str = ""
+    outcome: str | None = None
+
+    @property
+    def upstream_id(self) -> uuid.UUID:
+        """The id of the upstream of an edge; raises LookupError for a gate."""
+        if self.depends_on_id is None:
+            raise LookupError(f"The gate {self.gate} of task {self.task_id} has no upstream.")
+        return self.depends_on_id
 
 
 class Join(StrEnum):

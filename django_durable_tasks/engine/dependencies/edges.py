@@ -8,57 +8,23 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from django.db.models import Count, Q
 
 from django_durable_tasks import ports
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.connections import cursor
-from django_durable_tasks.engine.db.statements import recordset, statement
 from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
 from django_durable_tasks.models.ending_event import EndingEventQuerySet
 from django_durable_tasks.models.task_dependency import TaskDependencyQuerySet
 from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
-from django_durable_tasks.rules.dependencies import FORCED, EdgeCounts, EdgeOutcome
-
-_BULK = 2_000
-_COLUMNS = (
-    "task_id",
-    "depends_on_id",
-    "dependency_type",
-    "gate",
-    "on_upstream_failure",
-    "placed_by",
-    "comment",
-)
+from django_durable_tasks.rules.dependencies import FORCED, EdgeCounts, EdgeOutcome, NewEdge
 
 
 def edges() -> TaskDependencyQuerySet:
     """Return a queryset of all edges and gates."""
     found: TaskDependencyQuerySet = TaskDependency.objects.using(tables.database()).unguarded()
     return found
-
-
-def insert(rows: Sequence[TaskDependency]) -> None:
-    """Insert edges and gates, up to 2,000 per statement."""
-    sql = statement("insert_edges")
-    if sql is None or any(row.resolved_at is not None for row in rows):
-        edges().bulk_create(rows, batch_size=_BULK)
-        return
-    for first in range(0, len(rows), _BULK):
-        with cursor() as sql_cursor:
-            sql_cursor.execute(
-                sql, {"rows": recordset(_record(row) for row in rows[first : first + _BULK])}
-            )
-
-
-def _record(row: TaskDependency) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in _COLUMNS}
-    # Unset columns are Django's DatabaseDefault objects. They are left out, and the statement
-    # inserts their default.
-    return {name: value for name, value in values.items() if isinstance(value, str | uuid.UUID)}
 
 
 def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
@@ -140,14 +106,12 @@ def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
     }
 
 
-def tally_of(rows: Iterable[TaskDependency]) -> EdgeCounts:
-    """Count edges and gates that have already been read."""
-    counted: Counter[str] = Counter()
-    for edge in rows:
-        if edge.resolved_at is None:
-            counted["gates" if edge.depends_on_id is None else "unresolved"] += 1
-        elif edge.depends_on_id is not None:
-            counted["met" if edge.met else "unmet"] += 1
+def tally_of(new_edges: Iterable[NewEdge]) -> EdgeCounts:
+    """Count edges and gates that are about to be inserted."""
+    counted = Counter(
+        "gates" if edge.depends_on_id is None else "unresolved" if edge.outcome is None else "met"
+        for edge in new_edges
+    )
     return EdgeCounts(**counted)
 
 

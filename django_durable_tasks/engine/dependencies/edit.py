@@ -15,14 +15,15 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, resolve
+from django_durable_tasks.engine.dependencies import edges, inserts, resolve
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
-from django_durable_tasks.models import Task, TaskDependency, Tenant
+from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
     EdgeCounts,
     Gate,
     JoinDecision,
+    NewEdge,
     chosen,
     cycle_in,
     edge_outcome,
@@ -43,35 +44,35 @@ def new_edge(
     *,
     by: str = "",
     reason: str = "",
-) -> TaskDependency:
-    """Return an unsaved edge: met if its upstream has already ended as required, else unresolved.
+) -> NewEdge:
+    """Return a new edge: met if its upstream has already ended as required, else unresolved.
 
     If the upstream has ended otherwise, ``insert_edges`` inserts an ending event, so that only
     ``resolve`` decides about unmet edges.
     """
-    row = TaskDependency(
+    outcome = None
+    if upstream is not None and upstream.status in TERMINAL:
+        verdict = edge_outcome(edge.kind, upstream.status, edge.policy or policy)
+        outcome = upstream.status if verdict.met else None
+    return NewEdge(
         task_id=task_id,
         depends_on_id=_id(edge),
         dependency_type=edge.kind,
         on_upstream_failure=edge.policy,
         placed_by=by[:200],
         comment=reason[:500],
+        outcome=outcome,
     )
-    if upstream is not None and upstream.status in TERMINAL:
-        verdict = edge_outcome(edge.kind, upstream.status, edge.policy or policy)
-        if verdict.met:
-            row.resolved_at, row.outcome, row.met = tables.NOW, upstream.status, True
-    return row
 
 
-def insert_edges(new_edges: Sequence[TaskDependency], rows: Mapping[uuid.UUID, Task]) -> None:
+def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -> None:
     """Insert edges to locked upstreams, and set ``has_dependents`` on the upstreams.
 
     Ending events are inserted for upstreams that have ended. In a transaction that the caller
     opened, RUNNING upstreams are not locked. ``has_dependents`` of these is set after the commit.
     """
-    edges.insert(new_edges)
-    waiting = [rows[edge.upstream_id] for edge in new_edges if edge.resolved_at is None]
+    inserts.insert(new_edges)
+    waiting = [rows[edge.upstream_id] for edge in new_edges if edge.outcome is None]
     unlocked = [
         row.pk
         for row in rows.values()
@@ -271,9 +272,7 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> b
         if edges.edges().above([task_id]).gates().unresolved().filter(gate=kind).exists():
             return False
         _waive_unmet(rows[task_id])
-        edges.insert(
-            [TaskDependency(task_id=task_id, gate=kind, placed_by=by[:200], comment=reason[:500])]
-        )
+        inserts.insert([NewEdge(task_id, gate=kind, placed_by=by[:200], comment=reason[:500])])
         _block_or_release(rows[task_id])
     return True
 

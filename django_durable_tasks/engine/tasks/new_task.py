@@ -152,21 +152,14 @@ def _shared_values(task: Registered, given: CallOptions, stored: Mapping[str, An
     )
 
 
-def planned_task(call: Call, *, refers: bool = False) -> NewTask:
-    """Return the task of a workflow step or an occurrence, PENDING; raises DurableTasksError like
-    ``new_task``.
+def step_template(task: Registered, options: CallOptions, *, refers: bool) -> TaskTemplate:
+    """Return the template of the steps of a workflow with these options; raises DurableTasksError.
 
-    ``refers``: the arguments contain references to results, which are resolved when the task
-    starts.
+    ``refers``: their arguments contain references to results, which are resolved when the task
+    starts. The target checks the arguments then, so ``TaskTemplate.task`` builds such a step.
     """
-    if not refers:
-        return new_task(call)
-    # The target checks the arguments when the task starts and the references are resolved.
-    call.task.check(call.args, call.kwargs)
-    stored = {**call.options.overrides(), REFERS: 1}
-    found = TaskTemplate(call.task, call.options, stored)
-    task_id = call.options.task_id or new_task_id()
-    return found.task(call.args, call.kwargs, call.kwargs, task_id)
+    stored = options.overrides()
+    return TaskTemplate(task, options, {**stored, REFERS: 1} if refers else stored)
 
 
 def new_task(call: Call) -> NewTask:

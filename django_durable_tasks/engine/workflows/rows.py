@@ -12,14 +12,15 @@ from datetime import datetime, timedelta
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine.dependencies import edges
-from django_durable_tasks.engine.tasks.new_task import Call, planned_task
+from django_durable_tasks.engine.tasks.new_task import TaskTemplate, step_template
 from django_durable_tasks.engine.tasks.traces import traced_together
-from django_durable_tasks.models import DEFAULT_TENANT_ID, TaskDependency, WorkflowRun
-from django_durable_tasks.models.task_queries import new_task_id
-from django_durable_tasks.rules.dependencies import layers, needed
+from django_durable_tasks.models import DEFAULT_TENANT_ID, WorkflowRun
+from django_durable_tasks.models.task_queries import new_task_id, new_task_ids
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.dependencies import NewEdge, layers, needed
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
-from django_durable_tasks.rules.tasks.shards import shard_of
+from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.rules.workflows.plan import (
     Plan,
     PlannedEdge,
@@ -52,7 +53,7 @@ class WorkflowDraft:
     ids: dict[int, uuid.UUID]
     runs: list[WorkflowRun]
     rows: list[NewTask]
-    edges: list[TaskDependency]
+    edges: list[NewEdge]
     roots: list[uuid.UUID]
     outside: set[uuid.UUID]
 
@@ -76,21 +77,23 @@ def draft(
     }
     # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
     # lists show upstreams first.
-    ids = {place: new_task_id() for layer in layers(above) for place in layer}
+    ids = dict[int, uuid.UUID]()
+    for layer in layers(above):
+        ids.update(zip(layer, new_task_ids(len(layer)), strict=True))
     found = WorkflowDraft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
     at_once = conf.settings().FAST_PATH_MAX
+    steps = _Steps(launch, now)
     upstream_places = {place for places in above.values() for place in places}
     for place, task in enumerate(plan.tasks):
         gates = [
-            TaskDependency(task_id=ids[place], gate=gate, comment=comment[:500])
-            for gate, comment in task.gates
+            NewEdge(ids[place], gate=gate, comment=comment[:500]) for gate, comment in task.gates
         ]
         upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
         free = not unresolved and sealed and len(found.roots) >= at_once
-        new = _new_task(task, found, place, launch, now)._replace(
+        new = steps.new_task(task, found, place)._replace(
             status=Status.PENDING if free else Status.BLOCKED,
             unresolved=unresolved,
             join_count=task.needed,
@@ -142,39 +145,53 @@ def _runs_of(
     return found
 
 
-def _new_task(
-    task: PlannedTask, found: WorkflowDraft, place: int, launch: StartOptions, now: datetime
-) -> NewTask:
-    known = registry.get(task.task)
-    given = task.options
-    options = replace(
-        given,
-        task_id=None,
-        tenant=launch.tenant_id,
-        run_at=given.run_at or launch.run_at or now,
-        priority=launch.priority if given.priority is None else given.priority,
-        on_upstream_failure=task.on_upstream_failure,
-    )
-    args = tuple(written(list(task.args), found.ids)) if task.refers else task.args
-    kwargs = written(dict(task.kwargs), found.ids) if task.refers else task.kwargs
-    new = planned_task(Call(known, args, kwargs, options), refers=task.refers)
-    return new._replace(
-        id=found.ids[place],
-        shard_key=shard_of(found.ids[place]),
-        workflow_id=found.runs[task.scope].pk,
-        step=task.step[:200],
-    )
+class _Steps:
+    """Builds the tasks of a start. Steps of one durable task with the same options share a
+    template, because building it takes longer than building a task.
+    """
+
+    def __init__(self, launch: StartOptions, now: datetime) -> None:
+        self._launch, self._now = launch, now
+        self._last: dict[tuple[str, str, bool], tuple[CallOptions, Registered, TaskTemplate]] = {}
+
+    def new_task(self, task: PlannedTask, found: WorkflowDraft, place: int) -> NewTask:
+        """Return the task of a step; raises DurableTasksError."""
+        known, template = self._template(task)
+        task_id = found.ids[place]
+        if task.refers:
+            args, kwargs = written(list(task.args), found.ids), written(task.kwargs, found.ids)
+            known.check(args, kwargs)
+            new = template.task(args, kwargs, kwargs, task_id)
+        else:
+            new = template.called(task.args, task.kwargs, task_id)
+        return new._replace(workflow_id=found.runs[task.scope].pk, step=task.step[:200])
+
+    def _template(self, task: PlannedTask) -> tuple[Registered, TaskTemplate]:
+        key, given = (task.task, task.on_upstream_failure, task.refers), task.options
+        last = self._last.get(key)
+        # Headers that are equal may be different JSON: 1, 1.0 and true.
+        if last is None or last[0].headers is not given.headers or last[0] != given:
+            known = registry.get(task.task)
+            template = step_template(known, self._options(task), refers=task.refers)
+            last = self._last[key] = (given, known, template)
+        return last[1], last[2]
+
+    def _options(self, task: PlannedTask) -> CallOptions:
+        given = task.options
+        return replace(
+            given,
+            task_id=None,
+            tenant=self._launch.tenant_id,
+            run_at=given.run_at or self._launch.run_at or self._now,
+            priority=self._launch.priority if given.priority is None else given.priority,
+            on_upstream_failure=task.on_upstream_failure,
+        )
 
 
-def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: WorkflowDraft) -> TaskDependency:
+def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: WorkflowDraft) -> NewEdge:
     if isinstance(edge.upstream, uuid.UUID):
         found.outside.add(edge.upstream)
         upstream = edge.upstream
     else:
         upstream = found.ids[edge.upstream]
-    return TaskDependency(
-        task_id=task_id,
-        depends_on_id=upstream,
-        dependency_type=edge.kind,
-        on_upstream_failure=edge.policy,
-    )
+    return NewEdge(task_id, upstream, edge.kind, on_upstream_failure=edge.policy)

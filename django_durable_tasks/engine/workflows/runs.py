@@ -21,15 +21,15 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.isolation import Isolation, is_outage
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, edit
+from django_durable_tasks.engine.dependencies import edges, edit, inserts
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
 from django_durable_tasks.engine.workflows.start import release_without_upstreams, write
 from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
-from django_durable_tasks.models import TaskDependency, WorkflowRun
-from django_durable_tasks.rules.dependencies import DependencyType, needed
+from django_durable_tasks.models import WorkflowRun
+from django_durable_tasks.rules.dependencies import DependencyType, NewEdge, needed
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.masking import shortened
 from django_durable_tasks.rules.tasks.options import CallOptions
@@ -137,9 +137,9 @@ def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
     below = list(conditions)
     rows = transitions.lock_rows(below) if below else {}
     waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
-    edges.insert(
+    inserts.insert(
         [
-            TaskDependency(
+            NewEdge(
                 task_id=key,
                 depends_on_id=leaf,
                 dependency_type=conditions[key].dependency_type,

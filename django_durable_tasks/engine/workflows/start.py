@@ -26,13 +26,14 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, edit, resolve
+from django_durable_tasks.engine.dependencies import edges, edit, inserts, resolve
 from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
 from django_durable_tasks.exceptions import TransitionRefused, UniqueConflict
-from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.dependencies import NewEdge
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.builder import Builder
@@ -138,12 +139,12 @@ def write(found: WorkflowDraft) -> None:
     outside = transitions.lock_rows(sorted(found.outside)) if across else {}
     _check_outside(found, across, outside)
     transitions.create_many(found.rows)
-    edges.insert(within)
+    inserts.insert(within)
     if across:
         edit.insert_edges(across, outside)
 
 
-def _split_edges(found: WorkflowDraft) -> tuple[list[TaskDependency], list[TaskDependency]]:
+def _split_edges(found: WorkflowDraft) -> tuple[list[NewEdge], list[NewEdge]]:
     """Return the edges within the plan, gates included, and those to tasks that exist already."""
     across = [edge for edge in found.edges if edge.depends_on_id in found.outside]
     within = (
@@ -155,7 +156,7 @@ def _split_edges(found: WorkflowDraft) -> tuple[list[TaskDependency], list[TaskD
 
 
 def _check_outside(
-    found: WorkflowDraft, across: Sequence[TaskDependency], outside: dict[uuid.UUID, Task]
+    found: WorkflowDraft, across: Sequence[NewEdge], outside: dict[uuid.UUID, Task]
 ) -> None:
     wanted = [PlannedEdge(upstream=edge.upstream_id) for edge in across]
     edit.check_upstreams(wanted, outside, found.runs[0].tenant_id)
@@ -199,7 +200,7 @@ def _start_in_batches(found: WorkflowDraft, progress: Progress | None) -> None:
 
 
 def _write_in_batches(
-    found: WorkflowDraft, within: Sequence[TaskDependency], progress: Progress | None
+    found: WorkflowDraft, within: Sequence[NewEdge], progress: Progress | None
 ) -> None:
     root, total, done = found.runs[0], len(found.rows) + len(found.edges), 0
     for first in range(0, len(found.rows), BATCH):
@@ -210,7 +211,7 @@ def _write_in_batches(
     for first in range(0, len(within), BATCH):
         with tables.atomic():
             _lock_start(root.pk)
-            edges.insert(within[first : first + BATCH])
+            inserts.insert(within[first : first + BATCH])
         _report_progress(root, done + min(first + BATCH, len(within)), total, progress)
 
 
@@ -237,7 +238,7 @@ def _lock_start(root: uuid.UUID) -> None:
         )
 
 
-def _seal(found: WorkflowDraft, across: Sequence[TaskDependency]) -> None:
+def _seal(found: WorkflowDraft, across: Sequence[NewEdge]) -> None:
     """Set all runs to RUNNING in the transaction that inserts the edges to existing tasks."""
     root = found.runs[0].pk
     with tables.atomic():

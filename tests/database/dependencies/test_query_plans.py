@@ -14,8 +14,9 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from django_durable_tasks.engine.db import statements
-from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.engine.dependencies import inserts
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
+from django_durable_tasks.rules.dependencies import NewEdge
 from django_durable_tasks.rules.states import Status
 
 pytestmark = [
@@ -84,12 +85,7 @@ def unanalyzed() -> list[int]:
     children = (
         Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
     )
-    edges.insert(
-        [
-            TaskDependency(task_id=key, depends_on_id=_id(0), dependency_type="MUST_SUCCEED")
-            for key in children
-        ]
-    )
+    inserts.insert([NewEdge(key, _id(0)) for key in children])
     _sql(_ENDINGS, last=_id(0))
     return list(EndingEvent.objects.values_list("pk", flat=True))
 

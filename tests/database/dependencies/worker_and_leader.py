@@ -9,8 +9,8 @@ from django_durable_tasks.engine.dependencies import edges, resolve
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.engine.workflows import runs
-from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.dependencies import needed
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.rules.dependencies import EdgeCounts, needed
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
@@ -73,8 +73,7 @@ def recount() -> list[str]:
     """
     wrong = []
     for row in Task.objects.filter(status=Status.BLOCKED):
-        above = list(TaskDependency.objects.filter(task=row))
-        tally = edges.tally_of(above)
+        tally = edges.tallies([row.pk]).get(row.pk, EdgeCounts())
         wants = needed(row.join_count, tally)
         if row.unresolved_dependencies_count != wants or not wants:
             wrong.append(
