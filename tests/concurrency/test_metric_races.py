@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.metrics import attempts
+from django_durable_tasks.engine.metrics import totals as totals_module
 from django_durable_tasks.engine.metrics.attempts import count_attempts
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from tests.concurrency.racing import no_errors, race
+from tests.concurrency.racing import no_errors, on_another_connection, race
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.database.transitions.transition_calls import FAILURE, end, succeed
 from tests.factories import many_tasks
@@ -34,6 +36,29 @@ def _end_all(tasks: list[Task]) -> int:
 
 def _count_repeatedly() -> int:
     return sum(count_attempts(database_now(), 7) for _ in range(40))
+
+
+@pytest.mark.postgresql
+@pytest.mark.mariadb
+def test_of_two_counts_of_the_same_attempts_one_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _end_all(many_tasks(6, Status.RUNNING))
+    now, record = database_now(), totals_module.record
+    answers: list[int] = []
+
+    def after_another(*given: Any) -> bool:
+        monkeypatch.setattr(attempts, "record", record)
+        answers.append(on_another_connection(partial(count_attempts, now, 100)))
+        return record(*given)
+
+    monkeypatch.setattr(attempts, "record", after_another)
+    assert count_attempts(now, 100) == 0
+    assert answers == [6]
+    assert sum(recount().values()) == 6
+    assert totals() == minute_totals() == recount()
+    count_all()
+    assert totals() == minute_totals() == recount()
 
 
 def test_attempts_that_end_while_two_schedulers_count_are_counted_once() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from tests.mutants import batches, crashes, graphs
+from tests.mutants import batches, counts, crashes, graphs
 
 VARIABLE = "DURABLE_MUTANT"
 _GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s"
@@ -200,6 +200,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "followups": crashes.with_followups_after_the_commit,
     "callers": graphs.with_locks_of_running_rows_in_callers_transactions,
     "marks": graphs.without_the_marks_of_upstreams_that_run,
+    "counts": counts.without_the_revision,
     "batch_crashes": batches.with_counted_crashes,
     "hand_over": batches.with_a_hand_over_that_counts_nothing,
     "batch_return": batches.without_the_owner_of_undone_starts,

@@ -39,6 +39,9 @@ WATCH: dict[str, tuple[str, ...]] = {
     "hasty": (f"{CRASHES}[dispatch]",),
     "halves": (f"{CRASHES}[ending]",),
     "followups": (f"{CRASHES}[ending]",),
+    "counts": (
+        "concurrency/test_metric_races.py::test_of_two_counts_of_the_same_attempts_one_is_written",
+    ),
     "batch_crashes": (f"{CRASHES}[batch]",),
     "hand_over": (f"{CRASHES}[hand over]",),
     "batch_return": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -58,6 +59,26 @@ def test_each_item_has_a_result_and_a_bad_one_fails_alone(acme: ApiClient) -> No
     ]
     created = {one["task_id"] for one in found["data"] if one["status"] == 201}
     assert {str(key) for key in Task.objects.values_list("pk", flat=True)} == created
+
+
+def test_items_that_differ_in_every_option_are_created(acme: ApiClient) -> None:
+    hour = timezone.now() + timedelta(hours=1)
+    items = [
+        call(1),
+        call(2, queue="mail"),
+        call(3, priority=9, max_attempts=1),
+        {"target_config": {"task": "tests.project.tasks.perishable"}},
+        call(4, run_at=hour.isoformat()),
+        call(5, expires_at=hour.isoformat(), timeout=5),
+    ]
+    answer = acme.post("/tasks/bulk", {"items": items})
+    assert (answer.status_code, answer.json().get("created")) == (200, 6), answer.content
+    ids = [one["task_id"] for one in answer.json()["data"]]
+    rows = {str(key): row for key, row in Task.objects.in_bulk(ids).items()}
+    _, mail, first, perishable, later, timed = (rows[key] for key in ids)
+    assert (mail.queue, first.priority, first.max_attempts) == ("mail", 9, 1)
+    assert (perishable.expires_at - perishable.run_at).total_seconds() == 30
+    assert (later.run_at, timed.expires_at, timed.options["timeout"]) == (hour, hour, 5)
 
 
 def test_an_atomic_request_creates_all_or_none(acme: ApiClient) -> None:

@@ -14,6 +14,7 @@ from django.db import IntegrityError, connection, transaction
 
 from django_durable_tasks import PerKey, Workflow, ports, registry
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.tasks import enqueue, new_task
 from django_durable_tasks.engine.transitions import copied_rows, inserts
@@ -122,7 +123,11 @@ def _new(*args: Any) -> NewTask:
     return new_task.new_task(call)
 
 
-def test_tasks_that_differ_are_written_together() -> None:
+@pytest.mark.parametrize("copied", [10, 1_000], ids=["copied", "inserted"])
+def test_tasks_that_differ_are_written_together(
+    copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserts, "_COPIED", copied)
     fire = datetime(2030, 1, 1, tzinfo=UTC)
     new = [
         _new(place)._replace(
@@ -150,6 +155,29 @@ def test_tasks_that_differ_are_written_together() -> None:
         assert (row.idempotency_key, row.unique_key) == (f"key {place}", f"unique {place}")
         assert (row.open_unique_key, row.open_key) == (row.unique_key, None)
         assert row.expected_duration == timedelta(seconds=place + 0.5)
+
+
+@pytest.mark.parametrize("copied", [10, 1_000], ids=["copied", "inserted"])
+def test_tasks_that_differ_and_have_no_time_are_due_now(
+    copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserts, "_COPIED", copied)
+    new = [
+        _new(place)._replace(
+            queue=f"queue {place % 2}", wait=place % 2 * 1.5, expires_in=60.0 if place % 3 else None
+        )
+        for place in range(20)
+    ]
+    before = database_now()
+    transitions.create_many(new)
+    after = database_now()
+    rows = Task.objects.in_bulk([one.id for one in new])
+    for place, one in enumerate(new):
+        row = rows[one.id]
+        assert before <= row.run_at <= after
+        assert row.due_at == row.run_at + timedelta(seconds=one.wait or 0)
+        expiry = row.run_at + timedelta(seconds=60)
+        assert (row.queue, row.expires_at) == (f"queue {place % 2}", expiry if place % 3 else None)
 
 
 @pytest.mark.postgresql
