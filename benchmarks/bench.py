@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ FULL, QUICK = RESULTS / "bench.json", ROOT / ".benchmarks" / "quick.json"
 @dataclass(frozen=True)
 class Part:
     """One benchmark of the run: its size, rounds and expected duration in seconds, the contenders
-    that are left out to keep the run short (a part of their ``what``), and its peers.
+    that are left out to keep the run short (words of their ``what``), and its peers.
     """
 
     name: str
@@ -49,7 +50,12 @@ class Part:
     def contenders(self, stage: Stage) -> list[Contender]:
         """Return the contenders of this part."""
         found = PROGRAMMES[self.name](stage)
-        return [one for one in found if not any(text in one.what for text in self.without)]
+        return [one for one in found if not any(contains(one.what, text) for text in self.without)]
+
+
+def contains(what: str, words: str) -> bool:
+    """Return whether these words occur: "concurrency 1" does not occur in "concurrency 100"."""
+    return re.search(rf"{re.escape(words)}(?!\w)", what) is not None
 
 
 PARTS = (

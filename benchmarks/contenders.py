@@ -110,12 +110,15 @@ class Ours:
             figures([*program, command], given, seconds, **self.variable(**durable))["seconds"]
         )
 
-    def enqueue(self, n: int, command: str = "enqueue", **durable: Any) -> float:
+    def enqueue(
+        self, n: int, command: str = "enqueue", task: str = "noop", **durable: Any
+    ) -> float:
         """Time ``.delay()``, each in its own transaction or, with the command ``transactions``, in
-        transactions of ten calls.
+        transactions of ten calls. ``task``: the name of the function.
         """
+        given = {"n": n, "task": task}
         try:
-            return self.run_command(command, {"n": n}, patience(n), **(WIDE_WINDOW | durable))
+            return self.run_command(command, given, patience(n), **(WIDE_WINDOW | durable))
         finally:
             self.servers.clear_broker(self.broker)
 

@@ -39,31 +39,33 @@ def prepare() -> None:
     call_command("migrate", verbosity=0)
 
 
-def enqueue(n: int) -> float:
+def enqueue(n: int, task: str = "noop") -> float:
     """Call ``.delay()`` n times, each in its own transaction."""
-    from benchmarks.project.tasks import noop
+    from benchmarks.project import tasks
 
+    function = getattr(tasks, task)
     _truncate()
     for number in range(_WARM_UP):
-        noop.delay(number)
+        function.delay(number)
     began = time.perf_counter()
     for number in range(n):
-        noop.delay(number)
+        function.delay(number)
     return time.perf_counter() - began
 
 
-def transactions(n: int) -> float:
+def transactions(n: int, task: str = "noop") -> float:
     """Call ``.delay()`` n times, ten times in each transaction of the caller."""
-    from benchmarks.project.tasks import noop
+    from benchmarks.project import tasks
 
+    function = getattr(tasks, task)
     _truncate()
     for number in range(_WARM_UP):
-        noop.delay(number)
+        function.delay(number)
     began = time.perf_counter()
     for first in range(0, n, _TOGETHER):
         with transaction.atomic():
             for number in range(first, min(first + _TOGETHER, n)):
-                noop.delay(number)
+                function.delay(number)
     return time.perf_counter() - began
 
 

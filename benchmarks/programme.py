@@ -45,6 +45,9 @@ BATCHED_TIMES = 5
 
 _BEAT = "django-celery-beat"
 _WITHOUT_BULK = frozenset({"dbos"})
+_BATCHES = "PENDING first, batches of 100"
+_STARTS_BATCHES = frozenset({"pgqueuer"})
+"""Peers that start many tasks together. They are compared with batches of the same size."""
 _CONCURRENCIES = {
     "procrastinate": (1, 20),
     "django-ox": (1, 4),
@@ -52,7 +55,7 @@ _CONCURRENCIES = {
     "pgqueuer": (100,),
     "dbos": (20,),
 }
-"""pgqueuer: the number of jobs in a batch."""
+"""Of pgqueuer: the number of jobs in a batch."""
 
 
 def enqueue(stage: Stage) -> list[Contender]:
@@ -72,6 +75,8 @@ def enqueue(stage: Stage) -> list[Contender]:
     ours = Ours(stage.servers, stage.brokers[0])
     unpublished = partial(ours.enqueue, stage.n, FAST_PATH=False)
     found.append(a_contender(stage, "enqueue", "single, not published", OURS, None, unpublished))
+    batched = partial(ours.enqueue, stage.n, task="batched_noop")
+    found.append(a_contender(stage, "enqueue", "single, batches", OURS, stage.brokers[0], batched))
     together = partial(ours.enqueue, stage.n, command="transactions")
     found.append(a_contender(stage, "enqueue", "in transactions", OURS, None, together))
     found.append(
@@ -102,9 +107,9 @@ def _our_runs(stage: Stage, broker: str) -> list[Contender]:
     ):
         measure = partial(_run_with_memory, ours, stage.n, prefetch, published=published)
         found.append(a_contender(stage, "run", what, OURS, broker, measure))
-    what, many = "PENDING first, batches of 100", BATCHED_TIMES * stage.n
+    many = BATCHED_TIMES * stage.n
     batched = partial(_run_with_memory, ours, many, 1, published=False, task="batched_noop")
-    return [*found, a_contender(stage, "run", what, OURS, broker, batched, n=many)]
+    return [*found, a_contender(stage, "run", _BATCHES, OURS, broker, batched, n=many)]
 
 
 def run(stage: Stage) -> list[Contender]:
@@ -129,17 +134,18 @@ def run(stage: Stage) -> list[Contender]:
             ]
     for name, concurrencies in _CONCURRENCIES.items():
         if peer := database_queues(stage).get(name):
-            few = stage.n // SLOW.get(name, 1)
+            together = name in _STARTS_BATCHES
+            number = BATCHED_TIMES * stage.n if together else stage.n // SLOW.get(name, 1)
             found += [
                 a_contender(
                     stage,
                     "run",
-                    f"rows first, concurrency {concurrency}",
+                    f"rows first, {'batches of' if together else 'concurrency'} {concurrency}",
                     name,
                     None,
-                    partial(peer.run_command, "run", few, concurrency=concurrency),
-                    n=few,
-                    rival="PENDING first, prefetch 1",
+                    partial(peer.run_command, "run", number, concurrency=concurrency),
+                    n=number,
+                    rival=_BATCHES if together else "PENDING first, prefetch 1",
                 )
                 for concurrency in concurrencies
             ]
