@@ -9,6 +9,8 @@ from typing import Any
 
 from celery import signals
 
+from tests.project import deferrals
+
 
 def _before_the_gate(sender: Any = None, **_: Any) -> None:
     place, _colon, file = os.environ["TEST_FAILPOINT"].partition(":")
@@ -22,5 +24,8 @@ def _before_the_gate(sender: Any = None, **_: Any) -> None:
 
 def arm() -> None:
     """Connect the failpoints if the environment names one."""
-    if os.environ.get("TEST_FAILPOINT"):
+    place, _colon, file = os.environ.get("TEST_FAILPOINT", "").partition(":")
+    if place in deferrals.PLACES:
+        deferrals.arm(place, file)
+    elif place:
         signals.task_prerun.connect(_before_the_gate, weak=False)

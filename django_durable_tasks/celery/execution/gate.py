@@ -38,6 +38,7 @@ from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.dependencies import results
 from django_durable_tasks.engine.tasks import attempts, endpoints, next_run
 from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
+from django_durable_tasks.engine.tasks.dead_child_processes import new_run_id
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
 from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
 from django_durable_tasks.rules.states import Status
@@ -125,7 +126,7 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
     have been executed, or may still be executed. After HEARTBEAT seconds without an answer the
     error is raised: a run that was read back later could lose its lease before its first heartbeat.
     """
-    row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
+    row, celery_id, run_id = envelope.task_id, envelope.celery_id, new_run_id()
     start = partial(
         _open_run,
         task,

@@ -16,7 +16,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import remote_control
 from django_durable_tasks.celery.execution import (
     consumed_queue,
+    dead_children,
     prefetch_count,
     redis_messages,
     wake_consumer,
@@ -72,9 +73,11 @@ class NodeBeat(threading.Thread):
         name: str,
         kind: NodeKind,
         report: Callable[[], NodeReport] = NodeReport,
+        children: Callable[[], Collection[int]] = frozenset[int],
         **details: Any,
     ) -> None:
         super().__init__(name="durable-node", daemon=True)
+        self._children = dead_children.DeadChildren(children)
         self.node, self.details = node, {"name": name, "kind": kind, **details}
         self._report, self._clock = report, _Clock()
         self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
@@ -109,12 +112,12 @@ class NodeBeat(threading.Thread):
     def _beat(self) -> None:
         draining = self._draining
         report = replace(self._reported(), skew=self._clock.measure(), draining=draining or None)
-        if self._registered and nodes.beat(self.node, report):
-            return
-        if self._registered:
-            logger.warning("This node had been declared dead; it registers again.")
-        nodes.register(self.node, **self.details, report=report)
-        self._registered = True
+        if not (self._registered and nodes.beat(self.node, report)):
+            if self._registered:
+                logger.warning("This node had been declared dead; it registers again.")
+            nodes.register(self.node, **self.details, report=report)
+            self._registered = True
+        self._children.end_runs(self.node, str(self.details["name"]))
 
     def _reported(self) -> NodeReport:
         """Return the report; an empty one if it raises, because a node without heartbeats loses its
@@ -261,6 +264,7 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
         _ThisProcess.name,
         NodeKind.WORKER,
         report,
+        partial(dead_children.children_of, controller.pool),
         pool=pool,
         concurrency=concurrency,
         queues=queues,
