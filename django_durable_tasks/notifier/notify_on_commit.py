@@ -103,9 +103,9 @@ class OnCommitNotifier:
 
     def created(self, rows: Sequence[NewTask]) -> None:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
-        the commit.
+        the commit, except those for which a batch message is published at the commit.
         """
-        if not any(task.status == Status.PENDING for task in rows) or not _has_listeners():
+        if not any(map(_needs_scheduler, rows)) or not _has_listeners():
             return
         # Approximate: the database's clock decides after the commit.
         found = _soon(rows, timezone.now() + _horizon() + _SKEW)
@@ -210,19 +210,23 @@ def _notifies() -> bool:
 
 
 def _soon(rows: Sequence[NewTask], latest: datetime) -> list[NewTask]:
-    """Return the PENDING tasks that are due until ``latest``.
+    """Return the tasks that schedulers have to publish and that are due until ``latest``.
 
     Without the index in Redis, only the earliest is needed. One that is due now is as early.
     """
     found: list[NewTask] = []
     for task in rows:
         at = _due_at(task)
-        if task.status != Status.PENDING or (at is not None and at > latest):
+        if not _needs_scheduler(task) or (at is not None and at > latest):
             continue
         found.append(task)
         if at is None and redis_client.url() is None:
             return found[-1:]
     return found
+
+
+def _needs_scheduler(task: NewTask) -> bool:
+    return task.status == Status.PENDING and not task.starts_batch
 
 
 def _due_at(task: NewTask) -> datetime | None:

@@ -35,6 +35,7 @@ from django_durable_tasks.scheduler.queue_rotation import QueueRotation
 logger = logging.getLogger("django_durable_tasks.scheduler")
 Attempt = Callable[[str, Callable[[], int], float], int]
 _TIME_LIMIT = 60.0
+_BATCHES = "Publishing batch messages"
 _BUSY_POLL_INTERVAL = 0.1
 _MIN_POLL_INTERVAL = 0.02  # seconds: a window that was just filled lasts longer
 _BUSY_FOR = 5.0  # seconds: a dispatched task is often followed by others
@@ -101,13 +102,16 @@ class DispatchLoop:
         sent = self._dispatch_at_due_time()
         if time.monotonic() >= self._next_poll_at():
             sent += self.poll()
+        elif self._batches.must_look(self.now - _CLOCK_TOLERANCE):
+            look = partial(self._batches.look, self.now)
+            sent += self._attempt(_BATCHES, look, _TIME_LIMIT)
         if sent:
             self.sent_at = time.monotonic()
             self._busy_until = self.sent_at + _BUSY_FOR
         return sent
 
     def poll(self) -> int:
-        """Publish due tasks and read ahead; return how many tasks were published."""
+        """Publish due tasks and read ahead; return how many messages were published."""
         self._poll_requested = False  # first, so that a request during this poll is kept
         with dedicated_connection():
             self._clock = clock_estimate.read_clock()
@@ -120,14 +124,14 @@ class DispatchLoop:
             self.windows.refresh(self._heads, now, coming=bool(coming))
         due = [queue for queue in coming if self._heads[queue] <= now]
         sent, more = self._dispatch(due, now)
-        sent += self._attempt("Publishing batch messages", self._batches.publish, _TIME_LIMIT)
+        batches = self._attempt(_BATCHES, self._batches.publish, _TIME_LIMIT)
         if coming:
             self._attempt(
                 "Reading upcoming tasks", partial(self._look_ahead, coming, now, soon), _TIME_LIMIT
             )
         self.scanned_at = time.monotonic()
         self._poll_at = self.scanned_at + (0.0 if more else self._pause(sent))
-        return sent
+        return sent + batches
 
     def _next_poll_at(self) -> float:
         """Return when to poll next: a request makes it earlier, but keeps the minimum interval."""
@@ -145,7 +149,7 @@ class DispatchLoop:
 
     def _pause(self, sent: int) -> float:
         """Return the seconds until the next poll after one that published ``sent`` tasks and left
-        no due task.
+        no due task. Batch messages do not count: see ``BatchDispatch``.
         """
         if sent:
             return _MIN_POLL_INTERVAL
@@ -303,7 +307,7 @@ class DispatchLoop:
     def time_to_sleep(self) -> float:
         """Return the seconds until the next poll or due time."""
         now = self.now
-        waits = [self._next_poll_at() - time.monotonic()]
+        waits = [min(self._next_poll_at(), self._batches.look_at) - time.monotonic()]
         waits += [
             (head + _CLOCK_TOLERANCE - now).total_seconds()
             for head in (*self._heads.values(), *self._batches.upcoming(now))

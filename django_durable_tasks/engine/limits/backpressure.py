@@ -223,9 +223,7 @@ class RecentQueueState:
         age = now - self.state.read_at
         # While the thread runs, none of these is true. Reading Celery's settings would cost more
         # than the rest of this method.
-        if not self._refresher.runs and (
-            not self.in_background or has_one_connection() or ports.eager()
-        ):
+        if not self._refresher.runs and self._must_read_here():
             if age > config.FRESH or queue not in self.state.queues:
                 self._read()
             return self.state
@@ -233,6 +231,20 @@ class RecentQueueState:
             self._read()
         self._refresher.ask()
         return self.state if time.monotonic() - self.state.read_at <= _USABLE else None
+
+    def known(self, queue: str) -> _State | None:
+        """Return the state of a queue without reading it, except in Celery's eager mode or without
+        a thread; None if there is no recent one. The thread reads it then.
+        """
+        self._asked[queue] = time.monotonic()
+        if not self._refresher.runs and self._must_read_here():
+            return self.of(queue)
+        self._refresher.ask()
+        age = time.monotonic() - self.state.read_at
+        return self.state if age <= _USABLE and queue in self.state.queues else None
+
+    def _must_read_here(self) -> bool:
+        return not self.in_background or has_one_connection() or ports.eager()
 
     def stop(self, patience: float) -> None:
         """End the background thread and wait for it for at most ``patience`` seconds."""
@@ -280,9 +292,12 @@ class FastPath:
     def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a batch message may be published at commit, for a task that no limit can
         bind, in a queue that was not paused at the last look.
+
+        If the state is unknown, it may: the worker that starts a batch checks both, and reading the
+        state would delay the caller.
         """
-        state = process_state.of(RecentQueueState).of(queue)
-        return state is not None and state.may_start_batch(name, queue, tenant_id)
+        state = process_state.of(RecentQueueState).known(queue)
+        return state is None or state.may_start_batch(name, queue, tenant_id)
 
     def is_limited(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a limit can apply to a task of this name, by the last state."""

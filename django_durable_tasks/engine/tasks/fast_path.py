@@ -20,7 +20,11 @@ from django_durable_tasks.rules.tasks.new_task import NewTask
 
 
 def queued_if_possible(task: NewTask) -> NewTask:
-    """Return the task as QUEUED if it may be published at commit, unchanged otherwise."""
+    """Return the task as QUEUED if it may be published at commit, and with ``starts_batch`` if a
+    batch message may be; unchanged otherwise.
+    """
+    if task.in_batch:
+        return task._replace(starts_batch=True) if may_start_batch(task) else task
     if not may_publish_at_once(task, task.run_at):
         return task
     wait = conf.settings().REPUBLISH_AFTER

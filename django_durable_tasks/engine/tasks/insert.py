@@ -59,7 +59,7 @@ def _publish(task: NewTask) -> None:
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
         publish_after_commit([message_of(task)])
-    elif task.status == Status.PENDING and may_start_batch(task):
+    elif task.status == Status.PENDING and (task.starts_batch or may_start_batch(task)):
         start_batch_after_commit(task.queue, task.name, task.priority)
 
 

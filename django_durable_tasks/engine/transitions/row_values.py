@@ -18,7 +18,9 @@ from django_durable_tasks.rules.encryption import stored_value
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
-_NO_COLUMN = frozenset({"wait", "expires_in", "has_given_id", "due_at", "unresolved"})
+_NO_COLUMN = frozenset(
+    {"wait", "expires_in", "has_given_id", "due_at", "unresolved", "starts_batch"}
+)
 _COLUMNS = tuple(name for name in NewTask._fields if name not in _NO_COLUMN)
 
 

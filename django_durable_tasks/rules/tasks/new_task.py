@@ -22,7 +22,9 @@ class NewTask(NamedTuple):
     ``args``, ``kwargs`` and ``options`` are JSON texts. Without ``run_at`` the task runs at the
     time of the database's clock. It expires ``expires_in`` seconds after ``run_at`` unless
     ``expires_at`` is given. ``due_at`` is ``run_at`` plus ``wait`` seconds unless it is given; a
-    BLOCKED task has no ``due_at`` and no ``wait``. The SQL statements read the fields by name.
+    BLOCKED task has no ``due_at`` and no ``wait``. ``starts_batch``: the commit publishes a batch
+    message if none is outstanding, so schedulers are not notified. The SQL statements read the
+    fields by name.
     """
 
     # The fields of PER_CALL.
@@ -57,6 +59,7 @@ class NewTask(NamedTuple):
     target_type: str = TargetType.CELERY_TASK
     encryption_key: str | None = None
     in_batch: bool = False
+    starts_batch: bool = False
     # The fields of PER_OCCURRENCE.
     run_at: datetime | None = None
     due_at: datetime | None = None

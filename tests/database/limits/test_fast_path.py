@@ -23,12 +23,12 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.backpressure import RecentQueueState
 from django_durable_tasks.engine.limits.next_due import late
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import BatchMessage, Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
-from tests.messages import take_task_messages
+from tests.messages import take_messages, take_task_messages
 from tests.process_state import new_process_state
-from tests.project import tasks
+from tests.project import batched, tasks
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -88,6 +88,25 @@ def test_the_first_call_outside_a_transaction_reads_the_snapshot_itself(
     assert _delay().status == Status.QUEUED
     with transaction.atomic():
         assert _delay().status == Status.QUEUED
+
+
+def test_a_call_for_a_batch_reads_no_snapshot_and_publishes_unless_the_queue_is_paused(
+    as_in_production: list[int],
+) -> None:
+    add = batched.add.using(queue=QUEUE)
+    with _state()._lock:  # nothing is known yet
+        assert add.schedule(1, 2).status == Status.PENDING
+    assert threading.get_ident() not in as_in_production
+    assert len(take_messages(QUEUE)) == 1
+    a_paused_queue()
+    _state()._read()
+
+    def is_kept() -> bool:
+        BatchMessage.objects.all().delete()
+        add.schedule(1, 2)
+        return not take_messages(QUEUE)
+
+    until(is_kept, within=30, message="the pause is known")
 
 
 def test_in_eager_mode_a_call_in_a_transaction_runs_at_its_commit(
