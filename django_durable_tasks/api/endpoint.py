@@ -37,7 +37,7 @@ from django_durable_tasks.rules.tenants.quotas import RateDecision
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _LENGTH = re.compile("[0-9]{1,12}")
-_WRITES = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+WRITES = frozenset({"POST", "PATCH", "PUT", "DELETE"})
 
 
 class JsonNegotiation(BaseContentNegotiation):
@@ -173,7 +173,7 @@ class ApiEndpoint(APIView):
     def _check_parameters(self, request: Request) -> None:
         method = "GET" if request.method == "HEAD" else str(request.method)
         known = set(self.parameters.get(method, ()))
-        if method in _WRITES:
+        if method in WRITES:
             known.add("dry_run")
         for name, values in request.query_params.lists():
             if name not in known:

@@ -204,7 +204,6 @@ class EndpointSchema(AutoSchema):
         found = [_query_parameter(name) for name in names]
         if self.method in ("POST", "PATCH", "DELETE"):
             found.append(_query("dry_run", {"type": "string", "enum": ["0", "1"]}, "1: only ask."))
-        if self.method == "POST":
             found.append(_header("Idempotency-Key", _KEY, required=False))
         if self.method == "PATCH":
             found.append(_header("If-Match", {"type": "string", "minLength": 1}, required=True))

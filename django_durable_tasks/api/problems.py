@@ -153,9 +153,11 @@ UNAVAILABLE = ProblemType(
 TYPES = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
 
 
-def invalid_parameter(name: str, detail: str, code: str = "invalid") -> Problem:
+def invalid_parameter(
+    name: str, detail: str, code: str = "invalid", kind: ProblemType = MALFORMED
+) -> Problem:
     """Return the problem of a query parameter."""
-    return Problem(MALFORMED, f"{name}: {detail}", [InvalidPart(name, detail, code, "parameter")])
+    return Problem(kind, f"{name}: {detail}", [InvalidPart(name, detail, code, "parameter")])
 
 
 def invalid_header(name: str, detail: str, kind: ProblemType = MALFORMED) -> Problem:

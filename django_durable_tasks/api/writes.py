@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.endpoint import ApiEndpoint
+from django_durable_tasks.api.endpoint import WRITES, ApiEndpoint
 from django_durable_tasks.api.json_body import rendered
 from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
@@ -122,11 +122,14 @@ def _in_transaction(act: Callable[[], Answer]) -> Answer:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Return the key of a POST, with or without the quotes of a structured field; None without the
-    header. Raises Problem.
+    """Return the key of a write, with or without the quotes of a structured field; None without
+    the header. Raises Problem.
+
+    A GET that writes an audit entry has no key, because its answer contains secrets, which must not
+    be stored.
     """
     given = request.headers.get("Idempotency-Key")
-    if given is None or request.method != "POST":
+    if given is None or request.method not in WRITES:
         return None
     text = given.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
@@ -162,7 +165,10 @@ def operation_of(request: Request) -> str:
 
 
 def _fingerprint(request: Request) -> str:
-    content = [request.data, sorted(request.query_params.lists())]
+    """Return the digest of what a request asks for. An edit of another version is another one."""
+    content: list[Any] = [request.data, sorted(request.query_params.lists())]
+    if "If-Match" in request.headers:
+        content.append(request.headers["If-Match"])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

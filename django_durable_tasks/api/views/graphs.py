@@ -16,7 +16,7 @@ from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, JsonObject
 from django_durable_tasks.api.operation_calls import body_of, perform
-from django_durable_tasks.api.problems import Problem, invalid_field, invalid_parameter
+from django_durable_tasks.api.problems import INVALID, Problem, invalid_field, invalid_parameter
 from django_durable_tasks.api.views.object_operations import refused
 from django_durable_tasks.api.views.tasks import task_of
 from django_durable_tasks.api.views.workflows import workflow_of
@@ -123,7 +123,7 @@ class DependenciesEndpoint(WritingEndpoint):
 
         def act() -> Answer:
             row = task_of(tenant_id, task_id)
-            given = {**values, "upstream": self._upstream(values)}
+            given = {**values, "upstream": self._upstream(request, values)}
             done = perform(operation, row, caller, given)
             if not done.changed and operation is dependencies.REMOVE:
                 raise refused(row)
@@ -131,11 +131,14 @@ class DependenciesEndpoint(WritingEndpoint):
 
         return self.write(request, act)
 
-    def _upstream(self, given: Any) -> Task:
+    def _upstream(self, request: Request, given: Any) -> Task:
         try:
             return task_of(self.caller.tenant.pk, given["upstream"])
         except Problem:
-            raise invalid_field("#/upstream", "is the id of no task", "unknown_task") from None
+            reason = ("is the id of no task", "unknown_task")
+            if request.method == "DELETE":
+                raise invalid_parameter("upstream", *reason, INVALID) from None
+            raise invalid_field("#/upstream", *reason) from None
 
 
 class DependenciesImageEndpoint(ApiEndpoint):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.models import AuditEntry, Task
+from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
 from django_durable_tasks.rules.targets.signing import derived_secret, verify
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.api.test_staff_sessions import a_user, send
@@ -95,6 +95,15 @@ def test_each_read_has_an_audit_entry_without_the_secret(acme: ApiClient) -> Non
         "notification setting",
         str(setting.pk),
     )
+
+
+def test_an_idempotency_key_does_not_store_them(acme: ApiClient) -> None:
+    setting = a_webhook(f"{ORIGIN}/hook", tenant=acme.tenant)
+    for path in (PATH, f"/notification-settings/{setting.pk}/signing-secret"):
+        for _ in range(2):
+            read = acme.get(path, Idempotency_Key="k")
+            assert (read.status_code, "Idempotent-Replayed" in read.headers) == (200, False)
+    assert not IdempotentRequest.objects.exists()
 
 
 def test_there_is_none_for_an_email_or_without_a_key(acme: ApiClient, settings: Any) -> None:
