@@ -178,13 +178,13 @@ def _claim() -> int:
     import uuid
 
     from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.limits.next_due import heads
+    from django_durable_tasks.engine.limits.next_due import read_heads
     from django_durable_tasks.engine.tasks import claim
     from django_durable_tasks.rules.tasks.demands import QueueDemand
 
     now, node = database_now(), uuid.uuid4()
-    due = [queue for queue, head in heads().items() if head <= now]
-    parts = claim.parted([QueueDemand(queue, TOGETHER) for queue in due])
+    demands = [QueueDemand(head.queue, TOGETHER, levels=head.levels) for head in read_heads(now)]
+    parts = claim.parted(demands)
     return sum(len(claim.claim_of(part, now, TOGETHER, node).messages) for part in parts)
 
 

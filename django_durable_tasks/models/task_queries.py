@@ -94,16 +94,22 @@ class TaskQuerySet(TaskActions["Task"]):
         """PENDING tasks with messages of their own that are due."""
         return self.published_alone().filter(due_at__lte=now)
 
-    def coming(self, now: datetime, until: datetime, past: uuid.UUID | None = None) -> Self:
+    def coming(
+        self,
+        now: datetime,
+        until: datetime,
+        past: uuid.UUID | None = None,
+        priorities: Iterable[int] = range(10),
+    ) -> Self:
         """PENDING tasks with messages of their own that are due after ``now`` and up to ``until``,
         the earliest first.
 
-        All priorities are listed so that an index is usable. With ``past``, the id of the last task
+        Priorities are listed so that an index is usable. With ``past``, the id of the last task
         of a page, tasks that are due at ``now`` with greater ids are included.
         """
         soon = (
             self.published_alone()
-            .filter(priority__in=range(10), due_at__lte=until)
+            .filter(priority__in=list(priorities), due_at__lte=until)
             .order_by("due_at", "id")
         )
         if past is None:

@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -24,7 +24,7 @@ from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.limits.next_due import QueueHead, read_heads
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
@@ -68,7 +68,7 @@ class DispatchLoop:
         self._rotation, self._batches = QueueRotation(), BatchDispatch()
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None
-        self._heads: dict[str, datetime] = {}
+        self._next_heads: list[datetime] = []
         self._poll_at = self._busy_until = self._next_claim_at = 0.0
         self._popped_nothing = self._poll_requested = False
 
@@ -115,20 +115,19 @@ class DispatchLoop:
         self._poll_requested = False  # first, so that a request during this poll is kept
         with dedicated_connection():
             self._clock = clock_estimate.read_clock()
-            self._heads = heads()
-            self._batches.read(self._clock.database_time)
-            self._failed_queues &= self._heads.keys()
             now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
-            coming = [queue for queue, head in self._heads.items() if head <= soon]
-            self.windows.refresh(self._heads, now, coming=bool(coming))
-        due = [queue for queue in coming if self._heads[queue] <= now]
+            coming = read_heads(soon)
+            self._batches.read(now)
+            self._failed_queues &= {head.queue for head in coming}
+            self._next_heads = [head.at for head in coming if head.at > now]
+            self.windows.refresh({head.queue: head.at for head in coming}, now, coming=bool(coming))
+        due = {head.queue: head.levels for head in coming if head.at <= now}
         sent, more = self._dispatch(due, now)
         batches = self._attempt(_BATCHES, self._batches.publish, _TIME_LIMIT)
         if coming:
-            self._attempt(
-                "Reading upcoming tasks", partial(self._look_ahead, coming, now, soon), _TIME_LIMIT
-            )
+            read_ahead = partial(self._look_ahead, coming, now, soon)
+            self._attempt("Reading upcoming tasks", read_ahead, _TIME_LIMIT)
         self.scanned_at = time.monotonic()
         self._poll_at = self.scanned_at + (0.0 if more else self._pause(sent))
         return sent + batches
@@ -155,24 +154,22 @@ class DispatchLoop:
             return _MIN_POLL_INTERVAL
         return min(_BUSY_POLL_INTERVAL if self.busy() else settings().POLL, settings().POLL)
 
-    def _dispatch(self, queues: list[str], now: datetime) -> tuple[int, bool]:
-        """Publish due tasks of these queues; return how many, and whether more may be publishable.
+    def _dispatch(self, due: Mapping[str, int], now: datetime) -> tuple[int, bool]:
+        """Publish due tasks of these queues and priorities (``QueueDemand.levels``); return how
+        many, and whether more may be publishable.
 
         Each pass claims an equal part of every queue, so that a long queue does not delay the
         others. If the limit is too low for all of them, the queues that were served longest ago
         come first.
         """
         batch, sent = settings().BATCH_SIZE, Counter[str]()
-        left = {one.queue: one for one in map(self.windows.demand, queues) if one.limit}
+        left = {one.queue: one for one in self.windows.demands(due)}
         for _ in range(_PASSES_PER_POLL):
             if not left:
                 break
             most = _BATCHES_PER_PASS * batch
             part = max(_MIN_PER_QUEUE, most // len(left))
-            queue_demands = [
-                left[queue]._replace(limit=min(left[queue].limit, part))
-                for queue in self._rotation.ordered(left)
-            ]
+            queue_demands = [left[queue].at_most(part) for queue in self._rotation.ordered(left)]
             done = Dispatched()
             self._serve(done, queue_demands, now, most)
             self._rotation.served(done.taken)
@@ -244,16 +241,21 @@ class DispatchLoop:
         # A joint claim that failed may have published some tasks: a repetition must not exceed
         # the windows.
         rest = [
-            one._replace(limit=number)
+            one.at_most(number)
             for one in queue_demands
-            if (number := one.limit - done.claimed[one.queue]) > 0
+            if (number := one.limit - done.claimed.get(one.queue, 0)) > 0
         ]
         dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
-    def _look_ahead(self, queues: list[str], now: datetime, soon: datetime) -> int:
+    def _look_ahead(self, coming: list[QueueHead], now: datetime, soon: datetime) -> int:
+        queues, levels = [head.queue for head in coming], 0
+        for head in coming:
+            levels |= head.levels
         with dedicated_connection():
-            found = task_claim.coming(queues, now, soon, 10 * settings().BATCH_SIZE, self.shards)
+            found = task_claim.coming(
+                queues, now, soon, 10 * settings().BATCH_SIZE, self.shards, levels=levels
+            )
         self.index.add(DueEntry(*row) for row in found)
         return 0
 
@@ -310,7 +312,7 @@ class DispatchLoop:
         waits = [min(self._next_poll_at(), self._batches.look_at) - time.monotonic()]
         waits += [
             (head + _CLOCK_TOLERANCE - now).total_seconds()
-            for head in (*self._heads.values(), *self._batches.upcoming(now))
+            for head in (*self._next_heads, *self._batches.upcoming(now))
             if head > now
         ]
         next_at = self._next_at()

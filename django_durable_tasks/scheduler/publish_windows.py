@@ -46,12 +46,13 @@ class ThroughputMeter:
         elapsed = max(now - self._at, 0.001)
         with self._lock:
             sent, self._sent = self._sent, Counter()
-        seen = self._queued | sent | queued
+        # Counter's own operators and missing counts are slow with thousands of queues.
+        before, seen = self._queued.get, self._queued.keys() | sent.keys() | queued.keys()
         for queue in seen:
-            left = max(0, self._queued[queue] + sent[queue] - queued[queue])
+            left = max(0, before(queue, 0) + sent.get(queue, 0) - queued.get(queue, 0))
             # Falls slowly, so that one reading in an idle moment does not close the window.
             self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
-        for queue in self._rate.keys() - seen.keys():
+        for queue in self._rate.keys() - seen:
             self._rate[queue] *= 0.9
             if self._rate[queue] < _IDLE_RATE:
                 del self._rate[queue]
@@ -64,7 +65,7 @@ class ThroughputMeter:
 
     def sent_since(self, queue: str) -> int:
         """Return how many tasks were published since the last ``record_queued``."""
-        return self._sent[queue]
+        return self._sent.get(queue, 0)
 
     def has_sent(self) -> bool:
         """Return whether any task was published since the last ``record_queued``."""
@@ -110,17 +111,24 @@ class PublishWindows:
         ) - self._throughput.sent_since(queue)
         return max(0, min(capacity, broker_outage.capacity_of(queue)))
 
-    def demand(self, queue: str) -> QueueDemand:
-        """Return how many tasks of a queue may be claimed; if its window is full, only urgent
-        ones, within a small reserve.
+    def demands(self, due: Mapping[str, int]) -> list[QueueDemand]:
+        """Return how many tasks of these queues may be claimed, for the queues that have capacity.
+        ``due``: for each queue the priorities for which tasks are due (``QueueDemand.levels``).
+        """
+        found = [self._demand(queue, levels) for queue, levels in due.items()]
+        return [one for one in found if one.limit]
+
+    def _demand(self, queue: str, levels: int) -> QueueDemand:
+        """Return the demand of a queue. If its window is full, only urgent tasks are demanded,
+        within a small reserve.
         """
         capacity = self.capacity(queue)
         if capacity:
-            return QueueDemand(queue, capacity)
+            return QueueDemand(queue, capacity, levels=levels)
         urgent = self._snapshot.urgent_capacity(
             queue, self._throughput.rate(queue)
         ) - self._throughput.sent_since(queue)
-        return QueueDemand(queue, max(0, urgent), URGENT)
+        return QueueDemand(queue, max(0, urgent), URGENT, levels)
 
     def capacity_at_commit(self, queue: str) -> int:
         """Return how many new tasks of this queue may be published without a claim; safe from

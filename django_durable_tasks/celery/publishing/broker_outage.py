@@ -191,6 +191,8 @@ def capacity() -> int:
 
 def capacity_of(queue: str) -> int:
     """Return how many tasks of this queue may be published at once; 0 while it is backed off."""
+    if not backoff.has_rejected():
+        return capacity()
     if not backoff.allows(queue):
         return 0
     return min(capacity(), 1 if backoff.is_rejected(queue) else conf.settings().BATCH_SIZE)

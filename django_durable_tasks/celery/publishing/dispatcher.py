@@ -71,9 +71,9 @@ def dispatch_of(
     claimed except a single task as a probe.
     """
     open_now = [
-        one._replace(limit=number)
+        one.at_most(number)
         for one in demands
-        if (number := min(one.limit, broker_outage.capacity_of(one.queue))) > 0
+        if (number := broker_outage.capacity_of(one.queue)) > 0 and one.limit > 0
     ]
     with dedicated_connection():
         parts = claim.parted(open_now)

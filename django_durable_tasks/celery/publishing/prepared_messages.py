@@ -21,6 +21,7 @@ DEFAULT_EXCHANGE = ""
 _BODY = '[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _BATCH_BODY = '[[], %s, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 _HIDDEN = "<durable>"
+_ID_LENGTH = 36
 _MAX_TEMPLATES = 1_000
 """If there are this many, all are built again."""
 
@@ -111,18 +112,27 @@ class RedisTexts:
 
     def text(self, channel: Any, message: TaskMessage, queue: Any) -> str:
         """Return the text of a message for this queue."""
-        key = (message.name, message.priority, message.timeout, message.soft_timeout)
-        template = self._templates.get(key)
+        kind = (message.name, message.priority, message.timeout, message.soft_timeout)
+        template = self._templates.get(kind)
         if template is None:
             if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
-            template = self._templates[key] = _template(channel, message, queue)
+            template = self._templates[kind] = _template(channel, message, queue)
+        celery_id = celery_id_of(message)
+        key = message.idempotency_key
         return template % {
-            "celery_id": f'"{celery_id_of(message)}"',
-            "key": encode_basestring_ascii(message.idempotency_key or str(message.task_id)),
+            "celery_id": f'"{celery_id}"',
+            # The task id is the first part of the Celery id. A UUID takes long to format.
+            "key": f'"{celery_id[:_ID_LENGTH]}"' if not key else encode_basestring_ascii(key),
             "queue": encode_basestring_ascii(queue.name),
-            "tag": f'"{channel._next_delivery_tag()}"',
+            "tag": f'"{_delivery_tag()}"',
         }
+
+
+def _delivery_tag() -> str:
+    """Return the text of a random UUID, as Kombu's delivery tags are; faster than by ``uuid``."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def _template(channel: Any, message: TaskMessage, queue: Any) -> str:

@@ -11,7 +11,7 @@ from django.db.models import F, Lookup, Model, QuerySet
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import direct
-from django_durable_tasks.engine.db.arrays import uuid_array
+from django_durable_tasks.engine.db.arrays import text_array, uuid_array
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
@@ -73,14 +73,19 @@ def locked_for_change(queryset: QuerySet[M], *, skip_locked: bool = False) -> Qu
 
 
 class _InArray(Lookup):
-    """The condition that a column is one of the elements of an array, the text of a ``uuid[]``."""
+    """The condition that a column is one of the elements of an array, given as its text."""
 
     prepare_rhs = False
+    array_type = "uuid[]"
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         """Return the condition and its parameters, for PostgreSQL."""
         column, parameters = self.process_lhs(compiler, connection)
-        return f"{column} = ANY(%s::uuid[])", (*parameters, self.rhs)
+        return f"{column} = ANY(%s::{self.array_type})", (*parameters, self.rhs)
+
+
+class _InTexts(_InArray):
+    array_type = "text[]"
 
 
 def with_ids(queryset: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> QuerySet[M]:
@@ -91,6 +96,13 @@ def with_ids(queryset: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> 
     if connections[database()].vendor != "postgresql":
         return queryset.filter(**{f"{column}__in": list(ids)})
     return queryset.filter(_InArray(F(column), uuid_array(ids)))
+
+
+def with_texts(queryset: QuerySet[M], column: str, texts: Collection[str]) -> QuerySet[M]:
+    """Return the rows whose column is one of these texts; one parameter, as for ``with_ids``."""
+    if connections[database()].vendor != "postgresql":
+        return queryset.filter(**{f"{column}__in": list(texts)})
+    return queryset.filter(_InTexts(F(column), text_array(texts)))
 
 
 def count(sql: str, parameters: dict[str, Any], *, frequent: bool = False) -> int:

@@ -17,6 +17,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig
+from django_durable_tasks.engine.limits.shares import ShareAdmission, free_of_share
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
@@ -64,6 +65,7 @@ class LimitAdmission:
         self._limit_config = limit_config
         self._wide = {scope for queue in queues for scope in limit_config.wide(queue)}
         self._capacity, self._buckets = Capacity(), dict[str, Bucket]()
+        self._shares = ShareAdmission(limit_config, self._capacity)
         self._usage: Usage | None = None
         self._now: datetime | None = None
         self._shares_waiting: dict[str, bool] = {}
@@ -87,9 +89,10 @@ class LimitAdmission:
         """Reduce the demand of each queue, and the total ``limit``, to what the limits of whole
         queues admit.
         """
+        if not self._wide:
+            return list(demands), limit
         parts = [
-            one._replace(limit=self._at_most(one.limit, rules.of_queue(one.queue)))
-            for one in demands
+            one.at_most(self._at_most(one.limit, rules.of_queue(one.queue))) for one in demands
         ]
         return [one for one in parts if one.limit > 0], self._at_most(limit, rules.GLOBAL)
 
@@ -106,6 +109,10 @@ class LimitAdmission:
         """
         if not self._limit_config.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
+        judged = claimed
+        if self._limit_config.has_only_shares(claimed):
+            exceeding = self._shares.exceeding(claimed)
+            judged = [task for task in claimed if task.queue in exceeding]
         refused = self._refused(
             [
                 self._bound(
@@ -118,9 +125,9 @@ class LimitAdmission:
                     task.priority,
                     task.waiting_for_limit,
                 )
-                for task in claimed
+                for task in judged
             ],
-            turns={task.id: task.waiting_for_limit for task in claimed} if in_turn else None,
+            turns={task.id: task.waiting_for_limit for task in judged} if in_turn else None,
         )
         transitions.make_claimed_wait(refused)
         return [task for task in claimed if task.id not in refused]
@@ -377,21 +384,3 @@ def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
             if (rules.shared(scope) or ("",))[0] == queue and scope not in found
         ]
     return found[:most]
-
-
-def free_of_share(
-    share: tuple[str, int], current: LimitConfig, found: Usage, tenants: set[int]
-) -> int:
-    """Return how many more tasks of a queue one of these tenants may have QUEUED.
-
-    If the whole queue has a concurrency limit, the share is a part of it and counts RUNNING tasks
-    too.
-    """
-    queue, tenant_id = share
-    wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
-    if wide:
-        return admission.share_of(min(wide), len(tenants)) - found.of_tenants[queue][tenant_id]
-    return (
-        admission.share_of(max(backpressure.window_of(queue), found.window(queue)), len(tenants))
-        - found.queued[queue][tenant_id]
-    )

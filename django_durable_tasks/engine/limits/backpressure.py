@@ -56,7 +56,7 @@ class QueueSnapshot:
     paused: frozenset[str] = frozenset()
     queued: Counter[str] = field(default_factory=Counter)
     concurrency: Counter[str] = field(default_factory=Counter)
-    of_tenants: Mapping[str, Counter[int]] = field(default_factory=dict)
+    of_tenants: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def window(self, queue: str, starts_per_second: float = 0.0) -> int:
         """Return how many tasks may be published and not started: twice the concurrency plus the
@@ -92,8 +92,9 @@ class QueueSnapshot:
         """Return how many more tasks of this tenant may be published by its fair share of the
         queue.
         """
-        tenants = self.of_tenants.get(queue, Counter())
-        return share_of(self.window(queue), len(tenants.keys() | {tenant_id})) - tenants[tenant_id]
+        tenants = self.of_tenants.get(queue, {})
+        share = share_of(self.window(queue), len(tenants.keys() | {tenant_id}))
+        return share - tenants.get(tenant_id, 0)
 
 
 def paused_queues() -> frozenset[str]:
@@ -109,10 +110,10 @@ def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
     )
     waiting = published.order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
     workers = Node.objects.using(database()).alive().workers().values_list("queues", "concurrency")
-    of_tenants: dict[str, Counter[int]] = {}
+    of_tenants: dict[str, dict[int, int]] = {}
     for queue, tenant_id, number in waiting:
-        of_tenants.setdefault(queue, Counter())[tenant_id] = number
-    queued = Counter({queue: tenants.total() for queue, tenants in of_tenants.items()})
+        of_tenants.setdefault(queue, {})[tenant_id] = number
+    queued = Counter({queue: sum(tenants.values()) for queue, tenants in of_tenants.items()})
     found = QueueSnapshot(paused_queues(), queued, _concurrency(workers), of_tenants)
     process_state.of(QueueWindows).snapshot = found
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.tables import database
+from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Endpoint, Limit, Tenant
 from django_durable_tasks.models.clock import DatabaseNow
@@ -32,6 +33,7 @@ logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
 OPEN_ENDPOINTS = 1_000
 _QUEUES = rules.of_queue("")
+_UNLIMITED = Allowance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class LimitConfig:
     per_key: Mapping[str, Allowance] = field(default_factory=dict)
     tenants: bool = False
     endpoints: Collection[str] = ()
+    of_keys: Allowance | None = field(init=False, default=None)
+    """The limits per key if all tasks that have some have the same; None otherwise."""
+
+    def __post_init__(self) -> None:
+        values = set(self.per_key.values())
+        object.__setattr__(self, "of_keys", rules.strictest(values) if len(values) == 1 else None)
 
     @property
     def empty(self) -> bool:
@@ -57,7 +65,7 @@ class LimitConfig:
 
     def of(self, scope: str) -> Allowance:
         """Return the limits of a scope; an empty Allowance if there are none."""
-        return self.scopes.get(scope, Allowance())
+        return self.scopes.get(scope, _UNLIMITED)
 
     def wide(self, queue: str) -> list[str]:
         """Return the limited scopes that apply to every task of a queue."""
@@ -104,6 +112,8 @@ class LimitConfig:
         if not scope.startswith("key:") or not self.per_key:
             return given
         coded = rules.strictest(self.per_key[name] for name in names if name in self.per_key)
+        if given is _UNLIMITED:
+            return coded
         return Allowance(
             coded.places if given.places is None else given.places,
             coded.rate if given.rate is None else given.rate,
@@ -113,9 +123,11 @@ class LimitConfig:
         """Return the limits of a scope that do not depend on a task; None if tasks have different
         limits for a key.
         """
-        if scope.startswith("key:") and len(set(self.per_key.values())) > 1:
+        if not scope.startswith("key:") or not self.per_key:
+            return self.of(scope)
+        if self.of_keys is None:
             return None
-        return self.among(scope, self.per_key)
+        return self.of_keys if scope not in self.scopes else self.among(scope, self.per_key)
 
     def may_bind(self, rows: Iterable[tuple[str, str]]) -> bool:
         """Return whether a limit can apply to any task of these names and queues, whatever its
@@ -126,6 +138,15 @@ class LimitConfig:
         return any(
             self.wide(queue) or name in self.per_key or rules.of_task(name) in self.scopes
             for name, queue in rows
+        )
+
+    def has_only_shares(self, rows: Sequence[ClaimedTask]) -> bool:
+        """Return whether the only limits that can apply to these tasks are shares of tenants."""
+        kinds = {(row.name, row.tenant_id, row.limit_key) for row in rows}
+        return (
+            self.tenants
+            and not any(self.narrow(*kind) for kind in kinds)
+            and not any(self.wide(queue) for queue in {row.queue for row in rows})
         )
 
     def binds(self, name: str, queue: str, tenant_id: int) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.limits import admission, backpressure, usage, waitlist
+from django_durable_tasks.engine.limits import backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig
+from django_durable_tasks.engine.limits.shares import free_of_share
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.limits.waitlist import WaitingTask
 from django_durable_tasks.rules.limits import admission as limit_admission
@@ -86,9 +87,7 @@ class FreeCapacity:
             all_tenants = self._found.tenants(queue) | tenants
             for tenant in tenants:
                 scope = rules.of_share(queue, tenant)
-                fair = admission.free_of_share(
-                    (queue, tenant), self._limit_config, self._found, all_tenants
-                )
+                fair = free_of_share((queue, tenant), self._limit_config, self._found, all_tenants)
                 each = (
                     _WIDE_SHARE
                     if turns

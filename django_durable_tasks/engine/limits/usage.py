@@ -86,7 +86,13 @@ class Usage:
         """Add a QUEUED task to the counts."""
         self.queued[queue][tenant_id] += 1
         self.of_tenants[queue][tenant_id] += 1
-        self.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
+        self.add_weight(scopes_of(name, queue, tenant_id, limit_key), weight)
+
+    def add_weight(self, scopes: Iterable[str], weight: int) -> None:
+        """Add this weight, which may be negative, to the usage of scopes."""
+        under_way = self.under_way
+        for scope in scopes:
+            under_way[scope] = under_way.get(scope, 0) + weight
 
     def leave_out(
         self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
@@ -94,7 +100,7 @@ class Usage:
         """Subtract a QUEUED task from the counts."""
         self.queued[queue][tenant_id] -= 1
         self.of_tenants[queue][tenant_id] -= 1
-        self.under_way.subtract(dict.fromkeys(scopes_of(name, queue, tenant_id, limit_key), weight))
+        self.add_weight(scopes_of(name, queue, tenant_id, limit_key), -weight)
 
 
 def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
@@ -121,7 +127,7 @@ def count(*, running: bool = True) -> Usage:
         if status == Status.QUEUED:
             found.queued[queue][tenant_id] += number
         found.of_tenants[queue][tenant_id] += number
-        found.under_way.update(dict.fromkeys(scopes_of(name, queue, tenant_id, key), int(weight)))
+        found.add_weight(scopes_of(name, queue, tenant_id, key), int(weight))
     return found
 
 

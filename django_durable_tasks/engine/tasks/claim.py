@@ -24,7 +24,7 @@ from django_durable_tasks.engine.limits import admission, config, overlap, relea
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.demands import QueueDemand
+from django_durable_tasks.rules.tasks.demands import ALL_LEVELS, QueueDemand, priorities_of
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
@@ -54,14 +54,18 @@ def coming(
     limit: int,
     shards: Collection[int] | None = None,
     past: uuid.UUID | None = None,
+    levels: int = ALL_LEVELS,
 ) -> list[tuple[Any, ...]]:
     """Return the tasks of these queues that become due after ``now`` and by ``until``, in order.
 
-    Each has its due time, queue, id, priority and shard. With ``past``, tasks that are due exactly
+    Each has its due time, queue, id, priority and shard. ``levels``: only these priorities, as
+    bits. With ``past``, tasks that are due exactly
     at ``now`` and have a greater id than ``past`` are included.
     """
     queues = [queue] if isinstance(queue, str) else sorted(queue)
-    found = tables.tasks().coming(now, until, past).filter(queue__in=queues)
+    found = tables.with_texts(
+        tables.tasks().coming(now, until, past, priorities_of(levels)), "queue", queues
+    )
     if shards is not None:
         found = found.filter(shard_key__in=sorted(shards))
     return list(found.values_list("due_at", "queue", "pk", "priority", "shard_key")[:limit])

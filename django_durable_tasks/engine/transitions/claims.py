@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db.models import Case, F, Q, Value, When
 
+from django_durable_tasks.engine.db.arrays import number_array, text_array
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
@@ -64,8 +65,10 @@ def claim(
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
         return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
     parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
-    for name, column in (("queues", "queue"), ("limits", "limit"), ("leasts", "least")):
-        parameters[name] = [getattr(one, column) for one in demands]
+    parameters["queues"] = text_array(one.queue for one in demands)
+    parameters["limits"] = number_array(one.limit for one in demands)
+    parameters["leasts"] = number_array(one.least for one in demands)
+    parameters["levels"] = number_array(one.levels for one in demands)
     return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
 
 
@@ -123,7 +126,7 @@ def _due_of(due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int) -> di
             one.limit,
         )
         for one in demands
-        for priority in range(9, one.least - 1, -1)
+        for priority in one.priorities
     }
     found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in demands}
     for task_id, queue, priority in first_of_each(
@@ -141,7 +144,7 @@ def _due_of(due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int) -> di
 
 
 def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
-    claimed = [ClaimedTask._make(row) for row in read(sql, parameters)]
+    claimed = [ClaimedTask._make(row) for row in read(sql, parameters, binary=True)]
     announce("claim", Status.QUEUED, [task.id for task in claimed])
     return claimed
 

@@ -19,6 +19,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.demands import ALL_LEVELS
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 from tests.factories import QUEUE, a_node, a_run, a_task
@@ -135,17 +136,25 @@ def _asked(now: datetime, shards: list[int] | None = None) -> dict[str, Any]:
     }
 
 
+def _of_queues(queues: list[str], levels: int = ALL_LEVELS) -> dict[str, Any]:
+    number = len(queues)
+    return {
+        "queues": queues,
+        "limits": [100] * number,
+        "leasts": [0] * number,
+        "levels": [levels] * number,
+    }
+
+
 @pytest.mark.parametrize("crowd", [MILLION], indirect=True)
 def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> None:
     now = database_now()
-    claim = _raw("claim", queues=[QUEUE], limits=[100], leasts=[0], **_asked(now))
+    claim = _raw("claim", **_of_queues([QUEUE]), **_asked(now))
     assert claim.root["Actual Rows"] == 100
     _by(claim, "durable_task_pending")
     assert claim.pages("CTE due") < 600
 
-    of_shards = _raw(
-        "claim", queues=[QUEUE], limits=[100], leasts=[0], **_asked(now, list(range(32)))
-    )
+    of_shards = _raw("claim", **_of_queues([QUEUE]), **_asked(now, list(range(32))))
     _by(of_shards, "durable_task_pending")
     assert of_shards.pages("CTE due") < 600
 
@@ -168,11 +177,11 @@ def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> N
 
 def _check_queries_without_due_tasks(now: datetime, crowd: uuid.UUID) -> None:
     """Check the queries of a queue without due tasks, of published tasks and of runs."""
-    nothing_due = _raw("claim", queues=["other"], limits=[100], leasts=[0], **_asked(now))
+    nothing_due = _raw("claim", **_of_queues(["other"]), **_asked(now))
     assert nothing_due.root["Actual Rows"] == 0
     assert nothing_due.pages() < 100
 
-    heads = _raw("heads", past="", limit=500)
+    heads = _raw("heads", until=now, everything=True)
     assert heads.root["Actual Rows"] == 2
     _by(heads, "durable_task_pending")
     assert heads.pages() < 400
@@ -189,11 +198,11 @@ def _check_queries_without_due_tasks(now: datetime, crowd: uuid.UUID) -> None:
 def _check_queries_of_many_queues(now: datetime, soon: datetime) -> None:
     """Check the queries of three hundred queues, one of which has due tasks."""
     queues = [QUEUE, "other", *(f"empty-{number}" for number in range(300))]
-    of_many = _raw("claim", queues=queues, limits=[100] * 302, leasts=[0] * 302, **_asked(now))
+    of_many = _raw("claim", **_of_queues(queues), **_asked(now))
     assert of_many.root["Actual Rows"] == 100
     _by(of_many, "durable_task_pending")
     assert of_many.pages("CTE due") < 600
-    of_empty = _raw("claim", queues=queues[1:], limits=[100] * 301, leasts=[0] * 301, **_asked(now))
+    of_empty = _raw("claim", **_of_queues(queues[1:]), **_asked(now))
     assert of_empty.pages("CTE due") < 5 * 10 * 301
     late = _raw("late", queues=queues, since=now)
     assert late.root["Actual Rows"] == 1

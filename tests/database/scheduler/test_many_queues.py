@@ -16,6 +16,7 @@ import pytest
 from celery import current_app
 from django.db import connection
 from django.db.backends.signals import connection_created
+from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.engine.db import connections
@@ -143,6 +144,62 @@ def test_tenants_share_each_of_many_queues(settings: Any) -> None:
     assert Task.objects.waiting_for_limit().count() == 20
 
 
+def test_a_queue_within_its_shares_is_admitted_beside_one_that_exceeds_them(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
+    one, two = a_tenant(), a_tenant()
+    new_process_state()
+    many_tasks(30, queue="a", tenant=one)
+    for tenant in (one, two):
+        many_tasks(20, queue="b", tenant=tenant)
+        many_tasks(5, Status.QUEUED, queue="c", tenant=tenant)
+    many_tasks(15, queue="c", tenant=one)
+    many_tasks(16, queue="c", tenant=two)
+    backpressure.snapshot()
+    found = _claimed(*(QueueDemand(queue, 40) for queue in ("a", "b", "c")), limit=120)
+    assert Counter(message.queue for message in found) == {"a": 20, "b": 40, "c": 30}
+    waiting = Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)
+    assert Counter(waiting) == {f"share:a:{one.pk}": 10, f"share:c:{two.pk}": 1}
+
+
+def test_tasks_that_waited_for_a_share_do_not_use_it_again(settings: Any) -> None:
+    """They were selected when the share had capacity, which newer tasks may have used since."""
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
+    one = a_tenant()
+    new_process_state()
+    many_tasks(20, Status.QUEUED, queue="a", tenant=one)
+    many_tasks(3, queue="a", tenant=one, waiting_for_limit=f"share:a:{one.pk}")
+    backpressure.snapshot()
+    assert len(_claimed(QueueDemand("a", 40))) == 3
+    many_tasks(1, queue="a", tenant=one)
+    assert not _claimed(QueueDemand("a", 40))
+
+
+def test_shares_are_checked_by_a_count_of_the_claimed_queues_only(vendor: str) -> None:
+    owners = [a_tenant(), a_tenant()]
+    new_process_state()
+    for queue in ("a", "b"):
+        for owner in owners:
+            many_tasks(2, queue=queue, tenant=owner)
+    many_tasks(3, Status.QUEUED, queue="c", tenant=owners[0])
+    with CaptureQueriesContext(connection) as context:
+        assert len(_claimed(QueueDemand("a", 9), QueueDemand("b", 9))) == 8
+    counts = [one["sql"] for one in context if "count(" in one["sql"].lower()]
+    assert len(counts) == 1
+    if vendor == "postgresql":
+        assert "unnest(" in counts[0]
+
+
+def test_a_poll_publishes_each_due_priority_of_a_queue(scheduler: Scheduler) -> None:
+    rows = [a_task(queue=QUEUES[0], priority=priority) for priority in (2, 7, 0)]
+    a_task(queue=QUEUES[1], priority=9)
+    late = a_task(queue=QUEUES[0], priority=5, due=60)
+    assert scheduler.dispatching.poll() == 4
+    found = [message.task_id for message in take_task_messages(QUEUES[0])]
+    assert set(found) == {row.pk for row in rows}
+    late.refresh_from_db()
+    assert late.status == Status.PENDING
+
+
 def test_a_poll_of_thirty_queues_needs_as_many_statements_as_one_of_three(
     scheduler: Scheduler, vendor: str
 ) -> None:
@@ -211,9 +268,9 @@ def test_expired_tasks_of_a_backlog_are_cleared_without_a_pause(
     assert Task.objects.filter(status=Status.EXPIRED).count() == 20
     assert scheduler.dispatching.time_to_sleep() == 0.0
     assert scheduler.dispatching.poll() == 1
+    assert scheduler.dispatching.time_to_sleep() > 0.0
     assert Task.objects.queued().get() == good
     assert not Task.objects.pending().exists()
-    assert scheduler.dispatching.time_to_sleep() > 0.0
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.next_due import heads
+from django_durable_tasks.engine.limits.next_due import heads, read_heads
 from django_durable_tasks.engine.limits.waitlist import scopes_after
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.engine.tasks.attempts import Refusal
@@ -21,6 +21,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
 from tests.database.transitions.transition_calls import PLACE
@@ -98,6 +99,49 @@ def test_next_due_times_name_each_queue_with_waiting_tasks() -> None:
     other = a_task(due=-5, queue="a")
     a_task(Status.QUEUED, queue="b")
     assert heads() == {QUEUE: first.due_at, "a": other.due_at}
+
+
+def test_heads_contain_the_priorities_that_are_due_by_the_given_time() -> None:
+    for queue, priority, due in (
+        ("a", 3, -5),
+        ("a", 9, 60),
+        ("a", 0, -1),
+        ("b", 7, 1),
+        ("c", 2, 9),
+    ):
+        a_task(queue=queue, priority=priority, due=due)
+    a_task(Status.QUEUED, queue="d")
+    now = database_now()
+    levels = {head.queue: head.levels for head in read_heads(now)}
+    assert levels == {"a": 1 << 3 | 1 << 0}
+    levels = {head.queue: head.levels for head in read_heads(now + timedelta(seconds=5))}
+    assert levels == {"a": 1 << 3 | 1 << 0, "b": 1 << 7}
+
+
+def test_a_queue_with_more_priorities_than_a_page_has_queues_is_read_completely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_durable_tasks.engine.limits.next_due.AT_ONCE", 2)
+    for queue in ("a", "b", "c"):
+        for priority in (0, 4, 9):
+            a_task(queue=queue, priority=priority, due=-1)
+    expected = dict.fromkeys(("a", "b", "c"), 1 << 0 | 1 << 4 | 1 << 9)
+    assert {head.queue: head.levels for head in read_heads(database_now())} == expected
+
+
+def test_a_priority_that_no_task_may_have_hides_no_other_queue() -> None:
+    for queue, priority in (("a", 50), ("b", 0), ("c", -3), ("d", 1)):
+        a_task(queue=queue, due=-1, priority=priority)
+    found = {head.queue: head.levels for head in read_heads(database_now())}
+    assert found == {"b": 1 << 0, "d": 1 << 1}
+    assert heads().keys() == {"b", "d"}
+
+
+def test_a_claim_takes_only_tasks_of_the_requested_priorities() -> None:
+    rows = {priority: a_task(priority=priority) for priority in (0, 4, 9)}
+    demand = QueueDemand(QUEUE, 10, levels=1 << 4 | 1 << 0)
+    found = claim.claim_of([demand], database_now(), 10, PLACE.node).messages
+    assert _published(found) == [rows[4].pk, rows[0].pk]
 
 
 def test_next_due_times_cover_more_queues_than_a_recursion_has_steps() -> None:

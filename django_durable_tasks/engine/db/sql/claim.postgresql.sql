@@ -1,5 +1,6 @@
--- One range scan for each queue and priority, the highest priority first. The LIMITs stop the scans when `limits` of
--- the queue or `limit` of the batch is reached. The queues are scanned in the order of the parameter.
+-- One range scan for each queue and each priority of its `levels` (bits), the highest priority first. The LIMITs stop
+-- the scans when `limits` of the queue or `limit` of the batch is reached. The queues are scanned in the order of the
+-- parameter.
 -- The last condition, status || '', is hidden from the planner. With old statistics it would read all PENDING rows
 -- for a plain comparison.
 -- MATERIALIZED, because a plan that re-evaluates a subquery with LIMIT ... SKIP LOCKED claims more rows than
@@ -10,10 +11,11 @@
 -- lost claim must not start a task that is about to be refused.
 WITH due AS MATERIALIZED (
   SELECT part.id, part.waiting_for_limit, part.overlap_key
-    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(leasts)s::int[]) AS asked (queue, number, least)
+    FROM unnest(%(queues)s::text[], %(limits)s::int[], %(leasts)s::int[], %(levels)s::int[]) AS asked (queue, number, least, levels)
    CROSS JOIN LATERAL (
      SELECT hit.id, hit.waiting_for_limit, hit.overlap_key
-       FROM (SELECT priority FROM generate_series(9, asked.least, -1) AS level (priority) ORDER BY priority DESC) AS level
+       FROM (SELECT priority FROM generate_series(9, asked.least, -1) AS level (priority)
+              WHERE asked.levels & (1 << priority) <> 0 ORDER BY priority DESC) AS level
       CROSS JOIN LATERAL (
         SELECT id, waiting_for_limit, overlap_key
           FROM durable_tasks_task
