@@ -81,6 +81,35 @@ def test_items_that_differ_in_every_option_are_created(acme: ApiClient) -> None:
     assert (later.run_at, timed.expires_at, timed.options["timeout"]) == (hour, hour, 5)
 
 
+def test_conflicts_within_a_request_are_reported_by_item(
+    acme: ApiClient, globex: ApiClient
+) -> None:
+    foreign = a_task(tenant=globex.tenant)
+    items = [
+        call(1, idempotency_key="k"),
+        call(2, idempotency_key="k"),
+        call(1, idempotency_key="k", on_conflict="reject"),
+        call(3, depends_on=[str(foreign.pk)]),
+        call(4, key="nightly"),
+        call(5, key="nightly"),
+        call(6),
+    ]
+    answer = acme.post("/tasks/bulk", {"items": items}).json()
+    assert [one["status"] for one in answer["data"]] == [201, 409, 409, 422, 201, 200, 201]
+    assert (answer["created"], answer["refused"]) == (3, 3)
+    assert Task.objects.for_tenant(acme.tenant).count() == 3
+    assert Task.objects.get(open_key="nightly").args == [5]
+    assert acme.post("/tasks/bulk", {"items": items, "atomic": True}).status_code == 422
+    assert Task.objects.for_tenant(acme.tenant).count() == 3
+
+
+def test_an_edit_within_a_request_needs_the_scope(acme: ApiClient) -> None:
+    items = [call(4, key="nightly"), call(5, key="nightly")]
+    answer = a_client(acme.tenant, "read", "create").post("/tasks/bulk", {"items": items}).json()
+    assert [one["status"] for one in answer["data"]] == [201, 403]
+    assert Task.objects.get(open_key="nightly").args == [4]
+
+
 def test_an_atomic_request_creates_all_or_none(acme: ApiClient) -> None:
     items = [call(1), call(2, priority=11)]
     refused = acme.post("/tasks/bulk", {"items": items, "atomic": True})

@@ -4,6 +4,7 @@ requests.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,3 +111,37 @@ def test_both_neighbours_are_in_the_link_header(acme: ApiClient) -> None:
     second = acme.get(f"/tasks?limit=1&cursor={first.json()['next_cursor']}")
     assert 'rel="next"' in second.headers["Link"]
     assert 'rel="prev"' in second.headers["Link"]
+
+
+def test_rows_that_appear_and_change_between_pages_repeat_and_hide_no_other(
+    acme: ApiClient,
+) -> None:
+    rows = sorted(many_tasks(6, "FAILED", tenant=acme.tenant), key=lambda row: row.pk, reverse=True)
+    first = acme.get("/tasks?limit=2&status=FAILED").json()
+    newer = many_tasks(3, "FAILED", tenant=acme.tenant)
+    Task.objects.unguarded().filter(pk__in=[rows[0].pk, rows[3].pk]).update(status="SUCCESS")
+    path = f"/tasks?limit=2&status=FAILED&cursor={first['next_cursor']}"
+    second = acme.get(path).json()
+    assert _ids(second) == [str(rows[2].pk), str(rows[4].pk)]
+    back = acme.get(f"/tasks?limit=5&status=FAILED&cursor={second['prev_cursor']}").json()
+    assert set(_ids(back)) == {str(row.pk) for row in [*newer, rows[1]]}
+
+
+@pytest.mark.parametrize("place", [0, 10, 16, 17, -1])
+def test_a_cursor_of_which_one_character_was_changed_is_refused(
+    acme: ApiClient, place: int
+) -> None:
+    many_tasks(3, tenant=acme.tenant)
+    cursor = acme.get("/tasks?limit=1").json()["next_cursor"]
+    content = list(base64.urlsafe_b64decode(f"{cursor}==").decode())
+    content[place] = "b" if content[place] == "a" else "a"
+    forged = base64.urlsafe_b64encode("".join(content).encode()).decode().rstrip("=")
+    assert acme.get(f"/tasks?cursor={forged}").status_code == 400
+
+
+def test_a_cursor_belongs_to_one_list(acme: ApiClient) -> None:
+    many_tasks(3, tenant=acme.tenant)
+    cursor = acme.get("/tasks?limit=1").json()["next_cursor"]
+    task = acme.get("/tasks").json()["data"][0]["task_id"]
+    for path in ("/dead-letters", "/workflows", f"/tasks/{task}/executions"):
+        assert acme.get(f"{path}?cursor={cursor}").status_code == 400
