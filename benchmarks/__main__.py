@@ -28,6 +28,8 @@ examples:
   python -m benchmarks run --peers celery --brokers rabbitmq   no-ops per second, beside bare Celery on RabbitMQ
   python -m benchmarks dispatch --peers none --rounds 1        due rows that one scheduler publishes a second
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
+  python -m benchmarks recurring --new 100000 --rounds 1       100,000 schedules that are created and due at once
+  python -m benchmarks recurring --period 300 -n 500000        500,000 schedules every 5 minutes, for 5 minutes
   python -m benchmarks graph --large --rounds 1                whole graphs, beside Celery's chord, group and chain
   python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100 to 1,000/s
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
@@ -94,6 +96,20 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="lag: ours once more while N ended tasks are pruned",
+    )
+    parser.add_argument(
+        "--new",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="recurring: instead, N schedules that are due at once beside 1,000 every 10 s",
+    )
+    parser.add_argument(
+        "--period",
+        type=_number,
+        default=0,
+        metavar="SECONDS",
+        help="recurring: instead, a whole period in which each of -n schedules fires once",
     )
     parser.add_argument(
         "--profile", action="store_true", help="profile ours instead, on each of the brokers"
@@ -180,6 +196,8 @@ def main(arguments: list[str]) -> int:
                     pythons,
                     options.large,
                     options.prunable,
+                    options.new,
+                    options.period,
                 )
                 contenders = PROGRAMMES[name](stage)
                 figures = hold(contenders, options.rounds)

@@ -75,9 +75,9 @@ def watch(
     return Arrivals(instants, lengths)
 
 
-def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, float]]:
-    """Yield the first ``number`` messages of this package in the order of arrival: the key of the
-    fire time, and the fire time (Unix time).
+def messages(servers: Servers, queue: str, number: int) -> Iterator[str]:
+    """Yield the idempotency keys of the first ``number`` messages of this package, in the order of
+    arrival.
     """
     with closing(_client(servers)) as client:
         (key,) = _lists(client, queue)
@@ -85,8 +85,15 @@ def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, floa
             # Messages are pushed at the head of the list, so the oldest message is the last one.
             page = client.lrange(key, -min(start + _AT_ONCE, number), -(start + 1))
             for message in reversed(page):
-                fire = json.loads(message)["headers"]["durable_idempotency_key"]
-                yield fire, datetime.fromisoformat(fire.partition("/")[2]).timestamp()
+                yield json.loads(message)["headers"]["durable_idempotency_key"]
+
+
+def fires(servers: Servers, queue: str, number: int) -> Iterator[tuple[str, float]]:
+    """Yield the first ``number`` messages of schedules in the order of arrival: the key of the fire
+    time, and the fire time (Unix time).
+    """
+    for fire in messages(servers, queue, number):
+        yield fire, datetime.fromisoformat(fire.partition("/")[2]).timestamp()
 
 
 def _lists(client: redis.Redis, queue: str) -> list[bytes]:

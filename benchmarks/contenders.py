@@ -32,6 +32,9 @@ WORKER = [
 ]
 # Larger than any n, so that no measurement is limited by the window of a queue without a worker.
 WIDE_WINDOW = {"QUEUE_WINDOW": 10_000_000, "PAYLOAD_MAX_BYTES": 65_536}
+# Without workers no task ends. Therefore the windows are large, and tasks that are not started are
+# not republished during the measurement.
+UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
 _RAN = """
     SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
     FROM durable_tasks_execution_log WHERE status = 'SUCCESS'

@@ -7,10 +7,9 @@ import time
 
 import psycopg
 
-from benchmarks.contenders import Ours, patience
+from benchmarks.contenders import UNWORKED, Ours, patience
 from benchmarks.contest import Measured
 from benchmarks.processes import Failed, running, wait_until
-from benchmarks.recurring import UNWORKED
 
 SCHEDULES = 4
 _WITHIN = 60.0

@@ -134,23 +134,26 @@ def callbacks(n: int, url: str, rate: int = 0, ahead: float = 0.0, timeout: floa
 # Seconds between the insertion of the schedules and the first fire time, plus one for each 2,000
 # schedules.
 _SETTLE = 5
+FIRST_NEW = 10_000_000
+"""The number of the first of the schedules that ``new_schedules`` inserts; their ids end with it."""
 _ROWS = """
     INSERT INTO durable_tasks_recurring_task ({columns})
     SELECT {values}
-      FROM durable_tasks_recurring_task, generate_series(1, %(n)s) AS number
+      FROM durable_tasks_recurring_task, generate_series(%(first)s, %(first)s + %(n)s - 1) AS number
      CROSS JOIN LATERAL (SELECT {start} AS moment) AS start
+     WHERE durable_tasks_recurring_task.id = %(pattern)s
 """
 
 
-def _rows(n: int, every: float, start: str, base: datetime) -> None:
-    """Insert n schedules with one interval as copies of a declared one. ``start`` is an SQL
-    expression: the seconds after ``base``, by number.
+def _rows(n: int, every: float, start: str, base: datetime, first: int = 1) -> None:
+    """Insert n schedules with one interval as copies of a declared one, in one transaction.
+    ``start`` is an SQL expression: the seconds after ``base``, by number.
     """
     from benchmarks.project.tasks import noop
     from django_durable_tasks.models import RecurringTask
 
     pattern = RecurringTask.objects.upsert(
-        name="pattern", task=noop, args=[1], interval=every, overlap="ALLOW"
+        name="pattern", task=noop, args=[1], interval=every, overlap="ALLOW", paused=True
     )
     values = {
         "id": (
@@ -159,28 +162,47 @@ def _rows(n: int, every: float, start: str, base: datetime) -> None:
         ),
         "name": "'row ' || number",
         "start_time": "start.moment",
+        "status": "'ACTIVE'",
+        "paused_at": "NULL::timestamptz",
         "next_run_at": "start.moment",
         "watermark_at": "start.moment - interval '1 microsecond'",
     }
     columns = [field.column for field in RecurringTask._meta.concrete_fields if field.column]
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             _ROWS.format(
                 columns=", ".join(columns),
                 values=", ".join(values.get(column, column) for column in columns),
                 start=f"%(base)s::timestamptz + ({start}) * interval '1 second'",
             ),
-            {"n": n, "base": base},
+            {"n": n, "base": base, "first": first, "pattern": pattern.pk},
         )
         RecurringTask.objects.unguarded().filter(pk=pattern.pk).delete()
-        cursor.execute("VACUUM ANALYZE durable_tasks_recurring_task")
 
 
-def recurring(n: int, every: float) -> float:
-    """Insert n schedules as ``insert_schedules`` does, the first fire times after some seconds."""
+def recurring(n: int, every: float, ahead: float | None = None) -> float:
+    """Insert n schedules as ``insert_schedules`` does, the first fire times after some seconds.
+
+    Raises RuntimeError if the first is due before all of them are committed.
+    """
+    ahead = _SETTLE + n / 2_000 if ahead is None else ahead
     began = time.perf_counter()
-    insert_schedules(n, every, _SETTLE + n / 2_000)
-    return time.perf_counter() - began
+    insert_schedules(n, every, ahead)
+    if (took := time.perf_counter() - began) > ahead:
+        raise RuntimeError(f"{n} schedules were inserted in {took:.1f} s, the first due earlier.")
+    return took
+
+
+def new_schedules(n: int, every: float, after: float) -> float:
+    """Insert n schedules in one transaction, all of them due ``after`` seconds after the call.
+
+    Return the Unix time at which they are due. Raises RuntimeError if that is before the commit.
+    """
+    due = timezone.now() + timedelta(seconds=after)
+    _rows(n, every, "0", due, FIRST_NEW)
+    if timezone.now() > due:
+        raise RuntimeError(f"{n} schedules were due before they were committed.")
+    return due.timestamp()
 
 
 def insert_schedules(n: int, every: float, ahead: float = 0.0) -> None:
@@ -191,6 +213,8 @@ def insert_schedules(n: int, every: float, ahead: float = 0.0) -> None:
     # 7,919 is prime, so the phases are a permutation of n steps within the period.
     phase = f"mod(number::bigint * 7919, {n}) * {every} / {n}.0"
     _rows(n, every, phase, timezone.now() + timedelta(seconds=ahead))
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_recurring_task")
 
 
 def tick(n: int, due: int, ticks: int) -> float:
@@ -206,6 +230,8 @@ def tick(n: int, due: int, ticks: int) -> float:
         f"CASE WHEN mod(number, {n // due}) < {ticks} THEN mod(number, {n // due}) ELSE {far} END",
         base,
     )
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_recurring_task")
     took = []
     for number in range(ticks):
         now = base + timedelta(seconds=number)
@@ -243,6 +269,7 @@ def main(command: str, given: dict[str, Any]) -> None:
         "loop": loop,
         "transactions": transactions,
         "recurring": recurring,
+        "new_schedules": new_schedules,
         "tick": tick,
         "later": later,
         "callbacks": callbacks,

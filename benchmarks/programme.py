@@ -16,7 +16,7 @@ from benchmarks.lag import lag
 from benchmarks.large_tables import LargeTables
 from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
-from benchmarks.recurring import DUE_AT_ONCE, EVERY, WATCHED, Beat, OurRows, sizes
+from benchmarks.recurring import recurring
 from benchmarks.stage import SLOW, Stage, a_contender, database_queues
 from benchmarks.web_programme import admin, api
 
@@ -43,7 +43,6 @@ BATCHED_TIMES = 5
 """The ratio of the tasks that run in batches to those that have messages of their own."""
 
 
-_BEAT = "django-celery-beat"
 _WITHOUT_BULK = frozenset({"dbos"})
 _BATCHES = "PENDING first, batches of 100"
 _STARTS_BATCHES = frozenset({"pgqueuer"})
@@ -165,35 +164,6 @@ def dispatch(stage: Stage) -> list[Contender]:
         )
         for broker in stage.brokers
     ]
-
-
-def recurring(stage: Stage) -> list[Contender]:
-    """Compare n, and n/5, schedules that are due every ten seconds, and time ticks of this package.
-    On Redis.
-    """
-    ours, found = OurRows(stage.servers, "redis"), []
-    beat = Beat(stage.servers, stage.pythons[_BEAT]) if _BEAT in stage.pythons else None
-    for rows in (stage.n // 5, stage.n):
-        what, wanted = f"{rows:,} rows every {EVERY} s", round(rows * WATCHED / EVERY)
-        found.append(
-            a_contender(
-                stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted
-            )
-        )
-        if beat is not None:
-            found.append(
-                a_contender(
-                    stage, "recurring", what, _BEAT, "redis", partial(beat.keep_up, rows), n=wanted
-                )
-            )
-    for rows in sizes(stage.n):
-        what = f"a tick, {DUE_AT_ONCE} rows due of {rows:,}"
-        found.append(
-            a_contender(
-                stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE
-            )
-        )
-    return found
 
 
 def graph(stage: Stage) -> list[Contender]:

@@ -7,23 +7,24 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 
 from benchmarks.arrivals import Arrivals, fires, watch
-from benchmarks.contenders import Ours, patience
-from benchmarks.contest import Measured
+from benchmarks.contenders import UNWORKED, Ours, patience
+from benchmarks.contest import OURS, Contender, Measured
 from benchmarks.processes import Failed, figures, running
+from benchmarks.schedules import ManySchedules
 from benchmarks.servers import Servers
+from benchmarks.stage import Stage, a_contender
 
 EVERY = 10
 """The interval of each schedule, in seconds."""
 WATCHED = 30.0
 """How many seconds the broker is observed, from its first message on."""
 DUE_AT_ONCE, TICKS = 100, 20
-# Without workers no task ends. Therefore the windows are large, and tasks that are not started are
-# not republished during the measurement.
-UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
+BEAT = "django-celery-beat"
 
 
 def _measured(arrivals: Arrivals, rows: int, **facts: float) -> Measured:
@@ -126,3 +127,46 @@ def sizes(n: int) -> tuple[int, ...]:
     to a million.
     """
     return n // 50, 2 * n, 20 * n
+
+
+def recurring(stage: Stage) -> list[Contender]:
+    """Compare n, and n/5, schedules that are due every ten seconds, and time ticks of this package.
+    With ``--new`` or ``--period`` measure those instead. On Redis.
+    """
+    if stage.new_schedules or stage.period:
+        return _of_many_schedules(stage)
+    ours, found = OurRows(stage.servers, "redis"), []
+    beat = Beat(stage.servers, stage.pythons[BEAT]) if BEAT in stage.pythons else None
+    for rows in (stage.n // 5, stage.n):
+        what, wanted = f"{rows:,} rows every {EVERY} s", round(rows * WATCHED / EVERY)
+        found.append(
+            a_contender(
+                stage, "recurring", what, OURS, "redis", partial(ours.keep_up, rows), n=wanted
+            )
+        )
+        if beat is not None:
+            found.append(
+                a_contender(
+                    stage, "recurring", what, BEAT, "redis", partial(beat.keep_up, rows), n=wanted
+                )
+            )
+    for rows in sizes(stage.n):
+        what = f"a tick, {DUE_AT_ONCE} rows due of {rows:,}"
+        found.append(
+            a_contender(
+                stage, "recurring", what, OURS, None, partial(ours.tick, rows), n=DUE_AT_ONCE
+            )
+        )
+    return found
+
+
+def _of_many_schedules(stage: Stage) -> list[Contender]:
+    ours, found = ManySchedules(stage.servers, "redis"), list[Contender]()
+    if new := stage.new_schedules:
+        what, measure = f"{new:,} new schedules due at once", partial(ours.beside_new, new)
+        found.append(a_contender(stage, "recurring", what, OURS, "redis", measure, n=new))
+    if stage.period:
+        what = f"{stage.n:,} rows every {stage.period} s"
+        measure = partial(ours.whole_period, stage.n, stage.period)
+        found.append(a_contender(stage, "recurring", what, OURS, "redis", measure))
+    return found

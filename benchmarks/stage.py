@@ -20,6 +20,8 @@ class Stage:
     pythons: dict[str, str]
     large: bool = False
     prunable: int = 0
+    new_schedules: int = 0
+    period: int = 0
 
 
 _PROGRAMS = {
