@@ -21,8 +21,8 @@ _RETRY_LOCKED_AFTER = 0.1
 _STEP = "Firing recurring tasks"
 _RECENT = timedelta(seconds=1)
 """While schedules are overdue by more than this, every second batch takes the schedules that became
-due within this time. A backlog, for example of many new schedules or after an outage, therefore
-does not delay the schedules that become due now.
+due within this time. A backlog, for example after an outage, therefore does not delay the schedules
+that become due now.
 """
 
 
@@ -36,7 +36,7 @@ class Triggering(PeriodicThread):
         self._leader, self._steps, self._fired = leader, steps, fired
         self._windows = windows
         self._next_in = 0.0
-        self._recent_first = False
+        self._full = self._later_first = False
 
     def round(self) -> float:
         """Fire one batch of due schedules; return the seconds until the next round."""
@@ -68,11 +68,20 @@ class Triggering(PeriodicThread):
         return number
 
     def _batch(self, term: int, now: datetime, head: datetime) -> int:
-        """Fire the oldest due schedules or, in turns with them, the most recent ones."""
+        """Fire the oldest due schedules or, in turns with them while there is a backlog, later
+        ones.
+
+        Many schedules that are due at the same instant, such as new ones, therefore do not delay
+        those that become due after it. Schedules with different times are fired in their order
+        until they are overdue by more than _RECENT.
+        """
         limit, recent = settings().BATCH_SIZE, now - _RECENT
-        self._recent_first = head <= recent and not self._recent_first
-        if self._recent_first:
-            number = trigger.fire_due(now, limit, term, after=recent, windows=self._windows)
+        self._later_first = (self._full or head <= recent) and not self._later_first
+        if self._later_first:
+            after = max(head, recent)
+            number = trigger.fire_due(now, limit, term, after=after, windows=self._windows)
             if number:
                 return number
-        return trigger.fire_due(now, limit, term, windows=self._windows)
+        number = trigger.fire_due(now, limit, term, windows=self._windows)
+        self._full = number >= limit
+        return number

@@ -7,6 +7,7 @@ this process does not know in their current revision.
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -38,7 +39,9 @@ from django_durable_tasks.rules.recurring.policies import (
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
 _MAX_SCHEDULES = 100_000
-"""The number of schedules that a process keeps. Each takes about 1.1 kB."""
+"""The number of schedules that a process keeps. Each takes about 1.1 kB. Reading the columns of one
+that is not kept takes about 60 microseconds of processor time.
+"""
 
 
 class DueState(NamedTuple):
@@ -87,12 +90,13 @@ class KnownSchedule(NamedTuple):
 
 
 class KnownSchedules:
-    """The schedules that this process knows, by id. Beyond the maximum the oldest entry is
-    removed.
+    """The schedules that this process knows, by id. Beyond the maximum the one that was not used
+    for the longest time is removed.
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[uuid.UUID, KnownSchedule] = {}
+        # A dict would search its removed entries for the first one at each removal.
+        self._by_id: OrderedDict[uuid.UUID, KnownSchedule] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -105,14 +109,18 @@ class KnownSchedules:
         known = self._by_id.get(state.id)
         if known is None or known.revision != state.revision:
             return None
-        return known if state.status == RecurringStatus.ACTIVE else None
+        if state.status != RecurringStatus.ACTIVE:
+            return None
+        self._by_id[state.id] = known  # another thread may have removed it
+        self._by_id.move_to_end(state.id)
+        return known
 
     def keep(self, schedule: KnownSchedule) -> None:
         """Keep this revision instead of an earlier one."""
-        self._by_id.pop(schedule.pk, None)
         self._by_id[schedule.pk] = schedule
+        self._by_id.move_to_end(schedule.pk)
         if len(self._by_id) > _MAX_SCHEDULES:
-            self._by_id.pop(next(iter(self._by_id)), None)
+            self._by_id.popitem(last=False)
 
 
 class DueSchedules(NamedTuple):

@@ -119,6 +119,19 @@ def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) 
     assert len(process_state.of(KnownSchedules)) == 2
 
 
+def test_the_schedule_that_did_not_fire_for_the_longest_time_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_schedules, "_MAX_SCHEDULES", 2)
+    a_schedule("often", overlap="ALLOW")
+    for name, seconds in (("second", 60), ("third", 180)):
+        a_schedule(name, overlap="ALLOW", interval=86_400, start_time=at(seconds))
+    for seconds in (0, 60, 120, 180):
+        fire(at(seconds))
+    assert not _fired_with_all_columns(240)
+    assert len(process_state.of(KnownSchedules)) == 2
+
+
 @pytest.mark.parametrize(
     "reason",
     ['"quoted"', "back\\slash\\", "{a,b}", "NULL", "", "two\nlines\tand é", "comma, 'apostrophe'"],

@@ -70,3 +70,27 @@ def test_a_backlog_without_recent_schedules_is_fired_by_every_batch(
     for _ in range(BACKLOG // 3):
         scheduler.triggering.round()
     assert all(len(fire_times(row)) == 1 for row in backlog)
+
+
+def test_many_schedules_of_one_instant_do_not_delay_those_that_are_due_after_them(
+    scheduler: Scheduler, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 3}
+    monkeypatch.setattr(triggering, "_RECENT", timedelta(days=1))
+    instant = database_now() - timedelta(seconds=5)
+    same = [_due_since(f"same {number}", instant) for number in range(BACKLOG)]
+    later = _due_since("later", instant + timedelta(seconds=1))
+    scheduler.triggering.round()
+    assert not fire_times(later)
+    scheduler.triggering.round()
+    assert len(fire_times(later)) == 1
+    for _ in range(BACKLOG // 3 - 1):
+        scheduler.triggering.round()
+    assert all(len(fire_times(row)) == 1 for row in same)
+
+
+def test_few_due_schedules_are_fired_in_their_order(scheduler: Scheduler) -> None:
+    now = database_now()
+    rows = [_due_since(f"{n}", now - timedelta(seconds=n)) for n in (1, 2)]
+    scheduler.triggering.round()
+    assert all(len(fire_times(row)) == 1 for row in rows)
