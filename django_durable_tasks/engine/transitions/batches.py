@@ -34,7 +34,7 @@ from django_durable_tasks.engine.transitions.returned_rows import StartedRun, st
 from django_durable_tasks.engine.transitions.runs import start_writes
 from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.clock import DatabaseNow, StatementTime
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
@@ -112,7 +112,7 @@ def due_in_batch(
     due = (
         tasks()
         .waiting_for_batch()
-        .filter(~Exists(paused), queue=queue, name=name, due_at__lte=NOW)
+        .filter(~Exists(paused), queue=queue, name=name, due_at__lte=StatementTime())
         .exclude(pk__in=without)
     )
     scans = [(due.filter(priority=level).order_by("due_at"), limit) for level in range(9, -1, -1)]

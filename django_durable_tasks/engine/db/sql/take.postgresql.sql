@@ -1,6 +1,7 @@
 -- Starts due tasks of one name in one queue. One range scan of the batch index for each priority, the highest first.
 -- A row without a run id is a task that has expired; the caller sets it to EXPIRED.
 -- MATERIALIZED, because a plan that re-evaluates a subquery with LIMIT ... SKIP LOCKED locks more rows than requested.
+-- statement_timestamp(), because clock_timestamp() is no index condition: all tasks that are due later would be read.
 -- status || '' is hidden from the planner, which would read all PENDING rows for a plain comparison if its statistics
 -- are old.
 WITH due AS MATERIALIZED (
@@ -11,7 +12,7 @@ WITH due AS MATERIALIZED (
      SELECT id, expires_at
        FROM durable_tasks_task
       WHERE status = 'PENDING' AND in_batch AND queue = %(queue)s AND name = %(name)s AND priority = level.priority
-        AND due_at <= clock_timestamp()
+        AND due_at <= statement_timestamp()
       ORDER BY due_at
       LIMIT %(limit)s
         FOR NO KEY UPDATE SKIP LOCKED) AS hit
