@@ -35,7 +35,7 @@ from django_durable_tasks.rules.metrics.counts import (
 from django_durable_tasks.rules.metrics.minutes import MINUTE
 
 _ROWS = {"postgresql": 200_000}
-_ROWS_ELSEWHERE = 50_000
+_ROWS_ELSEWHERE = 25_000
 """How many rows of counts one chart reads at most: those that take about a second."""
 _CHUNK = 2_000
 _NUMBERS = range(len(BUCKETS) + 2)
