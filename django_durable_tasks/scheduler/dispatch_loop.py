@@ -24,6 +24,7 @@ from django_durable_tasks.due_index.types import DueEntry, DueIndex
 from django_durable_tasks.engine.db import clock_estimate
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.limits.config import refresh_limits
 from django_durable_tasks.engine.limits.next_due import QueueHead, read_heads
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.rules.tasks.demands import QueueDemand
@@ -48,6 +49,12 @@ _CLAIM_PAUSE_PER_TASK, _CLAIM_PAUSE_MAX = 0.002, 0.015
 """After a claim by ids the next one waits as long as it took, or this many seconds per task, up to
 the maximum. If many tasks are due, larger batches share the cost of a claim.
 """
+_READ_AHEAD_INTERVAL = 0.25  # seconds: each time all tasks within LOOKAHEAD are read again
+_POLL_POSTPONED_MAX, _POLL_DURATION_MAX = 0.05, 0.02
+"""A regular poll that would still last when the next task of the due index is due is postponed
+until that task is dispatched, by at most 0.05 s. A poll is assumed to last as long as the last one,
+at most 0.02 s.
+"""
 _CLOCK_TOLERANCE = timedelta(microseconds=300)
 """The estimated clock may be ahead of the database by this much. An early claim finds nothing."""
 
@@ -69,8 +76,9 @@ class DispatchLoop:
         self._failed_queues = set[str]()
         self._clock: clock_estimate.ClockReading | None = None
         self._next_heads: list[datetime] = []
-        self._poll_at = self._busy_until = self._next_claim_at = 0.0
-        self._popped_nothing = self._poll_requested = False
+        self._poll_at = self._busy_until = self._next_claim_at = self._poll_took = 0.0
+        self._popped_nothing = self._poll_requested = self._poll_is_urgent = False
+        self._read_ahead_at, self._read_ahead = float("-inf"), dict[str, int]()
 
     @property
     def now(self) -> datetime:
@@ -85,7 +93,7 @@ class DispatchLoop:
         """Dispatch tasks of these shards from now on."""
         mine = None if len(shards) == SHARDS else shards
         if mine != self.shards:
-            self.shards, self._poll_at = mine, 0.0
+            self.shards, self._poll_at, self._read_ahead_at = mine, 0.0, float("-inf")
 
     def request_poll(self) -> None:
         """Poll in the next round, because tasks that are due soon were created or moved; safe to
@@ -112,7 +120,9 @@ class DispatchLoop:
 
     def poll(self) -> int:
         """Publish due tasks and read ahead; return how many messages were published."""
-        self._poll_requested = False  # first, so that a request during this poll is kept
+        began = time.monotonic()
+        # First, so that a request during this poll is kept.
+        requested, self._poll_requested = self._poll_requested, False
         with dedicated_connection():
             self._clock = clock_estimate.read_clock()
             now = self._clock.database_time
@@ -123,22 +133,43 @@ class DispatchLoop:
             self._next_heads = [head.at for head in coming if head.at > now]
             self.windows.refresh({head.queue: head.at for head in coming}, now, coming=bool(coming))
         due = {head.queue: head.levels for head in coming if head.at <= now}
+        if coming:  # so that no claim at a due time has to read them
+            self._attempt("Reading the limits", _refresh_limits, _TIME_LIMIT)
         sent, more = self._dispatch(due, now)
         batches = self._attempt(_BATCHES, self._batches.publish, _TIME_LIMIT)
-        if coming:
+        if coming and (requested or self._may_read_ahead(coming)):
             read_ahead = partial(self._look_ahead, coming, now, soon)
             self._attempt("Reading upcoming tasks", read_ahead, _TIME_LIMIT)
         self.scanned_at = time.monotonic()
         self._poll_at = self.scanned_at + (0.0 if more else self._pause(sent))
+        self._poll_is_urgent = more or bool(sent)
+        self._poll_took = min(self.scanned_at - began, _POLL_DURATION_MAX)
         return sent + batches
+
+    def _may_read_ahead(self, coming: list[QueueHead]) -> bool:
+        """Return whether the last read is old, or did not include all of these queues and
+        priorities.
+        """
+        if time.monotonic() >= self._read_ahead_at + _READ_AHEAD_INTERVAL:
+            return True
+        return any(head.levels & ~self._read_ahead.get(head.queue, 0) for head in coming)
 
     def _next_poll_at(self) -> float:
         """Return when to poll next: a request makes it earlier, but keeps the minimum interval."""
-        return (
-            min(self._poll_at, (self.scanned_at or 0.0) + _MIN_POLL_INTERVAL)
-            if self._poll_requested
-            else self._poll_at
-        )
+        if self._poll_requested:
+            return min(self._poll_at, (self.scanned_at or 0.0) + _MIN_POLL_INTERVAL)
+        return self._poll_at if self._poll_is_urgent else self._postponed_poll_at()
+
+    def _postponed_poll_at(self) -> float:
+        """Return when a regular poll delays no task of the due index that is due soon."""
+        now = time.monotonic()
+        if now < self._poll_at:
+            return self._poll_at
+        next_at = self._next_at()
+        until = 0.0 if next_at is None else (next_at + _CLOCK_TOLERANCE - self.now).total_seconds()
+        if not 0 < until < self._poll_took:
+            return self._poll_at
+        return min(now + until, self._poll_at + _POLL_POSTPONED_MAX)
 
     def busy(self) -> bool:
         """Return whether tasks were dispatched, or became due, in the last seconds; safe to call
@@ -257,6 +288,8 @@ class DispatchLoop:
                 queues, now, soon, 10 * settings().BATCH_SIZE, self.shards, levels=levels
             )
         self.index.add(DueEntry(*row) for row in found)
+        if len(found) < 10 * settings().BATCH_SIZE:
+            self._read_ahead_at, self._read_ahead = time.monotonic(), dict.fromkeys(queues, levels)
         return 0
 
     def _dispatch_at_due_time(self) -> int:
@@ -281,6 +314,7 @@ class DispatchLoop:
                 self.windows.record_sent(queue, number)
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
+            self._poll_is_urgent = True
         ended = time.monotonic()
         self._next_claim_at = ended + min(
             max(ended - began, _CLAIM_PAUSE_PER_TASK * len(found)), _CLAIM_PAUSE_MAX
@@ -323,3 +357,9 @@ class DispatchLoop:
                 until = _MIN_SLEEP
             waits.append(max(until, self._next_claim_at - time.monotonic()))
         return max(0.0, min(waits))
+
+
+def _refresh_limits() -> int:
+    with dedicated_connection():
+        refresh_limits()
+    return 0

@@ -248,9 +248,16 @@ class RecentLimits:
 
     def get(self) -> LimitConfig:
         """Return the limits, at most one second old."""
-        if not self.is_fresh:
-            self._limits = read()
-            self._read_at = time.monotonic()
+        return self._limits if self.is_fresh else self._read()
+
+    def refresh(self) -> None:
+        """Read the limits if ``get`` would have to read them within half a second."""
+        if time.monotonic() - self._read_at > FRESH / 2:
+            self._read()
+
+    def _read(self) -> LimitConfig:
+        self._limits = read()
+        self._read_at = time.monotonic()
         return self._limits
 
     def expire(self) -> None:
@@ -261,6 +268,11 @@ class RecentLimits:
 def limits_in_force() -> LimitConfig:
     """Return the limits in force, at most one second old."""
     return process_state.of(RecentLimits).get()
+
+
+def refresh_limits() -> None:
+    """Read the limits before the next claim would have to, because a task is due at that claim."""
+    process_state.of(RecentLimits).refresh()
 
 
 def limits_without_connection() -> LimitConfig:

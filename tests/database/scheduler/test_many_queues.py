@@ -26,6 +26,7 @@ from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.demands import QueueDemand
+from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.publish_windows import ThroughputMeter
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
@@ -201,8 +202,9 @@ def test_a_poll_publishes_each_due_priority_of_a_queue(scheduler: Scheduler) -> 
 
 
 def test_a_poll_of_thirty_queues_needs_as_many_statements_as_one_of_three(
-    scheduler: Scheduler, vendor: str
+    scheduler: Scheduler, vendor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dispatch_loop, "_READ_AHEAD_INTERVAL", 0.0)  # each poll reads ahead
     costs = []
     for tenants in (1, 3):
         owners = [DEFAULT_TENANT_ID, *(a_tenant().pk for _ in range(tenants - 1))]
