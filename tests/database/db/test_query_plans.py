@@ -82,8 +82,8 @@ class _Plan:
 
     def __init__(self, sql: str, parameters: Any) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
-            # The statistics are a random sample. With some, the planner chooses parallel workers,
-            # whose reads of the catalogs would count as pages of the statement.
+            # The statistics are a random sample, so a plan with parallel workers is possible. Their
+            # reads of the catalogs would count as pages of the statement.
             cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
             answer = cursor.fetchone()[0]
