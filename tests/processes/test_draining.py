@@ -84,6 +84,13 @@ def test_a_worker_whose_child_is_stuck_sends_heartbeats_and_fails_its_probe_unti
         [found] = vitals(Node.objects.filter(name=worker.name))
         return found.state
 
+    def is_free() -> bool:
+        node = Node.objects.get(name=worker.name)
+        return node.last_start_at is not None and node.active == {"number": 0, "ids": []}
+
+    # The child commits the success before it sends the result to its parent. If it is suspended
+    # between the two, the parent reports it as busy.
+    until(is_free, within=20, message="the parent knows that the function returned")
     os.kill(child, signal.SIGSTOP)
     try:
         task = bodies.add.schedule(1, 2)
