@@ -27,7 +27,7 @@ def scheduler() -> Scheduler:
 
 
 def _without_polls(scheduler: Scheduler) -> None:
-    scheduler.dispatching.poll = lambda: 0  # type: ignore[method-assign]
+    scheduler.dispatching._next_poll_at = lambda: math.inf  # type: ignore[method-assign]
 
 
 def _rounds(scheduler: Scheduler, condition: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from django_durable_tasks.rules.tasks.new_task import NewTask
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
-PART, PARTS, WARM_UP = 40, 25, 5
+PART, PARTS, WARM_UP = 40, 100, 5
 ID = 80
 """The bytes that one id needs at least; a kept task needs more."""
 
