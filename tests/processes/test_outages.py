@@ -15,9 +15,10 @@ from django.utils import timezone
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection
-from django_durable_tasks.models import Node, Task
+from django_durable_tasks.models import Task
 from tests.backends import address
-from tests.processes.cluster import SHORT, Cluster, Program, cluster_in
+from tests.factories import a_task
+from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.proxy import proxy_to
 from tests.processes.rows import ended, in_status, logged, logs, release, row, statuses
 from tests.project import bodies
@@ -25,6 +26,8 @@ from tests.servers import variable_of
 from tests.waiting import until
 
 RUNS = 20
+LEASE_READ = 3
+"""Seconds of a lease that ends after three reads, one per NODE_HEARTBEAT."""
 NOWHERE = "redis://127.0.0.1:1/0"
 FUNCTION = (
     "CREATE FUNCTION refuse_success() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not"
@@ -67,19 +70,12 @@ def _no_success_is_taken() -> Iterator[None]:
                 cursor.execute("DROP FUNCTION refuse_success()")
 
 
-def _beats(program: Program) -> int:
-    beats: int = Node.objects.values_list("beats", flat=True).get(name=program.name)
-    return beats
-
-
-def _looked(program: Program, times: int) -> None:
-    """Wait until a scheduler has read the leases several times; it does so with each heartbeat."""
-    before = _beats(program)
-    until(
-        lambda: _beats(program) >= before + times,
-        within=30,
-        message="the scheduler reads the leases",
-    )
+def _leases_judged() -> Task:
+    """Wait until the leader has read all leases three times and marked a run LOST by that: a run
+    that no process has, whose lease is as short as three reads. Return its task, which has failed.
+    """
+    lost = a_task("RUNNING", name=bodies.add.name, max_crashes=1, options={"lease": LEASE_READ})
+    return in_status(lost, "FAILED", within=30)
 
 
 def _leases_over() -> bool:
@@ -110,7 +106,7 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
         cluster.ready()
         tasks = [bodies.hold.schedule(str(held)) for _ in range(RUNS)]
         until(lambda: statuses()["RUNNING"] == RUNS, within=30)
-        _looked(scheduler, 2)
+        _leases_judged()
         far.cut()
         near.cut()
         until(_leases_over, within=30, message="every lease is over")
@@ -121,14 +117,18 @@ def test_an_outage_of_the_database_longer_than_the_lease_loses_no_run(
         # The dispatch thread logs the outage; the thread that releases tasks does not repeat it.
         assert "Dispatching is interrupted" in scheduler.output()
         assert "Releasing tasks that wait for a limit failed" not in scheduler.output()
-        _looked(scheduler, 3)
+        _leases_judged()
         far.restore()
-        until(lambda: _leases_kept() or logs(), within=30, message="the worker is back")
+        until(lambda: _leases_kept() or logs()["LOST"] > 2, within=30, message="the worker is back")
         release(held)
         for task in tasks:
             ended(task)
         assert scheduler.alive()
-    assert (statuses(), logs()) == ({"SUCCESS": RUNS}, {"SUCCESS": RUNS})
+    # The two runs without a process are LOST.
+    assert (statuses(), logs()) == (
+        {"SUCCESS": RUNS, "FAILED": 2},
+        {"SUCCESS": RUNS, "LOST": 2},
+    )
 
 
 @pytest.mark.smoke
