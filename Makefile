@@ -34,10 +34,10 @@ test: $(STAMP) ## Run checks and tests, about 13 minutes (ARGS="--all": everythi
 kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at default settings (long)
 	@exec $(BIN)/python -m tests --kill-trials $(ARGS)
 
-chaos: $(STAMP) ## Ten minutes of all faults on private servers, and what held (ARGS="--seed 7", "--report PAGE")
+chaos: $(STAMP) ## Ten minutes of all faults on private servers, and what held (ARGS="--seed 7", "--campaigns 4")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
-bench: $(STAMP) ## Measure this package beside its peers, about 13 minutes (ARGS="--list", "--only run,lag", "--quick")
+bench: $(STAMP) ## Measure this package beside its peers, about 20 minutes (ARGS="--list", "--only run,lag", "--quick")
 	@exec $(BIN)/python -m benchmarks.bench $(ARGS)
 
 lint: $(STAMP) ## Only ruff, mypy --strict and the import contracts
@@ -56,5 +56,5 @@ latest: ## Run the tests with the newest versions of all packages, without const
 	@exec .venv-latest/bin/python -m tests $(ARGS)
 
 clean: ## Remove the environment and all that was built or cached
-	@rm -rf .venv .venv-newest .venv-latest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-newest .venv-alternatives .venv-latest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

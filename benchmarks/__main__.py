@@ -26,6 +26,7 @@ EXAMPLES = """
 examples:
   python -m benchmarks enqueue                                 .delay() and bulk, beside every peer, as a table
   python -m benchmarks run --peers celery --brokers rabbitmq   no-ops per second, beside bare Celery on RabbitMQ
+  python -m benchmarks durations --peers celery                tasks of 0, 0.1 and 1 s with a backlog, beside Celery
   python -m benchmarks dispatch --peers none --rounds 1        due rows that one scheduler publishes a second
   python -m benchmarks recurring --peers django-celery-beat    rows due every 10 s, beside beat; what a tick costs
   python -m benchmarks recurring --new 100000 --rounds 1       100,000 schedules that are created and due at once

@@ -1,4 +1,4 @@
-"""Measures this package and its peers in one run of about thirteen minutes: ``make bench``.
+"""Measures this package and its peers in one run of about twenty minutes: ``make bench``.
 
 Each part is a benchmark of ``python -m benchmarks`` with a small size. The figures are written as
 one JSON file, from which ``python -m docs.figures`` writes the tables and charts of the
@@ -68,6 +68,15 @@ PARTS = (
         2,
         120,
         ("QUEUED first", "prefetch 4", "concurrency 1"),
+    ),
+    Part(
+        "durations",
+        "tasks of 0, 0.1 and 1 s with a backlog of 3,000",
+        3_000,
+        60,
+        1,
+        480,
+        peers=("celery",),
     ),
     Part("dispatch", "publish due tasks", 10_000, 500, 2, 20),
     Part(

@@ -39,6 +39,9 @@ _RAN = """
     SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
     FROM durable_tasks_execution_log WHERE status = 'SUCCESS'
 """
+_MESSAGES = """
+    SELECT sum(publish_count)::float8 / count(*) FROM durable_tasks_task WHERE publish_count > 0
+"""
 
 
 def patience(n: int) -> float:
@@ -54,6 +57,8 @@ class Ours:
     broker: str
     ready: bool = field(default=False, init=False)
     accounts: Accounts = field(default_factory=Accounts, init=False)
+    messages: float = field(default=0.0, init=False)
+    """The messages per published task of the last call of ``run``."""
 
     @property
     def name(self) -> str:
@@ -157,16 +162,26 @@ class Ours:
         return seconds
 
     def run(
-        self, n: int, prefetch: int, *, published: bool, task: str = "noop", children: int = 2
+        self,
+        n: int,
+        prefetch: int,
+        *,
+        published: bool,
+        task: str = "noop",
+        children: int = 2,
+        pause: float = 0.0,
+        enough: int | None = None,
     ) -> float:
         """Time n tasks with one scheduler and one worker, from the first start to the last success.
         ``task``: the name of the function. ``children``: the number of processes of the worker.
+        ``pause``: how long (seconds) each function runs. ``enough``: only this many of the n tasks.
         """
+        wanted, within = enough or n, patience(n) + 10 * pause * (enough or n) / children
         if published:
             self.dispatch(n, keep=True)
         else:
             self.servers.clear_broker(self.broker)
-            self.run_command("bulk", {"n": n, "task": task}, patience(n))
+            self.run_command("bulk", {"n": n, "task": task, "pause": pause}, patience(n))
         variable = self.variable()
         loop = [sys.executable, "-m", "django", "run_scheduler"]
         worker = [
@@ -188,17 +203,23 @@ class Ours:
             ):
                 with self.accounts.of({scheduler.pid: "scheduler", process.pid: "worker"}) as look:
                     wait_until(
-                        lambda: look(self._ran(database)[0]) >= n,
+                        lambda: look(self._ran(database)[0]) >= wanted,
                         scheduler,
                         process,
-                        within=patience(n),
+                        within=within,
                     )
                 number, seconds = self._ran(database)
+                self.messages = self._messages(database)
         finally:
             self.servers.clear_broker(self.broker)
-        if number != n:
+        if number > n:
             raise Failed(f"{number} successes were recorded for {n} tasks")
-        return seconds
+        return seconds * wanted / number
+
+    @staticmethod
+    def _messages(database: psycopg.Connection) -> float:
+        found = database.execute(_MESSAGES).fetchone() or (0.0,)
+        return float(found[0] or 0.0)
 
     @staticmethod
     def _ran(database: psycopg.Connection) -> tuple[int, float]:
@@ -223,9 +244,12 @@ class BareCelery:
             "BENCHMARK_TALLY": folder,
         }
 
-    def _publish(self, n: int) -> float:
-        command = [self.python, "-m", "benchmarks.peers.bare_celery", "publish"]
-        return float(figures(command, {"n": n}, patience(n), **self.variable())["seconds"])
+    def _publish(self, n: int, pause: float = 0.0) -> float:
+        command, given = (
+            [self.python, "-m", "benchmarks.peers.bare_celery", "publish"],
+            {"n": n, "pause": pause},
+        )
+        return float(figures(command, given, patience(n), **self.variable())["seconds"])
 
     def enqueue(self, n: int) -> float:
         """Time ``.delay()``."""
@@ -234,11 +258,14 @@ class BareCelery:
         finally:
             self.servers.clear_broker(self.broker)
 
-    def run(self, n: int, prefetch: int) -> float:
-        """Time n published no-op tasks of one worker, from the first start to the last."""
+    def run(self, n: int, prefetch: int, *, pause: float = 0.0, enough: int | None = None) -> float:
+        """Time n published tasks of one worker, from the first start to the last end. ``pause``: how
+        long (seconds) each function runs. ``enough``: only this many of the n tasks.
+        """
+        wanted = enough or n
         folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self.servers.clear_broker(self.broker)
-        self._publish(n)
+        self._publish(n, pause)
         command = [
             self.python,
             "-m",
@@ -255,8 +282,13 @@ class BareCelery:
                 running(command, **self.variable(str(folder))) as worker,
                 self.accounts.of({worker.pid: "worker"}) as look,
             ):
-                wait_until(lambda: look(tally.count(folder)) >= n, worker, within=patience(n))
-            return tally.seconds(folder)
+                wait_until(
+                    lambda: look(tally.count(folder)) >= wanted,
+                    worker,
+                    within=patience(n) + pause * wanted,
+                )
+                number, seconds = tally.count(folder), tally.seconds(folder)
+            return seconds * wanted / number
         finally:
             shutil.rmtree(folder)
             self.servers.clear_broker(self.broker)

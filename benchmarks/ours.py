@@ -69,8 +69,10 @@ def transactions(n: int, task: str = "noop") -> float:
     return time.perf_counter() - began
 
 
-def bulk(n: int, task: str = "noop") -> float:
-    """Create n due tasks of this name with one call."""
+def bulk(n: int, task: str = "noop", pause: float = 0.0) -> float:
+    """Create n due tasks of this name with one call. ``pause``: the second argument of each, if it is
+    not 0.
+    """
     from benchmarks.project import tasks
 
     function = getattr(tasks, task)
@@ -78,7 +80,8 @@ def bulk(n: int, task: str = "noop") -> float:
     function.schedule_many([(number,) for number in range(_WARM_UP)])
     _truncate()
     began = time.perf_counter()
-    function.schedule_many([(number,) for number in range(n)])
+    more = (pause,) if pause else ()
+    function.schedule_many([(number, *more) for number in range(n)])
     return time.perf_counter() - began
 
 

@@ -10,6 +10,7 @@ from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
 from benchmarks.contenders import BareCelery, Ours
 from benchmarks.contest import OURS, Contender, Measured
+from benchmarks.durations import durations
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import lag
@@ -23,6 +24,7 @@ from benchmarks.web_programme import admin, api
 DEFAULT_N = {
     "enqueue": 2_000,
     "run": 4_000,
+    "durations": 3_000,
     "dispatch": 20_000,
     "recurring": 50_000,
     "graph": 10_000,
@@ -267,6 +269,7 @@ def failover(stage: Stage) -> list[Contender]:
 PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue,
     "run": run,
+    "durations": durations,
     "dispatch": dispatch,
     "recurring": recurring,
     "graph": graph,

@@ -30,7 +30,6 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery import call_guard
         from django_durable_tasks.celery.execution import (  # noqa: F401
             batch_runs,
-            deferred_success,
             signal_handlers,
             worker_node,
         )
@@ -38,7 +37,6 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.due_index import verify as verify_due_index
         from django_durable_tasks.engine.db.connections import release_databases
         from django_durable_tasks.engine.db.seed_rows import write_first_rows
-        from django_durable_tasks.engine.recurring import ledger_partitions
         from django_durable_tasks.engine.verify import runner
         from django_durable_tasks.management.durable.sync import after_migrate
         from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
@@ -59,16 +57,15 @@ class DurableTasksConfig(AppConfig):
         runner.join(*verify_due_index.CHECKS)
         signal_handlers.connect()
         worker_node.connect()
-        deferred_success.connect()
         checks.register()
         connection_created.connect(
             release_databases, dispatch_uid="django_durable_tasks.release_databases"
         )
-        self._connect_migrate(write_first_rows, ledger_partitions.after_migrate, after_migrate)
+        self._connect_migrate(write_first_rows, after_migrate)
 
     def _connect_migrate(self, *receivers: Callable[..., Any]) -> None:
         # In this order: a schedule belongs to the default tenant, which is one of the first rows.
-        names = ("first_rows", "ledger_partitions", "schedules")
+        names = ("first_rows", "schedules")
         for name, receiver in zip(names, receivers, strict=True):
             post_migrate.connect(receiver, sender=self, dispatch_uid=f"django_durable_tasks.{name}")
 

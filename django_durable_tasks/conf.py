@@ -18,6 +18,7 @@ from django.core.signals import setting_changed
 
 from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
 from django_durable_tasks.conf_checks import (
+    allowed_in,
     check_encryption,
     check_limits,
     check_list_of_names,
@@ -58,12 +59,15 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         None, "How often the leader renews. None: 1, on SQLite 5."
     )
     REPUBLISH_AFTER: float = duration(
-        15, "How long a published row waits for its start before it is republished."
+        15,
+        "How long a published row waits for its start before the tasks of its queue are compared"
+        " with the messages of the broker; also the time between two messages of one row.",
     )
     REPUBLISH_AFTER_MAX: float = duration(
-        900,
-        "The wait between two messages of a task doubles up to this. From the eighth message on it"
-        " is four times this.",
+        300,
+        "If a broker cannot count its messages, the wait between two messages of a task doubles up"
+        " to this. If other messages hide that all of a queue are lost, one row is republished"
+        " after this.",
     )
     POLL: float = duration(1, "How long a scheduler sleeps when nothing is due.")
     LOOKAHEAD: float = duration(
@@ -71,14 +75,11 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner"
         " wakes it.",
     )
-    DUE_INDEX_HORIZON: float = duration(
-        300, "How far ahead of their time rows are kept in the due index in Redis."
-    )
     BATCH_SIZE: int = count(500, "How many rows one claim, sweep or prune statement takes at most.")
     SKEW_MAX: float = duration(
         2,
-        "A host clock further from the database's than this is logged, and makes `durable status`"
-        " exit with 1.",
+        "A host clock further from the database's than this, and a step of the database's clock by"
+        " more than this, is logged, and makes `durable status` exit with 1.",
     )
     STALLED_AFTER: float = duration(
         60,
@@ -107,13 +108,10 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     FAST_PATH: bool = value(
         True, "Publish a task that is due now right after COMMIT instead of at the next poll."
     )
-    FAST_PATH_MAX: int = count(
-        100, "How many tasks of one transaction take the fast path; the rest wait for a poll."
-    )
     QUEUE_WINDOW: int | None = count(
         None,
-        "How many published rows may wait per queue. None: 2 x concurrency + 2 s of starts, 1,000"
-        " without a worker.",
+        "How many messages may wait per queue. None: 2 x concurrency + the starts of one second, at"
+        " least 50.",
     )
     LIMITS: Mapping[str, Mapping[str, Any]] | None = value(
         None,
@@ -136,22 +134,10 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         65_536, "The largest arguments, as JSON in bytes; at most 262,144."
     )
     RESULT_MAX_BYTES: int = count(65_536, "The largest result, as JSON in bytes.")
-    ERROR_MAX_BYTES: int = count(
-        16_384, "Error texts and tracebacks are truncated to this number of bytes."
-    )
-    REFERENCES_MAX_BYTES: int = count(
-        1_048_576,
-        "The largest results, as JSON in bytes, that the arguments of one task may refer to"
-        " together.",
-    )
     WORKFLOW_MAX_TASKS: int = count(
         10_000, "The most tasks of one workflow, those added while it runs included."
     )
     WORKFLOW_MAX_EDGES: int = count(50_000, "The most edges of one workflow.")
-    JSON_MAX_DEPTH: int = count(16, "The deepest nesting of arguments and results.")
-    DELAY_MAX: float = duration(
-        31_536_000, "The longest countdown or distance of run_at; one year."
-    )
     RESULT_WRITE_TIMEOUT: float = duration(
         300, "How long an ending that cannot be written is tried again."
     )
@@ -162,7 +148,9 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         " first.",
     )
     UNKNOWN_TASK_DELAY: float = duration(
-        30, "How long a task waits after a worker without its function received it."
+        30,
+        "How long a task waits at most after a worker without its function received it, while"
+        " another worker of its queue may have the function.",
     )
     ACCEPT_PLAIN_MESSAGES: bool = value(
         False,
@@ -180,12 +168,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One"
         " year.",
     )
-    LEDGER_PARTITION_DAYS: int | None = count(
-        None,
-        "PostgreSQL: divide the ledger of a new project into partitions of this number of days,"
-        " which are dropped as a whole after LEDGER_RETENTION. For an existing project, set it and"
-        " run `manage.py durable partition-ledger`. None: no partitions.",
-    )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
@@ -202,9 +184,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         (),
         "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of"
         " names.",
-    )
-    SHADOW_RETENTION: float = duration(
-        604_800, "How long fires recorded from Celery beat are kept for `durable shadow`."
     )
     VERIFY_CRON: str | None = value(
         None,
@@ -228,11 +207,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "Keys that encrypt arguments, results and destinations of notifications in the database,"
         " the current one first, as 'ID:KEY' (32 bytes in Base64); or the dotted path of a function"
         " that returns them.",
-    )
-    PREPARED_STATEMENTS: bool | None = value(
-        None,
-        "Prepare the hot statements on PostgreSQL. None: unless the database has"
-        " DISABLE_SERVER_SIDE_CURSORS.",
     )
 
 
@@ -259,7 +233,6 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting(
             "DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more."
         )
-    _check_partitions(found)
     try:
         re.compile(found.SECRET_NAMES)
     except (re.error, TypeError) as error:
@@ -279,15 +252,6 @@ def read(raw: Mapping[str, Any]) -> Settings:
     check_encryption(found.ENCRYPTION_KEYS)
     check_monitoring(found)
     return found
-
-
-def _check_partitions(found: Settings) -> None:
-    days = found.LEDGER_PARTITION_DAYS
-    if days is not None and not 1 <= days <= 366:
-        raise InvalidSetting(
-            f"DURABLE_TASKS['LEDGER_PARTITION_DAYS'] is {days}: give 1 to 366, or None for no"
-            " partitions."
-        )
 
 
 _KEPT = {
@@ -315,9 +279,36 @@ def retention() -> dict[str, float | None]:
     }
 
 
+TENANT = "{tenant}"
+"""Stands for the slug of a tenant in an entry of a list of what is allowed."""
+
+
+def names_tenants(key: str) -> bool:
+    """Return whether the entries of this list of what is allowed differ between tenants."""
+    given = getattr(settings(), key)
+    return isinstance(given, Mapping) or any(TENANT in entry for entry in given)
+
+
+def allowed(key: str, slug: str | None = None) -> tuple[str, ...]:
+    """Return the entries of API_TASKS, HTTP_ALLOW or NOTIFICATION_EMAIL_ALLOW for the tenant with
+    this slug: those of all tenants ("*") and its own. None: the entries for any tenant.
+    """
+    return allowed_in(getattr(settings(), key), slug)
+
+
+_QUOTAS = {
+    "recurring_tasks": 1_000,
+    # One run a minute. With 1,000 recurring tasks a tenant creates at most 17 tasks a second.
+    "runs_per_day": 1_440,
+    "calendars": 100,
+    "requests": "6000/m",
+}
+"""The quotas that QUOTAS does not contain, so that a new tenant is bounded without an operator."""
+
+
 def quotas() -> dict[str, Any]:
     """Return the quotas of tenants without values of their own."""
-    return {"requests": "6000/m", **(settings().QUOTAS or {})}
+    return {**_QUOTAS, **(settings().QUOTAS or {})}
 
 
 @functools.cache

@@ -53,11 +53,7 @@ def check_http(allow: object, ports: object, keys: object) -> None:
     """Check the types of the settings of HTTP callbacks. The entries of HTTP_ALLOW are checked by
     their parser.
     """
-    if not isinstance(allow, list | tuple) or not all(isinstance(one, str) for one in allow):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['HTTP_ALLOW'] is {allow!r}: give a list of hosts, host:port or"
-            " networks."
-        )
+    check_allowed("HTTP_ALLOW", allow, "hosts, host:port or networks")
     if not isinstance(ports, list | tuple) or not all(
         type(port) is int and 0 < port < 65_536 for port in ports
     ):
@@ -84,12 +80,50 @@ def check_encryption(keys: object) -> None:
         )
 
 
-def check_list_of_names(key: str, value: object) -> None:
-    """Check that a setting is a list of strings."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
-    if not all(isinstance(name, str) for name in value):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of names.")
+def check_list_of_names(key: str, value: object, of: str = "names") -> None:
+    """Check that a setting is a list of strings. ``of`` says for the error what they are."""
+    if (
+        not isinstance(value, Iterable)
+        or isinstance(value, str | bytes | Mapping)
+        or not all(isinstance(name, str) for name in value)
+    ):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of {of}.")
+
+
+_SLUG = "a-zA-Z0-9_-"
+_AMBIGUOUS = re.compile(rf"[]*?{_SLUG}]{{tenant}}|{{tenant}}[\[*?{_SLUG}]")
+
+
+def check_patterns(key: str, value: object) -> None:
+    """Check a list of patterns in which ``{tenant}`` is separated from the rest.
+
+    A slug may contain hyphens: ``{tenant}-*`` of the tenant acme would match ``acme-eu-mail`` of
+    the tenant acme-eu.
+    """
+    check_list_of_names(key, value)
+    for entry in value if isinstance(value, Iterable) else ():
+        if set("*?[") & set(entry) and _AMBIGUOUS.search(entry):
+            raise InvalidSetting(
+                f"DURABLE_TASKS[{key!r}] has {entry!r}, which matches queues of several tenants:"
+                " separate {tenant} by a character that no slug has, such as '{tenant}.*'."
+            )
+
+
+def check_allowed(key: str, value: object, of: str = "names") -> None:
+    """Check that a setting is a list of strings, or a mapping of tenants' slugs to such lists."""
+    for entries in value.values() if isinstance(value, Mapping) else (value,):
+        check_list_of_names(key, entries, of)
+
+
+def allowed_in(given: Any, slug: str | None) -> tuple[str, ...]:
+    """Return the entries of such a setting for a tenant; None: those of all tenants together."""
+    if not isinstance(given, Mapping):
+        entries = tuple(given)
+    elif slug is None:
+        entries = tuple(entry for several in given.values() for entry in several)
+    else:
+        entries = (*given.get("*", ()), *(given.get(slug, ()) if slug != "*" else ()))
+    return entries if slug is None else tuple(one.replace("{tenant}", slug) for one in entries)
 
 
 def check_name_or_none(key: str, value: object) -> None:

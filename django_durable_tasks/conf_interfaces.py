@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_durable_tasks.conf_checks import (
+    check_allowed,
     check_http,
     check_list_of_names,
     check_name_or_none,
+    check_patterns,
     check_quotas,
 )
 from django_durable_tasks.conf_fields import count, duration, value
@@ -27,16 +29,13 @@ class InterfaceOptions:
         "Let staff users of Django use the HTTP API with the session of the admin, with the"
         " permissions of their user and a CSRF token for each write.",
     )
-    API_TASKS: Sequence[str] = value(
+    API_TASKS: Sequence[str] | Mapping[str, Sequence[str]] = value(
         ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
         "The durable tasks that clients of the HTTP API may create; names or patterns such as"
-        " 'billing.*'.",
+        " 'billing.*', or a mapping of the slugs of tenants, '*' for all, to such lists.",
     )
     API_BODY_MAX_BYTES: int = count(
         1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
-    )
-    API_IDEMPOTENCY_RETENTION: float = duration(
-        86_400, "How long the answer to a request with an Idempotency-Key is kept; one day."
     )
     API_QUEUES: Sequence[str] = value(
         (),
@@ -47,15 +46,19 @@ class InterfaceOptions:
     QUOTAS: Mapping[str, Any] | None = value(
         None,
         "Quotas of each tenant that has no other value of its own: {'open_tasks': 10_000,"
-        " 'recurring_tasks': 100, 'payload_bytes': 16_384, 'requests': '600/m'}. A quota that is"
-        " left out is without limit, except 'requests' of the HTTP API, which are 6000/m (None: no"
-        " limit). The quotas of tasks apply to what is created through the HTTP API, and not to"
-        " the default tenant.",
+        " 'recurring_tasks': 100, 'runs_per_day': 1_440, 'calendars': 100, 'payload_bytes': 16_384,"
+        " 'requests': '600/m'}. Without a value of their own 'recurring_tasks' are 1,000,"
+        " 'runs_per_day' of each of them 1,440, 'calendars' 100, and 'requests' of the HTTP API"
+        " 6000/m (None: no limit); the others are without limit. The quotas apply to what is"
+        " created through the HTTP API and by schedules, and all but 'requests' not to the default"
+        " tenant.",
     )
-    HTTP_ALLOW: Sequence[str] = value(
+    HTTP_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
         "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
-        " not public: ['billing.internal:8080', '10.1.0.0/16'].",
+        " not public: ['billing.internal:8080', '10.1.0.0/16']; of all tenants, unless it is a"
+        " mapping of the slugs of tenants, '*' for all, to such lists:"
+        " {'default': ['billing.internal:8080']}.",
     )
     HTTP_PORTS: Sequence[int] = value(
         (80, 443, 8080, 8443),
@@ -63,13 +66,6 @@ class InterfaceOptions:
     )
     HTTP_TIMEOUT: float = duration(
         15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
-    )
-    HTTP_TIMEOUT_MAX: float = duration(60, "The longest `timeout=` of an HTTP callback.")
-    HTTP_CONNECT_TIMEOUT: float = duration(
-        3, "The longest wait for the connection of an HTTP callback."
-    )
-    HTTP_ANSWER_MAX_BYTES: int = count(
-        4_096, "How much of the answer of an HTTP callback is read and stored, in bytes."
     )
     HTTP_SIGNING_KEYS: Sequence[str] = value(
         (),
@@ -79,7 +75,8 @@ class InterfaceOptions:
     HTTP_ENDPOINT_CONCURRENCY: int | None = count(
         None,
         "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
-        " LIMITS and of operators.",
+        " LIMITS and of operators. For a tenant other than the default one all hosts of a domain"
+        " are one endpoint, whatever its callbacks pass as `endpoint`.",
     )
     HTTP_RETRY_QUEUE: str | None = value(
         None,
@@ -105,8 +102,8 @@ class InterfaceOptions:
 
 def check_interfaces(found: InterfaceOptions) -> None:
     """Check the settings of interfaces. Raises InvalidSetting."""
-    check_list_of_names("API_TASKS", found.API_TASKS)
-    check_list_of_names("API_QUEUES", found.API_QUEUES)
+    check_allowed("API_TASKS", found.API_TASKS)
+    check_patterns("API_QUEUES", found.API_QUEUES)
     check_quotas(found.QUOTAS)
     check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
     check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from django_durable_tasks.conf_checks import InvalidSetting, check_list_of_names, check_name_or_none
+from django_durable_tasks.conf_checks import InvalidSetting, check_allowed, check_name_or_none
 from django_durable_tasks.conf_fields import count, duration, value
 
 
@@ -27,18 +27,15 @@ class NotificationOptions:
         "The most messages of one notification setting that are sent at the same time, so that a"
         " slow receiver does not delay others. 0: no limit.",
     )
-    NOTIFICATION_EMAIL_ALLOW: Sequence[str] = value(
+    NOTIFICATION_EMAIL_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
         "The addresses to which notifications may be sent by e-mail; addresses or patterns such as"
-        " '*@example.com'. Empty: none.",
+        " '*@example.com'. Empty: none. A list is for all tenants; a mapping of the slugs of"
+        " tenants, '*' for all, to such lists gives each its own: {'acme': ['*@acme.example']}.",
     )
     NOTIFICATION_EMAIL_FROM: str | None = value(
         None, "The sender of notifications by e-mail. None: DEFAULT_FROM_EMAIL."
     )
-    NOTIFICATION_EMAIL_TIMEOUT: float = duration(
-        15, "The longest wait for one answer of the mail server, unless its backend has a timeout."
-    )
-    NOTIFICATION_SETTINGS_MAX: int = count(100, "The most notification settings of one tenant.")
     NOTIFICATION_RETENTION: float = duration(
         2_592_000, "How long the events of notifications are kept; 30 days."
     )
@@ -50,9 +47,6 @@ class NotificationOptions:
     WATCHDOG_METHOD: str = value(
         "GET", "The method of the requests to WATCHDOG_URL: GET, HEAD or POST."
     )
-    WATCHDOG_QUEUE: str | None = value(
-        None, "The queue of the watchdog's tasks. None: that to which Celery routes them."
-    )
 
 
 _METHODS = ("GET", "HEAD", "POST")
@@ -60,11 +54,10 @@ _METHODS = ("GET", "HEAD", "POST")
 
 def check_notifications(found: NotificationOptions) -> None:
     """Check the types of these settings; raises InvalidSetting."""
-    check_list_of_names("NOTIFICATION_EMAIL_ALLOW", found.NOTIFICATION_EMAIL_ALLOW)
+    check_allowed("NOTIFICATION_EMAIL_ALLOW", found.NOTIFICATION_EMAIL_ALLOW)
     for key in (
         "NOTIFICATION_QUEUE",
         "NOTIFICATION_EMAIL_FROM",
-        "WATCHDOG_QUEUE",
         "WATCHDOG_URL",
     ):
         check_name_or_none(key, getattr(found, key))

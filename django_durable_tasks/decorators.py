@@ -184,11 +184,7 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 
 def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> DurableFunction[..., Any]:
     _check_names(given)
-    if inspect.iscoroutinefunction(function):
-        raise InvalidOption(
-            f"{function.__qualname__} is async: Celery runs plain functions; call asyncio.run()"
-            " in it."
-        )
+    _check_function(function)
     base = _base(given)
     given = retries.with_those_of_base(base, given)
     ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
@@ -213,6 +209,27 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
     return cast("DurableFunction[..., Any]", task)
+
+
+def _check_function(function: Any) -> None:
+    """Raise InvalidOption for what Celery could not run as the function of a task."""
+    name = getattr(function, "__qualname__", repr(function))
+    is_function = inspect.isfunction(function) or inspect.ismethod(function)
+    if not is_function and type(function).__name__ != "cython_function_or_method":
+        kind = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise InvalidOption(
+            f"@durable_task cannot decorate {name}, which is {kind}: write a function with `def`"
+            " that calls it."
+        )
+    if inspect.iscoroutinefunction(function):
+        raise InvalidOption(
+            f"{name} is async: Celery runs plain functions; call asyncio.run() in it."
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOption(
+            f"{name} is a generator: a call would run nothing of it. Return a list, or call the"
+            " generator in a plain function."
+        )
 
 
 def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LAST_PART = 0.7
+"""The least similarity of the last parts of two dotted names, from 0 to 1."""
+
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the known name that is most similar to ``name``, or an empty string.
@@ -12,6 +15,19 @@ def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     ``cutoff`` is the least similarity, from 0 to 1.
     """
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)), "")
+
+
+def nearest_function(name: str, known: Iterable[str]) -> str:
+    """Return the known dotted name that is most similar, or an empty string.
+
+    The last parts must be similar too. Otherwise every function of a module would be suggested for
+    every other one.
+    """
+    last = name.rpartition(".")[2]
+    similar = [
+        other for other in known if nearest(last, [other.rpartition(".")[2]], _LAST_PART) != ""
+    ]
+    return nearest(name, similar)
 
 
 def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -105,6 +105,7 @@ def decrypted(value: Any, place: StorageLocation) -> Any:
     found = stored_value(value)
     if found is None:
         return value
+    found.check_form(place)
     ring = process_state.of(CurrentKeyring).get_with(found.key_id)
     if ring is None:
         raise missing(found.key_id, place)

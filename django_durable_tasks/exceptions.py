@@ -84,7 +84,7 @@ class UnserializableResult(DurableTasksError, TypeError):
 
 
 class ResultTooLarge(DurableTasksError, ValueError):
-    """A result is larger than RESULT_MAX_BYTES, or references than REFERENCES_MAX_BYTES."""
+    """A result is larger than RESULT_MAX_BYTES, or references than 1 MiB."""
 
 
 class UnknownTask(DurableTasksError, LookupError):

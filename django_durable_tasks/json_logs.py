@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
 
-from django_durable_tasks.celery.execution.live_runs import process_runs
-
+_LIVE_RUNS = "django_durable_tasks.celery.execution.live_runs"
 TASK_FIELDS = ("task_id", "task_name", "attempt", "queue", "node", "tenant", "duration")
 """The names under which the project logs these values, in ``extra`` too."""
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -20,7 +20,10 @@ def task_fields() -> dict[str, Any]:
 
     ``duration`` is the time in seconds since the task started.
     """
-    live = process_runs.current()
+    # Django imports this module for LOGGING before it loads the models, which live_runs needs. No
+    # task runs before that module is imported.
+    runs = getattr(sys.modules.get(_LIVE_RUNS), "process_runs", None)
+    live = None if runs is None else runs.current()
     if live is None:
         return {}
     run = live.run

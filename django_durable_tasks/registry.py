@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.did_you_mean import nearest_function
 from django_durable_tasks.exceptions import InvalidOption, UnknownTask
-from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.target_types import (
+    HTTP_CALLBACK_TASK,
+    QUEUE_MESSAGE_TASK,
+    TargetType,
+)
 from django_durable_tasks.rules.tasks.arguments import CallShape, bind
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
@@ -98,10 +102,19 @@ def get(name: str) -> Registered:
     """Return the durable task of this name. Raises UnknownTask with the most similar name."""
     task = _tasks.get(name)
     if task is None:
-        hint = did_you_mean(name, _tasks)
+        similar = nearest_function(name, _tasks)
+        hint = f"Did you mean {similar!r}?" if similar else ""
         message = f"No durable task is registered as {name!r} in this process. {hint}"
         raise UnknownTask(message.strip())
     return task
+
+
+_PACKAGE = "django_durable_tasks."
+
+
+def is_internal(name: str) -> bool:
+    """Return whether the task is one of this package that only the engine creates."""
+    return name.startswith(_PACKAGE) and name not in (HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK)
 
 
 def names() -> frozenset[str]:

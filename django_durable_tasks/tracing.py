@@ -96,18 +96,31 @@ class OpenTelemetryTraces:
 
         If Celery's instrumentation has created a span for the message, that span is used. An
         exception of the block is recorded by it. An error of the SDK is logged, because it must not
-        fail the task.
+        fail the task, neither before its function is called nor after it has returned.
         """
+        active = None
         try:
             span = _attempt_span(run)
+            if span is not None:
+                active = trace.use_span(span, end_on_exit=True)
+                active.__enter__()
         except Exception:
             logger.exception("No span was created for an attempt of %s.", run.name)
-            span = None
-        if span is None:
+            active = None
+        if active is None:
             yield
             return
-        with trace.use_span(span, end_on_exit=True):
+        raised: tuple[Any, Any, Any] = (None, None, None)
+        try:
             yield
+        except BaseException as error:
+            raised = type(error), error, error.__traceback__
+            raise
+        finally:
+            try:
+                active.__exit__(*raised)
+            except Exception:
+                logger.exception("The span of an attempt of %s was not ended.", run.name)
 
 
 def _attempt_span(run: Run) -> Span | None:

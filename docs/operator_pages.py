@@ -55,14 +55,19 @@ manage.py durable SUBCOMMAND ... # inspect and change tasks, workflows and sched
 These **problems** make `durable status` exit with 1: no scheduler is alive; no scheduler is the leader; a due task of a queue
 that is not paused waits for more than `OLDEST_DUE_MAX`; more dead letters are open than `DEAD_LETTERS_MAX`; the broker
 rejects the messages of a queue; a node has stalled; the clock of a node's host is further than `SKEW_MAX` from the
-database's.
+database's; the database's clock was set within the last hour.
+
+With `--deploy` only schedulers, the leader, nodes and rejected queues count: late tasks, dead letters and steps of the clock are
+warnings.
 
 These **warnings** leave it at 0: runs over their `expected_duration`, paused queues, queues with work and no worker,
 nodes that missed their heartbeats, parts of a scheduler that fail repeatedly, messages that were consumed from another queue than their
 task's within the last day, workers whose pool cannot interrupt tasks with time limits on their queues, tasks whose code
-this process does not have, a broker that this process cannot reach, and more connections than the database allows.
+this process does not have, a broker that this process cannot reach, tasks that wait for a limit, and more connections than the
+database allows.
 
-Keys of the JSON: `at`, `healthy`, `problems`, `warnings`, `depth` (rows by status), `oldest_due` (seconds), `queues`,
+Keys of the JSON: `at`, `healthy`, `problems`, `warnings`, `depth` (rows by status), `depth_is_exact` (false if a queue has
+10,000 PENDING tasks or more, at which counting stops), `oldest_due` (seconds), `queues`,
 `dead_letters` (open ones), `leader` (or null), `nodes`, `unknown_tasks` (rows by name), `connections` (`needed`,
 `allowed`), `broker`.
 
@@ -84,25 +89,25 @@ To silence a check use `SILENCED_SYSTEM_CHECKS = ["durable_tasks.W005"]`. Words 
 _WHY = """
 ## Why
 
-* **E003**: due times are instants. With `USE_TZ = False` Django stores wall time, which means two instants for an hour
-  each autumn.
 * **E004, E005, E006** and the rule that `LEASE` is at least twice `HEARTBEAT` (E001): a single lost
   heartbeat must not lose a node, a leader or a run.
 * **E007**: Celery creates a default application when `@shared_task` or `current_app` is touched before the project's
   exists. Other threads, such as those of a web server, then publish to `amqp://guest@localhost`.
-* **E008**: with pickle, clients with write access to the broker can run code in every worker. Messages of durable tasks contain
-  no arguments, but those of other Celery tasks of the same worker do.
 * **E010**: Kombu's own `filesystem://` writes messages in place; a consumer that reads one too early loses it and dies.
 * **E020**: a run of a node that was declared dead is lost when its lease was not renewed for `NODE_TIMEOUT`. A node may
   be declared dead by mistake, so healthy runs renew their leases more often than that.
 * **W004**: Celery ends a task function at its limit by signals and by killing a prefork child. Threads, solo, gevent and
   eventlet cannot do that for a durable task; the task is retried anyway when its lease expires.
 * **W005**: a prefetched message waits behind the run in progress although other workers are idle. The task is
-  republished after `REPUBLISH_AFTER`, so nothing is lost, but it starts late.
+  republished for them, so nothing is lost, but it starts late.
 * **W006, W007**: the lease of the task has the effect of late acknowledgement, without duplicate deliveries.
 * **W008**: SQLite has one writer. `IMMEDIATE` makes writers wait instead of failing, and WAL allows reads meanwhile.
 * **W011**: `atomic=True` opens its transaction before the task function. On SQLite no other process can write until the
   function returns: heartbeats and other tasks wait.
+* **W020**: due times are instants. With `USE_TZ = False` Django stores wall times, which name two instants for an hour each
+  autumn. The tables of this package store instants with either setting.
+* **W021**: with pickle, clients with write access to the broker can run code in every worker. Messages of durable tasks contain
+  no arguments, but those of other Celery tasks of the same worker do.
 """
 
 _OF_DJANGO = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}

@@ -18,10 +18,10 @@ from time import monotonic
 from tests import repetitions
 from tests.changed import affected
 from tests.command_pool import CommandPool
-from tests.environments import NEWEST, CannotBuild, newest, versions
+from tests.environments import OTHERS, CannotBuild, built, versions
 from tests.progress import Progress, about, seconds_left
 from tests.report import Result, closing, lasted, node_id, servers_that_did_not_run
-from tests.runs import KILL_TRIALS, SERVERS, Run, in_turn, kill_trials, planned
+from tests.runs import KILL_TRIALS, SERVERS, WHEELS, Run, in_turn, kill_trials, planned
 from tests.selection import default_runs, left_out_by
 from tests.servers import Server, missing_programs, servers, variable_of
 from tests.worktree import CannotCompare, changes
@@ -53,7 +53,9 @@ def main(arguments: list[str]) -> int:
     if not runs:
         print("Nothing to run: --list --all names every run.", file=sys.stderr)
         return 0 if options.changed else 2
-    wanted = [name for name in (*SERVERS, NEWEST.name) if any(name in run.servers for run in runs)]
+    wanted = [
+        name for name in (*SERVERS, *WHEELS, *OTHERS) if any(name in run.servers for run in runs)
+    ]
     with servers(wanted) as found, tempfile.TemporaryDirectory(prefix="durable-reports-") as folder:
         for server in found.values():
             _print(f"{server.name}: {server.origin}")
@@ -262,14 +264,15 @@ def _result(
         return result
     limit = KILL_TRIAL_SECONDS if run.suite == KILL_TRIALS else RUN_SECONDS
     began, python = monotonic(), Path(sys.executable)
-    if run.newest:
+    if run.environment is not None:
+        environment = OTHERS[run.environment]
         try:
-            python = newest(Path(str(found[NEWEST.name].url)))
+            python = built(environment, Path(str(found[environment.name].url)))
         except CannotBuild as problem:
-            _print(f"not run: .venv-newest could not be built: {problem}")
+            _print(f"not run: {environment.folder.name} could not be built: {problem}")
             result.failed, result.failures = True, [run.title]
             return result
-        _print(f"    with {found[NEWEST.name].origin}, {versions(python)}")
+        _print(f"    with {found[environment.name].origin}, {versions(python)}")
     command = run.command or _pytest_command(run, report, python)
     code = pool.code(
         command, _environment(run, found, report), limit, _log(report) if aside else None
@@ -345,6 +348,8 @@ def _environment(run: Run, found: dict[str, Server], report: Path) -> dict[str, 
         if not name.startswith(("TEST_", "DJANGO_", "CELERY_", "PYTHONDONTWRITEBYTECODE"))
     }
     kept |= {variable_of(name): server.url for name, server in found.items() if server.url}
+    for name in {*run.servers} & {*WHEELS} & {*found}:
+        kept[variable_of(WHEELS[name])] = str(found[name].url)
     kept["TEST_DATABASE"] = run.database or "sqlite"
     kept["TEST_BROKER"] = run.broker or "memory"
     if run.pooled:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import psycopg
 import pymysql
 import redis
+from django.db.utils import load_backend
 from kombu import Connection
 
 DEFAULTS = {
@@ -35,8 +35,10 @@ def hidden(url: str) -> str:
 
 
 def _ask_postgresql(url: str) -> str | None:
-    with psycopg.connect(url, connect_timeout=SECONDS) as connection:
-        version = connection.info.server_version
+    driver = load_backend("django.db.backends.postgresql").Database
+    connection = driver.connect(url, connect_timeout=SECONDS)
+    version = connection.info.server_version
+    connection.close()
     return (
         None
         if version >= 140000

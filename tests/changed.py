@@ -12,8 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.runs import PGBOUNCER, PORTABLE, ROOT, SMOKE, Run, planned
-from tests.selection import COMPLETE_BROKER, COMPLETE_PAIR, default_runs
+from tests.environments import OTHERS
+from tests.runs import (
+    COMPLETE_BROKER,
+    COMPLETE_PAIR,
+    PGBOUNCER,
+    PORTABLE,
+    ROOT,
+    SMOKE,
+    Run,
+    planned,
+)
+from tests.selection import default_runs
 
 ALWAYS = ("checks", "architecture")
 DEFAULT = "default"
@@ -145,7 +155,7 @@ def _is_part(target: str, run: Run) -> bool:
     """
     path, *servers = target.split("@")
     inside = any(path == folder or path.startswith(f"{folder}/") for folder in run.folders)
-    complete = run.suite not in {SMOKE, PGBOUNCER, PORTABLE, "newest"}
+    complete = run.suite not in {SMOKE, PGBOUNCER, PORTABLE, *OTHERS}
     return inside and complete and {run.database, run.broker}.issuperset(servers)
 
 

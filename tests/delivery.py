@@ -1,11 +1,17 @@
-"""Delivers a message to its task in this process, as a worker does: gate, body, ending."""
+"""Delivers a message to its task in this process, as a worker does: gate, body, ending.
+
+``deliver`` calls the task only. ``trace`` runs Celery's tracer too, with its hooks and signals.
+"""
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
-from celery import current_app
+from celery import current_app, signals
+from celery.app.trace import build_tracer
 
+from django_durable_tasks.celery.execution.batch_runs import run_batch
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import Task
@@ -30,3 +36,35 @@ def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -
     finally:
         task.pop_request()
         process_runs.forget(message)
+
+
+def trace(row: Task, *, name: str = "") -> Any:
+    """Run the message of this task as the process of a pool does, under another ``name`` if given.
+    Returns what the process sends to its parent.
+    """
+    message = f"{row.pk}.{row.epoch}.{row.publish_count}"
+    return _trace(name or row.name, message, {}, **{HEADER: message})
+
+
+def trace_batches(name: str, queue: str) -> None:
+    """Run batch messages until each task of this name was started."""
+    for _ in range(20):
+        if not Task.objects.filter(name=name, attempts=0).exists():
+            return
+        trace_batch(name, queue)
+
+
+def trace_batch(name: str, queue: str) -> None:
+    """Run one batch message."""
+    token = f"batch.{uuid.uuid4().hex[:12]}"
+    _trace(run_batch.name, token, {"queue": queue, "name": name, "number": 0})
+
+
+def _trace(name: str, message: str, kwargs: dict[str, Any], **headers: Any) -> Any:
+    task = current_app.tasks[name]
+    request = {"id": message, "delivery_info": {}, "hostname": "here", "retries": 0, **headers}
+    try:
+        return build_tracer(task.name, task, app=current_app)(message, [], kwargs, request)
+    except BaseException as error:  # noqa: BLE001 - a pool reports what leaves the tracer
+        signals.task_failure.send(sender=task, task_id=message, exception=error)
+        return None

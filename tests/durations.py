@@ -29,10 +29,11 @@ SECONDS: dict[tuple[str, str | None, str | None], int] = {
     ("smoke", "sqlite", "filesystem"): 100,
     ("pgbouncer", "postgresql", "redis"): 95,
     ("mutants", "postgresql", "redis"): 400,
-    ("chaos", "postgresql", "rabbitmq"): 110,
+    ("chaos", "postgresql", "rabbitmq"): 230,
     ("newest", None, None): 250,
     ("newest", "sqlite", None): 330,
     ("newest", "postgresql", "redis"): 110,
+    ("alternatives", "postgresql", "redis"): 130,
 }
 """Seconds on a machine with two busy processors: for the order and the progress lines, never a
 limit.

@@ -1,8 +1,9 @@
 """Virtual environments of the test runs, and the constraints files with the tested versions.
 
 `.venv` contains the oldest supported Django and Celery and runs everything. `.venv-newest` contains
-the newest ones with the newest Python of this machine and runs a part. `python -m
-tests.environments` updates both constraints files.
+the newest ones with the newest Python of this machine and runs a part. `.venv-alternatives` contains
+what neither of them has: the Python and the Django between them, and psycopg 2. `python -m
+tests.environments` updates the constraints files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP_SECONDS = 900
-NEWER = ("3.14", "3.13", "3.12")
 PROBE = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 VERSIONS = (
     "from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in ('Django',"
@@ -33,11 +34,16 @@ class CannotBuild(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment; ``ranges`` are the requirements beside those of pyproject.toml."""
+    """A virtual environment. ``ranges`` are the requirements beside those of pyproject.toml,
+    ``without`` the packages of pyproject.toml that it does not have, ``pythons`` the versions of
+    its interpreter, the preferred one first.
+    """
 
     name: str
     folder: Path
     ranges: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
 
     @property
     def constraints(self) -> Path:
@@ -53,16 +59,24 @@ class Environment:
 OLDEST = Environment(
     "oldest", ROOT / ".venv", ("Django>=5.2,<5.3", "celery[redis]>=5.6,<5.7", "kombu>=5.6,<5.7")
 )
-NEWEST = Environment("newest", ROOT / ".venv-newest")
+NEWEST = Environment("newest", ROOT / ".venv-newest", pythons=("3.14", "3.13", "3.12"))
+ALTERNATIVES = Environment(
+    "alternatives",
+    ROOT / ".venv-alternatives",
+    ("Django>=6.0,<6.1", "psycopg2-binary>=2.9.9"),
+    without=("psycopg", "psycopg-binary"),
+    pythons=("3.12", "3.13", "3.14"),
+)
+OTHERS = {environment.name: environment for environment in (NEWEST, ALTERNATIVES)}
 
 
-def newest_interpreter() -> tuple[Path, str] | None:
-    """Return the newest CPython on this machine that is newer than the running one, and its
-    version, or None.
+def interpreter(environment: Environment) -> tuple[Path, str] | None:
+    """Return the CPython on this machine that an environment prefers among those that are newer
+    than the running one, and its version, or None.
     """
-    for version in NEWER:
+    for version in environment.pythons:
         if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
-            return None
+            continue
         found = shutil.which(f"python{version}")
         pyenv = sorted(
             Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python{version}"),
@@ -87,20 +101,31 @@ def _version_of(python: Path) -> str:
     return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
-@functools.lru_cache(maxsize=1)
-def newest(interpreter: Path) -> Path:
-    """Build `.venv-newest` with this interpreter unless it is up to date; return its python. Raises
-    CannotBuild.
+def built(environment: Environment, python: Path) -> Path:
+    """Build an environment with this interpreter unless it is up to date; return its python.
+
+    Raises CannotBuild.
     """
+    with _building:
+        return _built(environment, python)
+
+
+# Parallel runs use one environment.
+_building = threading.Lock()
+
+
+@functools.cache
+def _built(environment: Environment, python: Path) -> Path:
     stamp, wanted = (
-        NEWEST.folder / ".built",
-        [ROOT / "pyproject.toml", ROOT / "setup.cfg", NEWEST.constraints],
+        environment.folder / ".built",
+        [ROOT / "pyproject.toml", ROOT / "setup.cfg", environment.constraints],
     )
     if stamp.exists() and all(stamp.stat().st_mtime > file.stat().st_mtime for file in wanted):
-        return NEWEST.python
-    _build(NEWEST.folder, interpreter, "-c", str(NEWEST.constraints))
+        return environment.python
+    pins = ("-c", str(environment.constraints))
+    _build(environment, environment.folder, python, *environment.ranges, *pins)
     stamp.touch()
-    return NEWEST.python
+    return environment.python
 
 
 def versions(python: Path) -> str:
@@ -110,13 +135,13 @@ def versions(python: Path) -> str:
     ).stdout.strip()
 
 
-def pin(environment: Environment, interpreter: Path) -> int:
+def pin(environment: Environment, python: Path) -> int:
     """Write the constraints file of an environment from a fresh installation, and return its number
     of packages.
     """
     with tempfile.TemporaryDirectory(prefix="durable-pins-") as place:
         folder = Path(place) / "venv"
-        _build(folder, interpreter, *environment.ranges)
+        _build(environment, folder, python, *environment.ranges)
         freeze = [
             str(folder / "bin" / "python"),
             "-m",
@@ -134,20 +159,16 @@ def pin(environment: Environment, interpreter: Path) -> int:
     return len(pins)
 
 
-def _build(folder: Path, interpreter: Path, *wishes: str) -> None:
+def _build(environment: Environment, folder: Path, python: Path, *wishes: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    install = [
-        str(folder / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check"]
+    commands = [
+        [str(python), "-m", "venv", str(folder)],
+        [*pip, "install", *wishes, "-e", f"{ROOT}[test]"],
     ]
-    for command in (
-        [str(interpreter), "-m", "venv", str(folder)],
-        [*install, *wishes, "-e", f"{ROOT}[test]"],
-    ):
+    if environment.without:
+        commands.append([*pip, "uninstall", "-y", *environment.without])
+    for command in commands:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False
         )
@@ -156,18 +177,18 @@ def _build(folder: Path, interpreter: Path, *wishes: str) -> None:
 
 
 def main() -> None:
-    """Write the constraints files of both environments."""
+    """Write the constraints files of all environments."""
     parser = argparse.ArgumentParser(prog="python -m tests.environments", description=main.__doc__)
     parser.parse_args()
-    found = newest_interpreter()
     print(f"{OLDEST.constraints.name}: {pin(OLDEST, Path(sys.executable))} packages")
-    if found is None:
-        print(
-            f"{NEWEST.constraints.name} stays as it is: no Python newer than"
-            f" {sys.version.split()[0]} was found."
-        )
-        return
-    print(f"{NEWEST.constraints.name}: {pin(NEWEST, found[0])} packages, for Python {found[1]}")
+    for environment in OTHERS.values():
+        found, name = interpreter(environment), environment.constraints.name
+        if found is None:
+            print(
+                f"{name} stays as it is: no Python newer than {sys.version.split()[0]} was found."
+            )
+        else:
+            print(f"{name}: {pin(environment, found[0])} packages, for Python {found[1]}")
 
 
 if __name__ == "__main__":

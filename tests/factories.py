@@ -97,6 +97,8 @@ def _task(status: Status, due: float | None, now: datetime, fields: dict[str, An
     values: dict[str, Any] = {"name": NOOP, "queue": QUEUE, "run_at": now, "status": status}
     values |= _of_state(status, due, now, fields)
     values |= fields
+    if values.get("waiting_for_limit"):
+        values.setdefault("ready_at", values["run_at"])
     values["id"] = values.get("id") or new_task_id()
     values.setdefault("shard_key", shard_of(values["id"]))
     for key in ("key", "unique_key"):

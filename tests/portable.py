@@ -15,6 +15,9 @@ from fnmatch import fnmatch
 
 MODULES = (
     "tests/database/admin/*",  # pages: what they show, escape and permit
+    "tests/database/api/test_schema.py",  # generated requests get documented answers
+    "tests/database/api/test_messages_for_clients.py",  # what a refusal says
+    "tests/database/api/test_refused_*.py",  # what is refused, and before which work
     "tests/database/celery/test_failing_queues.py",  # queues that the broker rejects
     # which due tasks a scheduler publishes, and when
     "tests/database/scheduler/test_dispatching.py",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.backends import BROKERS, DATABASES
+from tests.environments import OTHERS
 from tests.progress import about
 from tests.runs import ROOT, SMOKE, Run
 from tests.servers import Server
@@ -85,11 +86,12 @@ def closing(
     yield from _left_out(results)
     yield from _not_selected(rest)
     if any(result.run.database for result in results):
-        yield from _table([result for result in results if not result.run.newest])
+        yield from _table([result for result in results if not result.run.environment])
         yield ""
-    if newest := [result for result in results if result.run.newest]:
-        yield f"with the newest versions: {_cell(newest)}"
-        yield ""
+    for name in OTHERS:
+        if others := [result for result in results if result.run.environment == name]:
+            yield f"with the versions of constraints/{name}.txt: {_cell(others)}"
+            yield ""
     passed, failed, skipped = (
         sum(result.passes for result in results),
         sum(len(result.failures) or result.failed for result in results),

@@ -11,17 +11,23 @@ from pathlib import Path
 
 from tests.backends import BROKERS, DATABASES
 from tests.durations import CHECK_SECONDS, SECONDS
-from tests.environments import NEWEST
+from tests.environments import ALTERNATIVES, NEWEST, OTHERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PGBOUNCER = "pgbouncer"
+# Servers that a run uses instead of the one with this name.
+WHEELS = {"postgresql-wheel": "postgresql", "valkey-wheel": "redis"}
 SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq", PGBOUNCER)
 PAIRS = [("postgresql", broker) for broker in BROKERS] + [
     ("mariadb", "rabbitmq"),
     ("sqlite", "filesystem"),
 ]
-LAST_PAIRS = [("postgresql", "filesystem"), ("mariadb", "rabbitmq")]
-"""Pairs whose database and whose broker have run with others before."""
+COMPLETE_BROKER = "redis"
+"""It has the most tests of its own: those of the due index and of its notifications."""
+COMPLETE_PAIR = ("postgresql", "rabbitmq")
+"""The other pairs run completely after all else, and their smoke tests before that."""
+POOLED_PAIR = ("postgresql", "redis")
+"""The run through PgBouncer is the smoke set of this pair."""
 KILL_PAIRS = [
     ("postgresql", "redis"),
     ("postgresql", "rabbitmq"),
@@ -48,9 +54,8 @@ class Run:
     # it measures time or interrupts processes, so it begins after the others, and no more runs
     # than processors are beside it
     quiet: bool = False
-    newest: bool = (
-        False  # with the newest Python, Django and Celery, not with the oldest that are supported
-    )
+    # of `tests.environments`; None: the one with the oldest supported Django and Celery
+    environment: str | None = None
     marks: str = ""
     pooled: bool = False  # through PgBouncer, in transaction mode
     # its tests run on another pair too: it begins after the others, within a time limit if given
@@ -63,8 +68,10 @@ class Run:
     @property
     def servers(self) -> list[str]:
         """Return the servers and the interpreter that it needs; files need none."""
-        named = (self.database, self.broker, PGBOUNCER if self.pooled else None)
-        return [name for name in named if name in SERVERS] + [NEWEST.name] * self.newest
+        named = [self.database, self.broker, PGBOUNCER if self.pooled else None]
+        if self.environment == ALTERNATIVES.name:
+            named = [*WHEELS]
+        return [name for name in [*named, self.environment] if name in {*SERVERS, *WHEELS, *OTHERS}]
 
     @property
     def seconds(self) -> float:
@@ -79,7 +86,7 @@ class Run:
     @property
     def by_hand(self) -> str:
         """Return the shell command that runs it alone, in the root of the project."""
-        if self.newest or self.pooled or not self.folders:
+        if self.environment or self.pooled or not self.folders:
             return f'make test ARGS="--only {self.suite}"'
         marks = f" -m {shlex.quote(self.marks)}" if self.marks else ""
         place = f"TEST_DATABASE={self.database or 'sqlite'} TEST_BROKER={self.broker or 'memory'}"
@@ -105,6 +112,17 @@ def planned() -> list[Run]:
 def smoke(names: tuple[str, ...], database: str, broker: str) -> Run:
     """Return the tests of these folders with the mark `smoke`, on one pair."""
     return _marked(_pytest(SMOKE, names, database, broker), "smoke")
+
+
+def _smoke_runs() -> Iterator[Run]:
+    """Yield the smoke runs of each pair of which a suite does not run completely at first."""
+    for database, broker in PAIRS:
+        wanted = {
+            "broker": database == "postgresql" and broker != COMPLETE_BROKER,
+            "processes": (database, broker) != COMPLETE_PAIR,
+        }
+        if (database, broker) != POOLED_PAIR:
+            yield smoke(tuple(name for name in wanted if wanted[name]), database, broker)
 
 
 def kill_trials() -> list[Run]:
@@ -152,34 +170,46 @@ def _suites() -> Iterator[Run]:
         yield _pytest(name, (name,))
     yield _pytest("database", _DATABASE_FOLDERS, "postgresql")
     for database in ("mariadb", "sqlite"):
-        yield _marked(_pytest("database", _DATABASE_FOLDERS, database), "not portable")
+        # what is repeated often on PostgreSQL is repeated less here
+        here = _marked(_pytest("database", _DATABASE_FOLDERS, database), "not portable")
+        yield replace(here, few=True)
         yield replace(_marked(_pytest(PORTABLE, ("database",), database), "portable"), last=True)
     for database in DATABASES:
-        yield _quiet(_pytest("crash_points", ("crash_points",), database))
+        points = _pytest("crash_points", ("crash_points",), database)
+        yield replace(points, quiet=True, last=database != "postgresql")
     for broker in BROKERS:
-        yield replace(
-            _pytest("broker", ("broker",), "postgresql", broker), last=broker == "filesystem"
-        )
-    for database, broker in PAIRS:
-        pair = _pytest("processes", ("processes",), database, broker)
-        yield replace(pair, last=(database, broker) in LAST_PAIRS)
+        run = _pytest("broker", ("broker",), "postgresql", broker)
+        yield replace(run, last=broker != COMPLETE_BROKER)
+    for pair in PAIRS:
+        yield replace(_pytest("processes", ("processes",), *pair), last=pair != COMPLETE_PAIR)
+    yield from _smoke_runs()
     yield _quiet(_pytest("mutants", ("mutants",), "postgresql", "redis"))
     yield _quiet(_pytest("chaos", ("chaos",), "postgresql", "rabbitmq"))
     yield _pytest("browser", ("browser",), "sqlite")
     pooled = _marked(_pytest(PGBOUNCER, ("broker", "processes"), "postgresql", "redis"), "smoke")
     yield replace(pooled, title=f"{pooled.title} through PgBouncer", pooled=True)
-    yield _newest(("unit", "documentation"))
-    yield _newest(("database",), "sqlite")
-    yield _newest(("broker", "processes"), "postgresql", "redis", marks="smoke")
+    yield _other(NEWEST.name, ("unit", "documentation"))
+    yield replace(_other(NEWEST.name, ("database",), "sqlite"), last=True)
+    for name in OTHERS:
+        yield _other(name, ("broker", "processes"), "postgresql", "redis", marks="smoke")
 
 
-def _newest(
-    names: tuple[str, ...], database: str | None = None, broker: str | None = None, marks: str = ""
+def _other(
+    name: str,
+    names: tuple[str, ...],
+    database: str | None = None,
+    broker: str | None = None,
+    marks: str = "",
 ) -> Run:
-    run = _pytest("newest", names, database, broker)
+    """Return a run in another environment. Its suite has the name of the environment."""
+    run = _pytest(name, names, database, broker)
     run = _marked(run, marks) if marks else run
-    title = f"{run.title} with the newest versions"
-    return replace(run, title=title, newest=True, few=True)
+    versions = {
+        NEWEST.name: "the newest versions",
+        ALTERNATIVES.name: "Django 6.0, psycopg 2, PostgreSQL 18 and Valkey",
+    }
+    title = f"{run.title} with {versions[name]}"
+    return replace(run, title=title, environment=name, few=True)
 
 
 def _quiet(run: Run) -> Run:

@@ -8,23 +8,18 @@ complete suites of the other pairs need `--all`, which also repeats races and ge
 more often (`tests.repetitions`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.runs import PAIRS, PORTABLE, Run, planned, smoke
+from tests.environments import OTHERS
+from tests.runs import COMPLETE_BROKER, COMPLETE_PAIR, PORTABLE, SMOKE, Run, planned
 
-COMPLETE_BROKER = "redis"
-"""It has the most tests of its own: those of the due index and of its notifications."""
-COMPLETE_PAIR = ("postgresql", "rabbitmq")
-POOLED_PAIR = ("postgresql", "redis")
-"""The run through PgBouncer is the smoke set of this pair."""
-ONLY_WITH_ALL = {"chaos", "crash_points", "mutants", "newest", PORTABLE}
+ONLY_WITH_ALL = {"chaos", "crash_points", "mutants", PORTABLE, *OTHERS}
 
 
 def default_runs() -> list[Run]:
     """Return the runs without `--all`."""
-    chosen = [*filter(_is_default, planned()), *_smoke_runs()]
-    return [replace(run, few=True) for run in chosen]
+    return [replace(run, few=True) for run in planned() if _is_default(run)]
 
 
 def left_out_by(runs: Sequence[Run]) -> list[Run]:
@@ -33,19 +28,10 @@ def left_out_by(runs: Sequence[Run]) -> list[Run]:
 
 
 def _is_default(run: Run) -> bool:
+    if run.suite == SMOKE:
+        return True
     if run.suite == "broker":
         return run.broker == COMPLETE_BROKER
     if run.suite == "processes":
         return (run.database, run.broker) == COMPLETE_PAIR
     return run.suite not in ONLY_WITH_ALL
-
-
-def _smoke_runs() -> Iterator[Run]:
-    """Yield the smoke runs of each pair of which a suite does not run completely."""
-    for database, broker in PAIRS:
-        wanted = {
-            "broker": database == "postgresql" and broker != COMPLETE_BROKER,
-            "processes": (database, broker) != COMPLETE_PAIR,
-        }
-        if (database, broker) != POOLED_PAIR:
-            yield smoke(tuple(name for name in wanted if wanted[name]), database, broker)

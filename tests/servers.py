@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.addresses import DEFAULTS, problem_at
-from tests.environments import NEWEST, newest_interpreter
+from tests.environments import OTHERS, Environment, interpreter
 from tests.starting import (
     CannotStart,
     find_pgbouncer,
     start_mariadb,
     start_postgresql,
+    start_postgresql_wheel,
     start_rabbitmq,
     start_redis,
+    start_valkey_wheel,
 )
 
 PGBOUNCER = "pgbouncer"
@@ -29,6 +31,8 @@ STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
     "mariadb": start_mariadb,
     "redis": start_redis,
     "rabbitmq": start_rabbitmq,
+    "postgresql-wheel": start_postgresql_wheel,
+    "valkey-wheel": start_valkey_wheel,
 }
 
 
@@ -53,7 +57,7 @@ class Server:
 
 def variable_of(name: str) -> str:
     """Return the environment variable that overrides the address of a server."""
-    return f"TEST_{name.upper()}_URL"
+    return f"TEST_{name.upper().replace('-', '_')}_URL"
 
 
 @contextmanager
@@ -70,8 +74,8 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
     """Find one server, or start it. An address from the environment is used or refused, never
     replaced.
     """
-    if name == NEWEST.name:
-        return _newest()
+    if name in OTHERS:
+        return _interpreter(OTHERS[name])
     if name == PGBOUNCER:
         return _pgbouncer()
     configured = os.environ.get(variable_of(name))
@@ -80,7 +84,7 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
         return Server(
             name, None if problem else configured, problem or f"given by {variable_of(name)}"
         )
-    problem = problem_at(name, DEFAULTS[name])
+    problem = problem_at(name, DEFAULTS[name]) if name in DEFAULTS else "it comes from a wheel"
     if problem is None:
         return Server(name, DEFAULTS[name], "listening here")
     try:
@@ -100,9 +104,11 @@ def _pgbouncer() -> Server:
     return Server(PGBOUNCER, str(found), f"installed: {found}")
 
 
-def _newest() -> Server:
-    """Find the newest interpreter, which a run may need like a server and which may be missing."""
-    found = newest_interpreter()
+def _interpreter(environment: Environment) -> Server:
+    """Find the interpreter of an environment, which a run may need like a server and which may be
+    missing.
+    """
+    found = interpreter(environment)
     if found is None:
-        return Server(NEWEST.name, None, "no Python newer than this one is installed")
-    return Server(NEWEST.name, str(found[0]), f"Python {found[1]}")
+        return Server(environment.name, None, "no Python newer than this one is installed")
+    return Server(environment.name, str(found[0]), f"Python {found[1]}")

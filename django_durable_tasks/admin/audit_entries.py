@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -16,6 +16,7 @@ from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.engine.audit.history import of_task
 from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.rules.audit import OBJECT_TYPES
 
 _AT = display.instant_of("at", _("at"))
 _PAGES = {
@@ -80,7 +81,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     list_select_related = ("tenant",)
     sortable_by = ()
     search_fields = ("actor",)
-    search_help_text = _("The complete id of an object, or a complete user name.")
+    search_help_text = _("The complete id or name of an object, or a complete user name.")
     fieldsets: ClassVar = (
         (
             None,
@@ -107,7 +108,9 @@ class AuditEntryAdmin(ReadOnlyAdmin):
             return queryset, False
         key = filters.key_in(term)
         if key is None:
-            return queryset.filter(actor=term), False
+            # An index reads one type of objects at a time, so the types are named.
+            named = Q(object_type__in=OBJECT_TYPES, object_id=term)
+            return queryset.filter(Q(actor=term) | named), False
         types = ("task", "schedule", "workflow run")
         return queryset.filter(object_type__in=types, object_id=str(key)), False
 

@@ -21,11 +21,11 @@ from django.core import signing
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model
 from django.http import QueryDict
-from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin.display import instant
+from django_durable_tasks.host_clock import host_now
 
 if TYPE_CHECKING:
     _ModelForm = forms.ModelForm[Any]
@@ -115,7 +115,7 @@ class EditForm(forms.Form):
             "row": str(self.row_compared and self.row_compared.pk),
             "version": self.version,
             "values": self._values(),
-            "at": timezone.now().isoformat(),
+            "at": host_now().isoformat(),
         }
         return signing.dumps(found, salt=_SALT, compress=True)
 

@@ -25,7 +25,7 @@ AT_ONCE = 2_000
 NEAR = 60
 """The number of tasks in the diagram on the page of a task."""
 _TYPES = {"svg": "image/svg+xml", "json": "application/json"}
-_ENDINGS = {"text": "txt", "mermaid": "mmd", "dot": "dot", "svg": "svg", "json": "json"}
+_ENDINGS = {"text": "txt", "mermaid": "mmd", "svg": "svg", "json": "json"}
 
 
 def linked(diagram: Diagram) -> Diagram:

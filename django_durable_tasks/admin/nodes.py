@@ -128,7 +128,8 @@ class NodeAdmin(ReadOnlyAdmin):
             "leads": Exists(leads),
             "term": Subquery(leads.values("term")[:1]),
         }
-        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**node_columns))
+        nodes = super().get_queryset(request).defer("names").annotate(**node_columns)
+        return cast("QuerySet[Any]", nodes)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

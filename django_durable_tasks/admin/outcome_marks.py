@@ -24,7 +24,9 @@ LOOKED_AT = 100
 MARKS = 7
 _DAY = timedelta(days=1)
 MISSED = frozenset({FireOutcome.MISSED, FireOutcome.EXPIRED, FireOutcome.FAILED_TO_CREATE})
-SKIPPED = frozenset({FireOutcome.SKIPPED_OVERLAP, FireOutcome.SKIPPED_CALENDAR})
+SKIPPED = frozenset(
+    {FireOutcome.SKIPPED_OVERLAP, FireOutcome.SKIPPED_CALENDAR, FireOutcome.SKIPPED_QUOTA}
+)
 _COLUMNS = ("recurring_task_id", "id", "fire_time", "last_fire_time", "outcome", "count", "task_id")
 
 

@@ -17,12 +17,17 @@ from django_durable_tasks.admin.charts import charts_of
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
+from django_durable_tasks.engine.cluster.queues import (
+    MISROUTED_FOR,
+    Depth,
+    shown_count,
+    shown_total,
+    totals,
+)
 from django_durable_tasks.engine.cluster.status import Overview, overview
+from django_durable_tasks.engine.limits.operator_limits import limit_waits
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.rules.tasks.explanations import ago
-
-COUNTED = ("PENDING", "QUEUED", "RUNNING")
 
 
 def troubles(seen: Overview) -> Iterator[str]:
@@ -41,6 +46,13 @@ def troubles(seen: Overview) -> Iterator[str]:
     for depth in seen.depths:
         yield from _troubles_of(depth, seen.now)
     yield from _troubles_of_schedules(seen)
+    if (noticed := seen.clock_step) is not None:
+        values = {
+            "step": f"{noticed.clock_step or 0.0:+,.1f}",
+            "ago": ago((seen.now - (noticed.clock_step_at or seen.now)).total_seconds()),
+        }
+        yield _("The database's clock was set by %(step)s s, %(ago)s ago.") % values
+    yield from limit_waits(seen.limits)
     for name, number in seen.unknown.items():
         yield _("%(number)d tasks wait for %(name)s, which this process does not have.") % {
             "number": number,
@@ -91,7 +103,7 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
 
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
-    number = depth.due + depth.queued
+    number = depth.due + depth.limited + depth.queued
     values = {
         "queue": depth.queue,
         "number": number,
@@ -130,10 +142,12 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
             "urls": {
                 status: list_of("task", queue=depth.queue, status__exact=status)
-                for status in COUNTED
+                for status in ("PENDING", "QUEUED", "RUNNING")
             },
             "unstarted": (
-                not depth.paused_at and not depth.workers and bool(depth.due + depth.queued)
+                not depth.paused_at
+                and not depth.workers
+                and bool(depth.due + depth.limited + depth.queued)
             ),
         }
         for depth in depths
@@ -155,11 +169,11 @@ def _facts() -> dict[str, Any]:
             (
                 status,
                 list_of("task", status__exact=status),
-                sum(getattr(depth, status.lower()) for depth in seen.depths),
+                f"{number}{'' if exact else '+'}",
             )
-            for status in COUNTED
+            for status, (number, exact) in totals(seen.depths).items()
         ],
-        "due": sum(depth.due for depth in seen.depths),
+        "due": shown_total(depth.due + depth.limited for depth in seen.depths),
         "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
         "workers": len(workers),
         "concurrency": sum(node.concurrency for node in workers),

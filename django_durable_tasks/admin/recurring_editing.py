@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
@@ -18,6 +19,7 @@ from django_durable_tasks.engine.recurring.preview import Preview, preview
 from django_durable_tasks.engine.recurring.schedules import upsert
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
 from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.rules.recurring.declarations import CODE, SETTINGS
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 
 SHOWN = 10
@@ -35,7 +37,9 @@ def _preview(form: RecurringForm) -> Preview | None:
 def _saved(form: RecurringForm) -> RecurringTask | None:
     """Save the schedule; None if it was refused, which the form shows."""
     try:
-        return upsert(**form.keywords(), revision=form.row.revision if form.row else None)
+        is_new = form.row is None
+        revision = None if form.row is None else form.row.revision
+        return upsert(**form.keywords(), revision=revision, replaces_ended=is_new)
     except DurableTasksError as refused:
         _refuse(form, refused)
         return None
@@ -67,7 +71,8 @@ def _name_in_use(form: RecurringForm, screen: Any, request: HttpRequest) -> bool
     if form.row is not None:
         return False
     given = form.keywords()
-    found = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"]).exists()
+    rows = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"])
+    found = rows.exclude(~Q(source__in=(CODE, SETTINGS)), status=RecurringStatus.CANCELLED).exists()
     if found:
         form.add_error("name", _("A schedule with this name already exists."))
     return bool(found)

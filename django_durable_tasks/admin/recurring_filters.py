@@ -53,7 +53,7 @@ class SourceFilter(ScreenFilter):
 
     title = _("declared by")
     parameter_name = "source"
-    _WORDS = ("code", "settings", "beat")
+    _WORDS = ("code", "settings", "beat", "api")
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [*((word, word) for word in self._WORDS), ("hand", _("by operators"))]

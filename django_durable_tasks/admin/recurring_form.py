@@ -280,8 +280,13 @@ def _jitter_of(text: str) -> float | str:
 
 
 def _task_names(row: RecurringTask | None) -> list[str]:
+    """Return the tasks of the project, and the callbacks and messages that schedules may create.
+
+    The other tasks of this package are internal: their arguments name rows that the engine writes.
+    """
     inspect.load_tasks()
-    return sorted(registry.names() | ({row.task} if row else set()))
+    names = {name for name in registry.names() if not registry.is_internal(name)}
+    return sorted(names | ({row.task} if row else set()))
 
 
 def _calendar_names(row: RecurringTask | None, tenants: QuerySet[Tenant]) -> list[str]:

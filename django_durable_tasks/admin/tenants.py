@@ -45,6 +45,8 @@ class TenantForm(EditModelForm):
 
     open_tasks = _number(SET_QUOTAS, "open_tasks")
     recurring_tasks = _number(SET_QUOTAS, "recurring_tasks")
+    runs_per_day = _number(SET_QUOTAS, "runs_per_day")
+    calendars = _number(SET_QUOTAS, "calendars")
     payload_bytes = _number(SET_QUOTAS, "payload_bytes")
     requests = forms.CharField(
         required=False, max_length=20, label=_("Requests"), help_text=_("600/m, 10/s.")

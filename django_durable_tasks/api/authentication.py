@@ -21,6 +21,8 @@ from django_durable_tasks.rules.tenants.quotas import RateDecision
 
 TENANT_HEADER = "Durable-Tenant"
 _LONGEST = 200
+KEY_ACTOR = "API key "
+"""The name of a key in audit entries begins with this."""
 _READS_SECRETS = "view_task_arguments"
 
 
@@ -84,14 +86,14 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        found = api_keys.verified(text.strip(), now, throttle.rate_in_database())
+        found = api_keys.verified(text.strip(), now, throttle.default_rate())
         if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.
             raise AuthenticationFailed("The API key is unknown, expired or revoked.")
         row = found.row
         api_keys.record_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
-        name, counted = f"API key {row.prefix}", found.decision
+        name, counted = f"{KEY_ACTOR}{row.prefix}", found.decision
         return Caller(row.tenant, name, scopes, clock=found.clock, decision=counted), row
 
     def authenticate_header(self, request: Request) -> str:

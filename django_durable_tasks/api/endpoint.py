@@ -62,6 +62,10 @@ class JsonNegotiation(BaseContentNegotiation):
         return renderers[0], renderers[0].media_type
 
 
+_ITEMS_OF_A_REQUEST = 10
+"""The items of a body that together cost as much processor time as a small request."""
+
+
 class ApiEndpoint(APIView):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
@@ -138,6 +142,9 @@ class ApiEndpoint(APIView):
         if not conf.settings().API:
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         super().initial(request, *args, **kwargs)
+        if request.method not in self.allowed_methods:
+            # Before the parameters, which are those of a method.
+            self.http_method_not_allowed(request)
         if isinstance(request.user, Caller) and request.user.user is None:
             self.rate = request.user.decision or throttle.admit(request.user.tenant)
         self._check_access(str(request.method))
@@ -204,6 +211,18 @@ class ApiEndpoint(APIView):
             part = InvalidPart("#", "is no JSON object", "type")
             raise Problem(problems.INVALID, "The body is no JSON object.", [part])
         return data
+
+    def charge_items(self, number: int) -> None:
+        """Count a request with many items as further requests, before the items are read.
+
+        Raises Problem.
+        """
+        if self.rate is None:
+            return
+        # A request that costs more than the window is admitted when all of the window is free.
+        further = min((number - 1) // _ITEMS_OF_A_REQUEST, self.rate.rate.number - 1)
+        if further > 0:
+            self.rate = throttle.admit(self.caller.tenant, further)
 
     def handle_exception(self, exc: Exception) -> Response:
         """Return the problem of an exception; no error is answered in another form."""

@@ -25,11 +25,22 @@ logger = logging.getLogger("django_durable_tasks.api")
 _REPORTED = 20
 """How many invalid parts of a request one problem names."""
 _RETRY_SOON = {"Retry-After": "5"}
+# Tasks have to end before. Clients that repeat 429 by themselves would otherwise do it at once.
+_RETRY_LATER = {"Retry-After": "60"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
-_FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar"}
+_FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar", "workflow": "name"}
 _FIELDS = frozenset(
-    {"run_at", "expires_at", "priority", "queue", "key", "idempotency_key", "max_attempts"}
+    {
+        "run_at",
+        "expires_at",
+        "priority",
+        "workflow",
+        "queue",
+        "key",
+        "idempotency_key",
+        "max_attempts",
+    }
     | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
     | {"start", "end", "until", "rrule", "at", "calendar", "fire_time", "move_to", "limit"}
     | {"delivery_type", "delivery_config", "digest", "quiet_from", "quiet_until", "time_zone"}
@@ -41,7 +52,7 @@ _FIELDS = frozenset(
 def problem_of(error: Exception) -> Problem:
     """Return the problem of this exception. An unexpected one is logged with its traceback."""
     if isinstance(error, Problem):
-        return error
+        return _without_settings(error)
     for kinds, build in _MAPPING:
         if isinstance(error, kinds):
             return _without_settings(build(error))
@@ -94,11 +105,16 @@ def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _option(error: Exception) -> Problem:
-    """Name the field whose option the engine refused; its message begins with the option."""
+def refused_option(error: Exception) -> str:
+    """Return the option that the engine refused, with which its message begins; "" if it is no
+    field.
+    """
     found = _OPTION.match(str(error))
-    known = found is not None and found["option"] in _FIELDS
-    name = found["option"] if found is not None and known else ""
+    return found["option"] if found is not None and found["option"] in _FIELDS else ""
+
+
+def _option(error: Exception) -> Problem:
+    name = refused_option(error)
     pointer = f"#/{_FIELD_OF.get(name, name)}" if name else "#"
     return problems.invalid_field(pointer, str(error))
 
@@ -116,7 +132,7 @@ def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:
 
 def _quota(error: ours.QuotaExceeded) -> Problem:
     more = {"violated-policies": [error.quota], "limit": error.limit, "used": error.used}
-    return Problem(problems.QUOTA_EXCEEDED, str(error), more=more)
+    return Problem(problems.QUOTA_EXCEEDED, str(error), headers=_RETRY_LATER, more=more)
 
 
 def _unavailable(error: Exception) -> Problem:
@@ -131,7 +147,7 @@ def _unavailable(error: Exception) -> Problem:
 def _undecryptable(error: Exception) -> Problem:
     # The text names the key and the row, which concern operators only.
     logger.error("A request to the API failed: %s", error)
-    return Problem(problems.UNAVAILABLE, "A stored value cannot be decrypted; it was logged.")
+    return Problem(problems.UNDECRYPTABLE, "A stored value cannot be decrypted; it was logged.")
 
 
 def _database(error: DatabaseError) -> Problem:

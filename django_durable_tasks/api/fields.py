@@ -229,10 +229,15 @@ class Body(_Serializer):
     """A JSON object; unknown fields are refused with the most similar known one."""
 
     @classmethod
-    def valid(cls, data: Any, *, partial: bool = False) -> Any:
+    def valid(cls, data: Any, *, partial: bool = False, briefly: bool = False) -> Any:
         """Return the values of the given fields; raises ValidationError. With ``partial`` no field
-        is required.
+        is required. With ``briefly``, one unknown field is named, without a hint.
         """
+        if briefly and isinstance(data, Mapping):
+            known = _reader(cls, partial).fields.keys()
+            for name in data:
+                if name not in known:
+                    raise serializers.ValidationError({name: [unknown_field(str(name), set())]})
         return _reader(cls, partial).run_validation(data)
 
     def to_internal_value(self, data: Any) -> Any:

@@ -17,12 +17,16 @@ from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.exception_mapping import escaped
 from django_durable_tasks.api.problems import InvalidPart, Problem
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH
 
 _WRAPPING = 8
 """How many levels of a body may contain the arguments, whose own depth is JSON_MAX_DEPTH."""
 _DIGITS_MAX = 19
 _KEY_MAX = 1_000
 _INTEGER_MAX = 2**63
+# Values of a body. Each costs microseconds in several passes, so that 1 MiB of empty lists took two
+# seconds of processor time before it was refused.
+_VALUES_MAX = 50_000
 
 
 class _Unfit:
@@ -98,8 +102,9 @@ class _Place(NamedTuple):
 
 
 def _check(value: Any) -> None:
-    deepest = conf.settings().JSON_MAX_DEPTH + _WRAPPING
+    deepest = JSON_MAX_DEPTH + _WRAPPING
     left: list[tuple[Any, _Place, int]] = [(value, _Place(None, ""), 0)]
+    count = 1
     while left:
         current, place, depth = left.pop()
         if isinstance(current, str):
@@ -110,6 +115,10 @@ def _check(value: Any) -> None:
             if depth >= deepest:
                 text = f"nested more than {deepest} levels deep"
                 raise _malformed(place.pointer, text, "too_deep")
+            count += len(current)
+            if count > _VALUES_MAX:
+                text = f"a body may have {_VALUES_MAX:,} values"
+                raise _malformed("#", f"is too large: {text}", "too_many_values")
             left.extend((inner, at, depth + 1) for inner, at in _inside(current, place))
 
 

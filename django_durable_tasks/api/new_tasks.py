@@ -18,6 +18,7 @@ from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.exceptions import IdempotencyConflict
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.tasks import EDIT
+from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.targets.queue_message import TENANT
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -39,13 +40,22 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
     DurableTasksError.
     """
+    # First, because the other checks read each value of a body that the quota may refuse.
+    check_payload(caller.tenant, arguments_in(given))
     refuse_masks(given["target_config"], f"{pointer}/target_config")
     target = call_of(given["target_type"], given["target_config"], caller.tenant, pointer)
     check_queue(given, caller.tenant, pointer)
-    check_payload(caller.tenant, [target.args, target.kwargs])
     options = {name: given[name] for name in _OPTIONS if name in given}
     options["tenant"] = caller.tenant.pk
     return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+
+
+def arguments_in(given: Mapping[str, Any]) -> list[Any]:
+    """Return what the arguments of a body are, before it is validated."""
+    config = given["target_config"]
+    if given["target_type"] != TargetType.CELERY_TASK:
+        return [[], config]
+    return [config.get("args", []), config.get("kwargs", {})]
 
 
 def check_existing(given: Mapping[str, Any], task_id: uuid.UUID, endpoint: ApiEndpoint) -> None:

@@ -71,7 +71,7 @@ class StepBody(Body):
 class NewWorkflowBody(Body):
     """A workflow to start."""
 
-    name = Text(max_length=KEY_LENGTH)
+    name = Text(max_length=KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
     key = Text(
         required=False,
         max_length=KEY_LENGTH,
@@ -92,6 +92,16 @@ class _TaskWithOptions(NamedTuple):
 
     registered: Registered
     options: CallOptions
+
+
+def items_of(body: Mapping[str, Any]) -> int:
+    """Return for how many items a body that was not validated counts: its steps, and its edges, of
+    which 100 cost as much as a step.
+    """
+    steps = body.get("steps")
+    known = steps if isinstance(steps, list) else []
+    after = [one.get("after") for one in known if isinstance(one, dict)]
+    return len(known) + sum(len(one) for one in after if isinstance(one, list | dict)) // 100
 
 
 def workflow_of(given: Mapping[str, Any], caller: Caller) -> Workflow:

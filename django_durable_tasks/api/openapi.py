@@ -22,6 +22,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import TENANT_HEADER
 from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text
+from django_durable_tasks.api.json_body import rendered
 from django_durable_tasks.api.lists import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.api.sent_requests import add_webhooks
 from django_durable_tasks.rules.states import Status
@@ -280,6 +281,16 @@ def _header(
 def document(root: str) -> dict[str, Any]:
     """Return the document of the API that is served at this path."""
     return _document(root, conf.settings().API_SESSIONS)
+
+
+def document_text(root: str) -> bytes:
+    """Return the document as JSON text, which is made once: anyone may request it."""
+    return _document_text(root, conf.settings().API_SESSIONS)
+
+
+@functools.cache
+def _document_text(root: str, sessions: bool) -> bytes:
+    return rendered(_document(root, sessions))
 
 
 @functools.cache

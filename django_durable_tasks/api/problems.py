@@ -149,6 +149,15 @@ INTERNAL_ERROR = ProblemType(
 UNAVAILABLE = ProblemType(
     "unavailable", 503, "The database does not answer", "Repeat after the time in Retry-After."
 )
+NOT_READY = ProblemType(
+    "not_ready", 503, "The server is not ready", "Repeat after the time in Retry-After."
+)
+UNDECRYPTABLE = ProblemType(
+    "undecryptable",
+    409,
+    "A stored value cannot be decrypted",
+    "Send the whole target_config again, or ask the operator, whose log has the details.",
+)
 
 TYPES = {kind.code: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
 

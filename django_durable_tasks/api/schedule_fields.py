@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rest_framework import serializers
 
-from django_durable_tasks import conf
 from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.exception_mapping import refused_option
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
@@ -24,7 +25,9 @@ from django_durable_tasks.api.fields import (
     Text,
 )
 from django_durable_tasks.api.objects import shown_by
-from django_durable_tasks.api.target_mapping import config_of, kind_of
+from django_durable_tasks.api.problems import invalid_field
+from django_durable_tasks.api.target_mapping import kind_of, readable, shown_config
+from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import Roll
 from django_durable_tasks.rules.recurring.policies import (
@@ -35,7 +38,7 @@ from django_durable_tasks.rules.recurring.policies import (
 )
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.rules.target_types import TargetType
-from django_durable_tasks.rules.tasks.masking import masked
+from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
 _ALIASES = {"interval_seconds": "interval"}
@@ -141,10 +144,10 @@ class FireTimeAnswer(Body):
 def schedule_json(row: RecurringTask, caller: Caller) -> dict[str, Any]:
     """Return a recurring task as JSON values, masked unless the caller may read secrets."""
     found = shown_by(ScheduleAnswer, row)
-    config = config_of(row.task, row.args, row.kwargs)
-    names = conf.settings().SECRET_NAMES
     found["target_type"] = kind_of(row.task).value
-    found["target_config"] = config if caller.reads_secrets else masked(config, names)
+    found["target_config"], found["target_config_error"] = readable(
+        lambda: shown_config(row.task, row.args, row.kwargs, plain=caller.reads_secrets), row
+    )
     return found
 
 
@@ -153,8 +156,36 @@ def occurrence_json(row: OccurrenceRecord) -> dict[str, Any]:
     return shown_by(OccurrenceAnswer, row)
 
 
+_KINDS = ("interval_seconds", "cron", "rrule", "at")
+
+
+def kinds_in(given: Mapping[str, Any]) -> list[str]:
+    """Return the fields with a timetable that a body has."""
+    return [name for name in _KINDS if name in given]
+
+
+@contextmanager
+def errors_of_timetable(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name the field with the timetable in an error that names no other field."""
+    try:
+        yield
+    except InvalidSchedule as refused:
+        kinds = kinds_in(given)
+        if not kinds or refused_option(refused):
+            raise
+        detail = text_for_tenants(str(refused))
+        raise invalid_field(f"#/{kinds[0]}", detail) from None
+
+
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``RecurringTask.objects.upsert`` for the fields of a body."""
+    """Return the keywords of ``RecurringTask.objects.upsert`` for the fields of a body. Raises
+    Problem if it has two timetables.
+    """
+    kinds = kinds_in(given)
+    if len(kinds) > 1:
+        raise invalid_field(
+            f"#/{kinds[1]}", f"cannot be given together with {kinds[0]}", "conflict"
+        )
     return {
         _ALIASES.get(name, name): value for name, value in given.items() if name not in _NOT_OPTIONS
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
@@ -27,11 +27,12 @@ from django_durable_tasks.api.fields import (
 )
 from django_durable_tasks.api.objects import fields_of, shown_by
 from django_durable_tasks.api.problems import invalid_parameter
-from django_durable_tasks.api.target_mapping import config_of, kind_of
+from django_durable_tasks.api.target_mapping import kind_of, readable, shown_config
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.target_types import TargetType
-from django_durable_tasks.rules.tasks.masking import masked, masked_positional, masked_text
+from django_durable_tasks.rules.tasks.masking import masked, masked_text
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX
 from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
@@ -42,7 +43,7 @@ _UPSTREAMS_MAX = 100
 
 def is_past(value: datetime) -> bool:
     """Return whether a start time is so old that it must be an error of the client."""
-    return value < timezone.now() - _PAST_MAX
+    return value < host_now() - _PAST_MAX
 
 
 def not_past(value: Any) -> None:
@@ -53,7 +54,7 @@ def not_past(value: Any) -> None:
 
 def future(value: Any) -> None:
     """Raise ValidationError for a time that has passed."""
-    if value <= timezone.now():
+    if value <= host_now():
         raise serializers.ValidationError("is in the past", code="past")
 
 
@@ -114,7 +115,10 @@ class TaskAnswer(Body):
     task_id = Id(source="pk")
     name = Text()
     target_type = OneOf(choices=[kind.value for kind in TargetType])
-    target_config = JsonObject(required=False)
+    target_config = JsonObject(required=False, allow_null=True)
+    target_config_error = Text(
+        required=False, allow_blank=True, help_text="Why target_config is null."
+    )
     status = OneOf(choices=[status.value for status in Status])
     reason = Text(allow_blank=True)
     queue = Text()
@@ -130,6 +134,9 @@ class TaskAnswer(Body):
     crashes = Integer()
     last_error = Text(allow_blank=True)
     result = AnyJson(required=False)
+    result_error = Text(
+        required=False, allow_blank=True, help_text="Why result is null though there is one."
+    )
     progress = AnyJson(required=False)
     cancel_requested_at = Instant(allow_null=True)
     created_at = Instant()
@@ -167,6 +174,7 @@ def included_of(request: Request, default: Collection[str] = ()) -> frozenset[st
     return names
 
 
+_ENCRYPTED = ("target_config", "result")
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "target_config": ("args", "kwargs"),
     "result": ("result",),
@@ -185,9 +193,14 @@ def task_json(task: Task, caller: Caller, included: Collection[str] = ()) -> dic
     shown = _Shown(task, plain, names)
     found: dict[str, Any] = {}
     for name, field in fields_of(TaskAnswer).items():
-        if name in INCLUDED and name not in included:
+        if name.removesuffix("_error") in INCLUDED and name.removesuffix("_error") not in included:
             continue
-        value = shown.value(str(field.source))
+        if name in _ENCRYPTED:
+            value, found[f"{name}_error"] = readable(partial(shown.value, str(field.source)), task)
+        elif name.removesuffix("_error") in _ENCRYPTED:
+            continue
+        else:
+            value = shown.value(str(field.source))
         found[name] = None if value is None else field.to_representation(value)
     return found
 
@@ -203,7 +216,7 @@ class _Shown:
         if source == "target_type":
             return kind_of(task.name)
         if source == "target_config":
-            return config_of(task.name, self._args(), self._json(task.kwargs))
+            return shown_config(task.name, task.args, task.kwargs, plain=self.plain)
         if source in ("result", "progress"):
             return self._json(getattr(task, source))
         if source == "last_error":
@@ -212,13 +225,6 @@ class _Shown:
 
     def _json(self, value: Any) -> Any:
         return value if self.plain else masked(value, self.names)
-
-    def _args(self) -> Any:
-        if self.plain:
-            return self.task.args
-        found = registry.find(self.task.name)
-        parameters = None if found is None else list(found.signature.parameters)
-        return masked_positional(self.task.args, parameters, self.names)
 
 
 def execution_json(row: Any, caller: Caller) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from django_durable_tasks.api.endpoint import WRITES, ApiEndpoint
 from django_durable_tasks.api.json_body import rendered
 from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.api.target_mapping import without_secrets
 from django_durable_tasks.engine.audit.actor import acting
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
@@ -165,8 +166,12 @@ def operation_of(request: Request) -> str:
 
 
 def _fingerprint(request: Request) -> str:
-    """Return the digest of what a request asks for. An edit of another version is another one."""
-    content: list[Any] = [request.data, sorted(request.query_params.lists())]
+    """Return the digest of what a request asks for. An edit of another version is another one.
+
+    Secrets are masked. Otherwise a key of the tenant that may not read them could guess one: only
+    the right guess would be answered like the first request.
+    """
+    content: list[Any] = [without_secrets(request.data), sorted(request.query_params.lists())]
     if "If-Match" in request.headers:
         content.append(request.headers["If-Match"])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.durations import instant, seconds
+from django_durable_tasks.rules.tasks.durations import LONGEST, instant, seconds
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
@@ -197,9 +197,12 @@ def _nearest(option: str) -> str:
 
 
 def _start(eta: object, countdown: object) -> datetime | None:
-    if eta is not None:
-        return instant("eta", eta)
-    if not countdown and countdown != 0.0:
-        return None
-    wait = seconds("countdown", countdown)
-    return estimated_now() + timedelta(seconds=wait) if wait else None
+    """Return the earliest start. As in Celery a countdown takes precedence over an eta, unless it
+    is 0, and a negative one has passed.
+    """
+    if countdown and not isinstance(countdown, bool):
+        wait = seconds("countdown", countdown, minimum=-LONGEST)
+        return estimated_now() + timedelta(seconds=wait) if wait > 0 else None
+    if countdown is True:
+        seconds("countdown", countdown)
+    return None if eta is None else instant("eta", eta)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.execution.live_runs import LiveRun
+from django_durable_tasks.engine.db.connections import dedicated_connection, on_sqlite
+from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.rules.tasks.masking import shortened
@@ -44,8 +47,19 @@ class RunContext:
     def fence(self) -> int:
         """A number that increases with each run of the task. Outside systems can refuse lower
         ones.
+
+        The first read costs one COMMIT on PostgreSQL, so that a crash of the server cannot undo the
+        start of the run and give its number to the next one. Raises RunLost if that has happened.
         """
-        return self._live.run.epoch
+        live = self._live
+        # SQLite flushes each start, and a second connection would wait for the function's own
+        # transaction.
+        if not live.start_is_durable and not on_sqlite():
+            with dedicated_connection():
+                if not attempts.make_start_durable(live.run):
+                    raise RunLost
+            live.start_is_durable = True
+        return live.run.epoch
 
     @property
     def workflow(self) -> AddedTasks:
@@ -93,21 +107,16 @@ class RunContext:
         InvalidOption.
         """
         whole = None if total is None else _number("total", total)
-        self._live.progress = {
-            "done": _number("done", done),
-            "total": whole,
-            "note": shortened(str(note), 200),
-        }
+        found = {"done": _number("done", done), "total": whole, "note": shortened(str(note), 200)}
+        self._live.progress = json.dumps(found)
 
 
 def _number(name: str, value: Any) -> int | float:
-    """Refuse a value that the heartbeat could not write. One such value would stop the renewal of
-    all leases of the process.
-    """
+    """Return a number that every database accepts in JSON; raises InvalidOption."""
     try:
         number = value if isinstance(value, int) else float(value)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - a value's own code may raise anything
         number = math.nan
     if not -(2**63) <= number < 2**63:
-        raise InvalidOption(f"progress({name}={value!r}): give a finite number.")
+        raise InvalidOption(f"progress({name}=...): give a finite number below 2**63.")
     return number

@@ -5,6 +5,7 @@ requested.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class CeleryConfiguration:
     prefetch_multiplier: int
     acks_late: bool
     reject_on_worker_lost: bool
+    transient_queues: tuple[str, ...]
+    """The kinds of queues (control, event) of workers that are neither durable nor exclusive."""
 
 
 def is_configured() -> bool:
@@ -80,6 +83,11 @@ def read() -> CeleryConfiguration:
         prefetch_multiplier=int(config.worker_prefetch_multiplier),
         acks_late=bool(config.task_acks_late),
         reject_on_worker_lost=bool(config.task_reject_on_worker_lost),
+        transient_queues=tuple(
+            kind
+            for kind in ("control", "event")
+            if not config[f"{kind}_queue_exclusive"] and not config[f"{kind}_queue_durable"]
+        ),
     )
 
 
@@ -89,6 +97,11 @@ def _folder_problem(connection: Any) -> str | None:
     except ImproperlyConfigured as problem:
         return str(problem)
     return None
+
+
+def is_rabbitmq(transport: str) -> bool:
+    """Return whether this transport uses RabbitMQ."""
+    return transport.startswith(("amqp", "pyamqp", "librabbitmq"))
 
 
 def is_redis(transport: str) -> bool:
@@ -101,7 +114,13 @@ def kombu_version() -> tuple[int, ...]:
     return tuple(kombu.VERSION[:3])
 
 
+# The longest wait, in seconds, for another thread that imports the task modules. It is bounded
+# because a module that is being imported may wait for this thread.
+_IMPORT_TIMEOUT = 30.0
+
+
 class _Tasks:
+    lock = threading.RLock()
     loading = False
     loaded_by: Any = None
 
@@ -111,17 +130,24 @@ def load_tasks() -> str | None:
     or None.
 
     Celery imports them in workers only, and runs the system checks then. The checks are skipped
-    here, because a check may call this function.
+    here, because a check may call this function. Other threads wait until the import has ended. A
+    call during the import, by the thread that performs it, returns None at once.
     """
     app = current_app._get_current_object()
-    if _Tasks.loading or _Tasks.loaded_by is app or not is_configured():
+    if _Tasks.loaded_by is app or not is_configured():
         return None
+    if not _Tasks.lock.acquire(timeout=_IMPORT_TIMEOUT):
+        return f"Another thread has imported the task modules for more than {_IMPORT_TIMEOUT:g} s"
     try:
+        if _Tasks.loading or _Tasks.loaded_by is app:
+            return None
         with _without_checks():
             app.loader.import_default_modules()
+        _Tasks.loaded_by = app
     except Exception as error:  # noqa: BLE001 - a module may raise anything; the caller reports it
         return f"{type(error).__name__}: {error}"
-    _Tasks.loaded_by = app
+    finally:
+        _Tasks.lock.release()
     return None
 
 

@@ -10,28 +10,28 @@ from typing import Any
 
 from django_durable_tasks import conf
 from django_durable_tasks.exceptions import ResultTooLarge, UnserializableResult
-from django_durable_tasks.rules.tasks.arguments import encode_result
-from django_durable_tasks.rules.tasks.masking import masked
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
+from django_durable_tasks.rules.tasks.masking import ERROR_MAX_BYTES, masked
 
 
 def described(error: BaseException) -> dict[str, Any] | None:
     """Return the class and the arguments of an exception, with secrets masked; None if they cannot
-    be encoded as JSON.
+    be encoded as JSON, or an attribute of the exception raises.
     """
     kind, names = type(error), conf.settings().SECRET_NAMES
-    found = {"module": kind.__module__, "name": kind.__qualname__, "args": list(error.args)}
-    if not _fits(found):  # also bounds what is masked: the arguments may contain themselves
+    try:
+        found = {"module": kind.__module__, "name": kind.__qualname__, "args": list(error.args)}
+        if not _fits(found):  # also bounds what is masked: the arguments may contain themselves
+            return None
+        found["args"] = masked(found["args"], names)
+        return found if _fits(found) else None
+    except Exception:  # noqa: BLE001 - code of the exception's class and of its arguments
         return None
-    found["args"] = masked(found["args"], names)
-    return found if _fits(found) else None
 
 
 def _fits(found: Mapping[str, Any]) -> bool:
-    settings = conf.settings()
     try:
-        encode_result(
-            "", found, max_bytes=settings.ERROR_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
-        )
+        encode_result("", found, max_bytes=ERROR_MAX_BYTES, max_depth=JSON_MAX_DEPTH)
     except (UnserializableResult, ResultTooLarge):
         return False
     return True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, NoReturn
@@ -18,16 +18,17 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution import deferred_success, gate, retries
-from django_durable_tasks.celery.execution.body_request import wrap_hooks
+from django_durable_tasks.celery.execution import body_request, gate, retries
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.message_id import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.arguments import encode_result
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
+# Characters of a state of ``update_state()``, as in the result backends of Celery and Django.
+_STATE_MAX = 50
 
 
 class DurableTask(CeleryTask):
@@ -38,26 +39,51 @@ class DurableTask(CeleryTask):
     """
 
     abstract = True
+    # Celery writes the beginning of a returned value into the log and into events, which anyone may
+    # read who may not read results. With 0 it writes `, ...` instead.
+    resultrepr_maxsize: ClassVar[int] = 0
     acks_late: ClassVar[bool] = False
     reject_on_worker_lost: ClassVar[bool] = False
     retry_on_worker_lost: ClassVar[bool] = False
     durable_options: TaskOptions
+    around_function: ClassVar[Callable[..., Any] | None] = None
+    """The ``__call__`` that a subclass defines or inherits from a mixin."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task of the current message. A direct call, also inside another task, calls the
-        function.
+        """Run the task of the current message, or call the function.
+
+        Celery calls this for a message. Then the gate calls the function through
+        ``call_function()``, which ends here again. A direct call, also inside another task, calls
+        the function.
         """
         request = self.request
-        live = process_runs.current()
-        if request.called_directly or (
-            live is not None and request.id in (live.run.celery_id, str(live.run.task_id))
-        ):
+        if request.called_directly:
             return super().__call__(*args, **kwargs)
-        envelope = of_request(request)
+        state = body_request.state_of(request)
+        if state.in_function:
+            return super().__call__(*args, **kwargs)
+        if not state.received:
+            state.received = True
+            return self._receive(state, args, kwargs)
+        state.in_function = True
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            state.in_function = False
+
+    def _receive(self, state: body_request.CallState, args: Any, kwargs: Any) -> Any:
+        """Run the task of a message that Celery delivers, or that a batch stands for."""
+        if state.run is not None:
+            return state.run()
+        envelope = of_request(self.request)
         if envelope is None:
-            deferred_success.of_process().record()
             return self._plain_message(args, kwargs)
         return gate.run_message(self, envelope)
+
+    def call_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function of an accepted message, with an overridden ``__call__`` around it."""
+        around: Any = type(self).around_function or DurableTask.__call__
+        return around(self, *args, **kwargs)
 
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
         """Handle a message without a row. A message that is part of a canvas runs as a plain Celery
@@ -73,7 +99,7 @@ class DurableTask(CeleryTask):
                 )
             if not plain_messages.has_canvas(self.request):
                 plain_messages.adopt(self, args, kwargs)
-        return super().__call__(*args, **kwargs)
+        return self.call_function(*args, **kwargs)
 
     @property
     def durable(self) -> RunContext:
@@ -106,7 +132,12 @@ class DurableTask(CeleryTask):
         return calls.of(self.name).schedule_stream(arguments, **options)
 
     def delay(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Create the row in the caller's transaction and return a DurableResult."""
+        """Create the row in the caller's transaction and return a DurableResult.
+
+        As in Celery this is ``apply_async(args, kwargs)`` if a subclass overrides that method.
+        """
+        if type(self).apply_async is not DurableTask.apply_async or "apply_async" in vars(self):
+            return self.apply_async(args, kwargs)
         return calls.of(self.name).delay(*args, **kwargs)
 
     def delay_on_commit(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -136,9 +167,12 @@ class DurableTask(CeleryTask):
         return DurableResult(task_id, **options)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make hooks such as ``on_failure`` receive the id and the arguments of the task."""
+        """Make hooks such as ``on_failure`` receive the id and the arguments of the task, and an
+        overridden ``__call__`` its arguments.
+        """
         super().__init_subclass__(**options)
-        wrap_hooks(cls)
+        body_request.wrap_hooks(cls)
+        body_request.wrap_call(cls, DurableTask)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -155,16 +189,27 @@ class DurableTask(CeleryTask):
     ) -> None:
         """Show this state and ``meta`` in results while the function runs. The next heartbeat
         writes them.
+
+        Both are encoded now, so later changes of ``meta`` have no effect. Raises
+        UnserializableResult, ResultTooLarge, or InvalidOption for a state that is no text of at
+        most 50 characters.
         """
         live = process_runs.current()
         if live is None or (task_id is not None and str(task_id) != str(live.run.task_id)):
             super().update_state(task_id, state, meta, **options)
             return
+        if state is not None and not (isinstance(state, str) and len(state) <= _STATE_MAX):
+            raise InvalidOption(
+                f"update_state(state={state!r:.60}): give a text of at most {_STATE_MAX}"
+                " characters."
+            )
         settings = conf.settings()
-        encode_result(
-            self.name, meta, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
+        live.progress = encode_result(
+            self.name,
+            {STATE: state, META: meta},
+            max_bytes=settings.RESULT_MAX_BYTES,
+            max_depth=JSON_MAX_DEPTH + 1,
         )
-        live.progress = {STATE: str(state), META: meta}
 
     def replace(self, sig: Any) -> NoReturn:
         """Raise InvalidOption: a durable task cannot be replaced."""
@@ -202,9 +247,7 @@ class DurableTask(CeleryTask):
                 f"self.retry({refused[0]}=...): the next attempt has the arguments and options of"
                 " the row; to change them return Schedule(...) instead."
             )
-        retry = retries.retry_exception(
-            self, live, exc, countdown if eta is None else eta, max_retries
-        )
+        retry = retries.retry_exception(self, live, exc, countdown or eta or countdown, max_retries)
         if throw:
             raise retry from exc
         live.requested_retry = retry

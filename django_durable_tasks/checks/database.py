@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, connections, transaction
 
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.checks.settings import listed, registered_options, valid_settings
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.engine.recurring import ledger_partitions
-from django_durable_tasks.models import NotificationSetting, OccurrenceRecord
+from django_durable_tasks.engine.db.statements import text
+from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.models.exact_text import ExactCharField, exact_collation
 
 OLDEST: dict[str, tuple[int, ...]] = {
     "PostgreSQL": (14,),
-    "MySQL": (8, 0, 13),
+    "MySQL": (8, 0, 17),
     "MariaDB": (10, 6),
     "SQLite": (3, 35),
 }
@@ -37,7 +39,11 @@ def check_database(
     product = connection.display_name
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
-    found = [*_unsent_notifications(connection, settings), *_partitions(connection, settings)]
+    found = [
+        *_unsent_notifications(connection, settings),
+        *_inexact_columns(connection),
+        *_encoding(connection),
+    ]
     if connection.vendor == "mysql":
         return [*found, *_isolation(connection)]
     if connection.vendor == "postgresql":
@@ -54,15 +60,55 @@ def _unsent_notifications(connection: Any, settings: Settings) -> Iterator[Check
         yield FINDINGS["W016"](number=number)
 
 
-def _partitions(connection: Any, settings: Settings) -> Iterator[CheckMessage]:
-    if settings.LEDGER_PARTITION_DAYS is None:
+def exact_columns() -> dict[str, set[str]]:
+    """Return the columns of each table that compare texts exactly."""
+    found: dict[str, set[str]] = {}
+    for model in apps.get_models():
+        for field in model._meta.local_fields:
+            if type(field) is ExactCharField:
+                found.setdefault(model._meta.db_table, set()).add(str(field.column))
+    return found
+
+
+def _inexact_columns(connection: Any) -> Iterator[CheckMessage]:
+    """Find columns with another collation than their field has: of tables that were converted, or
+    created by an older release.
+    """
+    sql = text("inexact_columns", connection.vendor)
+    if sql is None:
         return
-    if connection.vendor != "postgresql":
-        yield FINDINGS["W017"](reason=f"{connection.display_name} is not supported")
+    wanted, collation = exact_columns(), exact_collation(connection)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, {"exact": collation})
+        rows = [row for row in cursor.fetchall() if row[1] in wanted.get(row[0], ())]
+    if not rows:
         return
-    table = OccurrenceRecord._meta.db_table
-    if table in connection.introspection.table_names() and not ledger_partitions.partitions():
-        yield FINDINGS["W017"](reason="its table existed before the setting")
+    tables = dict.fromkeys(table for table, _, _ in rows)
+    remedy = "change them to the default collation of the database"
+    if collation is not None:
+        remedy = " ".join(
+            f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation};"
+            for table in tables
+        )
+    yield FINDINGS["E022"](
+        columns=listed([f"{table}.{column} ({name})" for table, column, name in rows]),
+        remedy=remedy,
+    )
+
+
+def _encoding(connection: Any) -> Iterator[CheckMessage]:
+    """Find an encoding that cannot store every text."""
+    show = {
+        "postgresql": "SHOW server_encoding",
+        "mysql": "SHOW VARIABLES LIKE 'character_set_connection'",
+    }
+    if connection.vendor not in show:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(show[connection.vendor])
+        name = str(cursor.fetchone()[-1])
+    if name not in ("UTF8", "utf8mb4"):
+        yield FINDINGS["E023"](name=name)
 
 
 def _isolation(connection: Any) -> Iterator[CheckMessage]:

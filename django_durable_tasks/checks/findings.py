@@ -41,11 +41,6 @@ _ALL = (
         "Write an alias of DATABASES, or leave the key out for 'default'.",
     ),
     ProjectFinding(
-        "E003",
-        "USE_TZ is False: a due time would be ambiguous for an hour each autumn.",
-        "Write USE_TZ = True.",
-    ),
-    ProjectFinding(
         "E004",
         "NODE_TIMEOUT is {timeout:g} s and NODE_HEARTBEAT {beat:g} s: after one late heartbeat a"
         " node is declared dead.",
@@ -73,12 +68,6 @@ _ALL = (
         " as celery_app",
     ),
     ProjectFinding(
-        "E008",
-        "{setting} has {kind!r}: anyone who can write to the broker could run code in the workers.",
-        "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
-        " = 'json'.",
-    ),
-    ProjectFinding(
         "E009",
         "CELERY_ACCEPT_CONTENT ({accepted}) has no 'json': workers would refuse every durable"
         " task.",
@@ -98,7 +87,7 @@ _ALL = (
     ProjectFinding(
         "E012",
         "The database is not supported: {found}.",
-        "Use PostgreSQL 14, MySQL 8.0.13, MariaDB 10.6 or SQLite 3.35, or newer.",
+        "Use PostgreSQL 14, MySQL 8.0.17, MariaDB 10.6 or SQLite 3.35, or newer.",
     ),
     ProjectFinding(
         "E013",
@@ -153,6 +142,20 @@ _ALL = (
         "E021",
         "DURABLE_TASKS['HTTP_RETRY_QUEUE'] cannot be used: {reason}",
         "Declare the queue in CELERY_TASK_QUEUES and start a worker for it, or leave the key out.",
+    ),
+    ProjectFinding(
+        "E022",
+        "These columns regard different texts as equal (case, accents or trailing blanks), so that"
+        " different keys would be one task: {columns}. Remedy: {remedy}",
+        "Stop the schedulers and workers, execute the statements, and start them again. No row is"
+        " changed.",
+    ),
+    ProjectFinding(
+        "E023",
+        "The encoding of the database or of its connection is {name}, which cannot store every"
+        " text: an argument or an error message with other characters would raise an error.",
+        "PostgreSQL: create the database with ENCODING 'UTF8'. MySQL, MariaDB: write 'charset':"
+        " 'utf8mb4' in OPTIONS of this entry of DATABASES.",
     ),
     ProjectFinding(
         "W001",
@@ -244,10 +247,31 @@ _ALL = (
         "Write 'NOTIFICATIONS': True, or disable these settings in the admin.",
     ),
     ProjectFinding(
-        "W017",
-        "DURABLE_TASKS['LEDGER_PARTITION_DAYS'] is set, but the ledger is not partitioned:"
-        " {reason}.",
-        "Run `manage.py durable partition-ledger` on PostgreSQL, or set it to None.",
+        "W018",
+        "{settings} is False, the default before Celery 5.7: RabbitMQ 4.3 and newer refuse the"
+        " queue, and a worker ends at its start with 541 INTERNAL_ERROR.",
+        "Write CELERY_CONTROL_QUEUE_EXCLUSIVE = CELERY_EVENT_QUEUE_EXCLUSIVE = True, which works"
+        " with every RabbitMQ, or install celery>=5.7.",
+    ),
+    ProjectFinding(
+        "W019",
+        "DURABLE_TASKS['QUEUE_ALLOW'] has {entry!r}, which is used for Celery tasks ({user}): the"
+        " messages of queue_message to it are refused.",
+        "Give messages for other programs queues and exchanges of their own, which no Celery worker"
+        " consumes.",
+    ),
+    ProjectFinding(
+        "W020",
+        "USE_TZ is False: django.utils.timezone.now() returns a time without a zone, which durable"
+        " tasks and schedules refuse. Their own columns have a zone.",
+        "Give durable tasks times with a zone, such as datetime.datetime.now(datetime.UTC).",
+    ),
+    ProjectFinding(
+        "W021",
+        "{setting} has {kind!r}: anyone who can write to the broker could run code in the workers."
+        " Durable tasks do not use it: their messages are JSON.",
+        "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
+        " = 'json' as soon as no other task needs it.",
     ),
 )
 

@@ -43,7 +43,8 @@ def _check_task_defaults(settings: Settings) -> None:
 
 def _check_http_allow(settings: Settings) -> None:
     try:
-        address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
+        address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "tenant"))
+        address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW"))
     except InvalidTarget as invalid:
         raise InvalidSetting(f"DURABLE_TASKS['HTTP_ALLOW']: {invalid}") from None
 
@@ -59,7 +60,7 @@ def _check_watchdog(settings: Settings) -> None:
     if settings.WATCHDOG_URL is None:
         return
     try:
-        policy = address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
+        policy = address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "default"))
         policy.check(parsed_url(settings.WATCHDOG_URL))
     except InvalidTarget as invalid:
         raise InvalidSetting(f"DURABLE_TASKS['WATCHDOG_URL']: {invalid}") from None
@@ -67,7 +68,7 @@ def _check_watchdog(settings: Settings) -> None:
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
-    found = [] if conf.uses_time_zones() else [FINDINGS["E003"]()]
+    found = [] if conf.uses_time_zones() else [FINDINGS["W020"]()]
     try:
         settings = conf.settings()
         conf.retention()

@@ -1,11 +1,10 @@
-"""Diagrams of dependent tasks: layered drawings as text, Mermaid, Graphviz, SVG and JSON."""
+"""Diagrams of dependent tasks: layered drawings as text, Mermaid, SVG and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from django_durable_tasks.diagrams.dot import as_dot
 from django_durable_tasks.diagrams.json import as_json
 from django_durable_tasks.diagrams.mermaid import as_mermaid
 from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
@@ -17,7 +16,7 @@ from django_durable_tasks.exceptions import InvalidOption
 __all__ = ["FORMATS", "Diagram", "DiagramEdge", "DiagramNode", "draw"]
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = MappingProxyType(
-    {"text": as_text, "mermaid": as_mermaid, "dot": as_dot, "svg": as_svg, "json": as_json}
+    {"text": as_text, "mermaid": as_mermaid, "svg": as_svg, "json": as_json}
 )
 
 

@@ -12,7 +12,6 @@ from django_durable_tasks.diagrams.grouping import collapsed
 from django_durable_tasks.diagrams.labels import clean, safe_link, shortened, summed_up
 from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.nesting import nested
 from django_durable_tasks.diagrams.outline import Box, EdgePath, Outline
 from django_durable_tasks.diagrams.palette import BROKEN, CRITICAL, STYLES
 
@@ -55,11 +54,23 @@ def _reads_rightwards(outline: Outline) -> bool:
 
 
 def _boxes(outline: Outline) -> Iterator[str]:
-    return nested(outline, opened=_subgraph, closed="end", shown=_box)
-
-
-def _subgraph(number: int, name: str) -> Iterator[str]:
-    yield f'subgraph g{number}["{_encoded(shortened(clean(name), _ROOM))}"]'
+    """Yield a line for each box, indented inside the subgraphs of its sub-workflows; every subgraph
+    is opened once.
+    """
+    number = 0
+    path: tuple[str, ...] = ()
+    for place, box in sorted(enumerate(outline.boxes), key=lambda pair: (pair[1].group, pair[0])):
+        kept = 0
+        while kept < min(len(path), len(box.group)) and path[kept] == box.group[kept]:
+            kept += 1
+        yield from ("  " * depth + "end" for depth in range(len(path), kept, -1))
+        for depth in range(kept, len(box.group)):
+            number += 1
+            title = _encoded(shortened(clean(box.group[depth]), _ROOM))
+            yield f'{"  " * (depth + 1)}subgraph g{number}["{title}"]'
+        path = box.group
+        yield "  " * (len(path) + 1) + _box(place, box)
+    yield from ("  " * depth + "end" for depth in range(len(path), 0, -1))
 
 
 def _box(place: int, box: Box) -> str:

@@ -51,13 +51,12 @@ class SharedDueIndex:
         self._added.update((due.task_id, due.at) for due in new)
         self._shared.add(new)
 
-    def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Remove the entries of these tasks."""
+    def discard(self, ids: Iterable[uuid.UUID]) -> int:
+        """Remove the entries of these tasks; return how many there were."""
         gone = list(ids)
         for task_id in gone:
             self._added.pop(task_id, None)
-        self._own.discard(gone)
-        self._shared.discard(gone)
+        return self._own.discard(gone) + self._shared.discard(gone)
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 
-from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import RedisDueIndex, from_ms, instant_ms
+from django_durable_tasks.due_index.redis import HORIZON, RedisDueIndex, from_ms, instant_ms
 from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.limits.next_due import heads
 from django_durable_tasks.engine.tasks import claim
@@ -20,13 +19,13 @@ _WINDOW = timedelta(seconds=15)
 _MOST = 100_000
 _AT_ONCE = 1.0
 _PLAUSIBLE = timedelta(hours=1)
-"""A mark further ahead of the horizon was not written by a leader with the same settings, so it is
+"""A mark further ahead of the horizon was not written by a leader of this installation, so it is
 not trusted.
 """
 
 
 def fill(now: datetime) -> int:
-    """Add the tasks that are due within DUE_INDEX_HORIZON of ``now`` to the set; return their
+    """Add the tasks that are due within HORIZON of ``now`` to the set; return their
     number.
 
     Continues at the mark, for about a second, and stops at about 100,000 entries. Then the mark is
@@ -40,14 +39,11 @@ def fill(now: datetime) -> int:
     if not shared.open():
         return 0
     filled = index.filled_until
-    if (
-        filled is not None
-        and filled > now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON) + _PLAUSIBLE
-    ):
+    if filled is not None and filled > now + HORIZON + _PLAUSIBLE:
         index.forget_mark()
         filled = None
     reached = _whole(now) if filled is None or filled < now else filled
-    horizon = from_ms(instant_ms(now + timedelta(seconds=conf.settings().DUE_INDEX_HORIZON)))
+    horizon = from_ms(instant_ms(now + HORIZON))
     queues = [queue for queue, head in heads().items() if head <= horizon]
     while reached < horizon and time.monotonic() < end and len(index) < _MOST:
         until = min(reached + _WINDOW, horizon)

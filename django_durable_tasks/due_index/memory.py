@@ -38,12 +38,14 @@ class MemoryDueIndex:
                     heapq.heappush(self._heap, (due.at, due.task_id))
             self._tidy()
 
-    def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Remove the entries of these tasks."""
+    def discard(self, ids: Iterable[uuid.UUID]) -> int:
+        """Remove the entries of these tasks; return how many there were."""
         with self._lock:
+            before = len(self._known)
             for task_id in ids:
                 self._known.pop(task_id, None)
             self._tidy()
+            return before - len(self._known)
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""

@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import redis
 from django.db import connections
 
 from django_durable_tasks import conf
@@ -34,6 +33,9 @@ _SCRIPTS = ("add", "discard", "pop", "peek", "filled")
 _BATCH = 500
 _FARTHEST = 5_000
 _SPARE = 3_600_000
+# How far ahead of their time tasks are in the set. It must exceed the time that the leader needs to
+# fill the set and a failover, and bounds the size of the set.
+HORIZON = timedelta(seconds=300)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRONG_TYPE = "WRONGTYPE"
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
@@ -58,7 +60,7 @@ def keys() -> list[str]:
 
 def life_ms() -> int:
     """Return after how many milliseconds without a write the set expires."""
-    return round(2_000 * conf.settings().DUE_INDEX_HORIZON) + _SPARE
+    return round(2_000 * HORIZON.total_seconds()) + _SPARE
 
 
 def instant_ms(at: datetime) -> int:
@@ -154,10 +156,11 @@ class RedisDueIndex:
             ]
             self._change("add", [life, *fields])
 
-    def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Remove the entries of these tasks."""
-        for batch in _batches(ids):
-            self._change("discard", [str(task_id) for task_id in batch])
+    def discard(self, ids: Iterable[uuid.UUID]) -> int:
+        """Remove the entries of these tasks; return how many there were."""
+        return sum(
+            self._change("discard", [str(task_id) for task_id in batch]) for batch in _batches(ids)
+        )
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""
@@ -216,9 +219,11 @@ class RedisDueIndex:
         All three keys are removed together: a set without its hash, or a mark without its set,
         would be taken for complete.
         """
+        from redis import ResponseError  # noqa: PLC0415 - see redis_client._client
+
         try:
             return act(client)
-        except redis.ResponseError as error:
+        except ResponseError as error:
             if _WRONG_TYPE not in str(error):
                 raise
         client.delete(*self._keys)
@@ -238,18 +243,19 @@ class RedisDueIndex:
             )
         self.unreadable += len(texts)
 
-    def _change(self, name: str, arguments: Sequence[str]) -> None:
-        """Change the set. If the change is lost, the mark is removed, so that the leader fills the
-        set again.
+    def _change(self, name: str, arguments: Sequence[str]) -> int:
+        """Change the set; return the answer of the script, 0 if there was none. If the change is
+        lost, the mark is removed, so that the leader fills the set again.
         """
 
-        def act(client: Any) -> bool:
+        def act(client: Any) -> int:
             if self._change_lost:
                 client.delete(self._keys[2])
-            self._scripts[name](keys=self._keys[:2], args=arguments)
-            return True
+            return int(self._scripts[name](keys=self._keys[:2], args=arguments) or 0)
 
-        self._change_lost = not self._call(act, False)
+        answer: int | None = self._call(act, None)
+        self._change_lost = answer is None
+        return answer or 0
 
     def _read(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         answer: list[Any] = self._call(

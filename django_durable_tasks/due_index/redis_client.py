@@ -14,10 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from django_durable_tasks import conf
 from django_durable_tasks.circuit_breaker import CircuitBreaker
 
@@ -43,7 +39,7 @@ class RedisConnection:
     """A Redis client with a circuit breaker."""
 
     def __init__(self, address: str, *, pause: float | None = None) -> None:
-        self.client: Any = redis.Redis.from_url(address, **_patience(WAIT))
+        self.client, self._errors = _client(address, WAIT)
         self.why = ""
         pause = PAUSE if pause is None else pause
         self._breaker = CircuitBreaker(lambda: pause, lambda: 4 * WAIT)
@@ -63,7 +59,7 @@ class RedisConnection:
             return otherwise
         try:
             found = act(self.client)
-        except (redis.RedisError, OSError) as error:
+        except self._errors as error:
             self._failed(error)
             return otherwise
         self._succeeded()
@@ -89,8 +85,17 @@ class RedisConnection:
             )
 
 
-def _patience(read: float) -> dict[str, Any]:
-    return {
+def _client(address: str, read: float) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a client and its errors.
+
+    ``redis`` is imported here. Otherwise every command of a project loads it, also without
+    REDIS_URL.
+    """
+    import redis  # noqa: PLC0415
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    patience = {
         "socket_connect_timeout": WAIT,
         "socket_timeout": read,
         "retry": Retry(NoBackoff(), 0),
@@ -99,13 +104,14 @@ def _patience(read: float) -> dict[str, Any]:
         "decode_responses": True,
         "encoding_errors": "surrogateescape",
     }
+    return redis.Redis.from_url(address, **patience), (redis.RedisError, OSError)
 
 
 def listening_client(address: str) -> Any:
     """Return a client for a listener. Its timeout is longer, because a channel without messages is
     not a failure.
     """
-    return redis.Redis.from_url(address, **_patience(10 * WAIT))
+    return _client(address, 10 * WAIT)[0]
 
 
 _connections: dict[str, RedisConnection] = {}

@@ -39,8 +39,8 @@ class DueIndex(Protocol):
         same task.
         """
 
-    def discard(self, ids: Iterable[uuid.UUID]) -> None:
-        """Remove the entries of these tasks; unknown ids are ignored."""
+    def discard(self, ids: Iterable[uuid.UUID]) -> int:
+        """Remove the entries of these tasks; return how many there were."""
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due (UTC); None if there is no entry."""

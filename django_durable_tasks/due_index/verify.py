@@ -18,7 +18,7 @@ from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import from_ms, instant_ms
+from django_durable_tasks.due_index.redis import HORIZON, from_ms, instant_ms
 from django_durable_tasks.due_index.redis_entries import RedisEntries, id_of
 from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock import after
@@ -65,7 +65,7 @@ def _idle() -> str:
     """
     if redis_client.url() is None:
         return _NO_REDIS
-    since = after(-PATIENCE - conf.settings().DUE_INDEX_HORIZON)
+    since = after(-PATIENCE - HORIZON.total_seconds())
     try:
         others = (
             ground_rows(Node).exclude(region=conf.settings().REGION).filter(last_seen_at__gte=since)

@@ -28,6 +28,7 @@ from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.recurring.backfill import BackfillReport
 from django_durable_tasks.rules.tasks.durations import instant
+from django_durable_tasks.rules.tasks.options import checked_key
 
 
 class EngineTaskOperations:
@@ -106,7 +107,10 @@ class EngineDeadLetterOperations:
 
 
 def _of_key(key: str, tenant: Any) -> TaskQuerySet:
-    """Return the open task that owns this key, or will own it after the caller's commit."""
+    """Return the open task that owns this key, or will own it after the caller's commit. Raises
+    InvalidOption.
+    """
+    checked_key("key", key)
     tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
     next_owner = requests.next_owner(RequestKind.KEY, tenant_id, key)
     if next_owner is not None:

@@ -100,7 +100,6 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
     for total in TOTALS:
         yield _counter(total, totals, tenants=tenants)
     yield _misfires(totals)
-    yield _dropped_partitions(totals)
     for name, text, duration in HISTOGRAMS:
         yield _histogram(name, text, duration, totals, tenants=tenants)
     yield from _queue_gauges(gauges)
@@ -152,15 +151,6 @@ def _misfires(totals: Totals) -> Metric:
     )
     for labels, counted in _grouped(rows, lambda key: [key.status]).items():
         family.add_metric(list(labels), counted.number)
-    return family
-
-
-def _dropped_partitions(totals: Totals) -> Metric:
-    family = CounterMetricFamily(
-        f"{PREFIX}_ledger_partitions_dropped", "Dropped partitions of the ledger."
-    )
-    dropped = (counted.number for key, counted in totals if key.kind == MetricKind.PARTITION)
-    family.add_metric([], sum(dropped))
     return family
 
 
@@ -229,6 +219,12 @@ def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
         ["kind"],
         sorted(((kind,), skew) for kind, skew in gauges.skews.items()),
     )
+    yield _gauge(
+        "clock_step_seconds",
+        "By how many seconds the database's clock was set last; 0 if not in the last hour.",
+        [],
+        [((), gauges.clock_step)],
+    )
     limits = gauges.limits.items()
     yield _gauge(
         "limit_used",
@@ -246,15 +242,3 @@ def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
     yield _gauge("open_dead_letters", text, [], [((), gauges.dead_letters)])
     text = "Ids of the attempt log that are not counted in the totals yet."
     yield _gauge("uncounted_attempts", text, [], [((), gauges.uncounted_ids)])
-    yield from _partition_gauges(gauges)
-
-
-def _partition_gauges(gauges: Gauges) -> Iterator[Metric]:
-    text = "Partitions of the ledger, without the default one."
-    yield _gauge("ledger_partitions", text, [], [((), gauges.partitions.number)])
-    yield _gauge(
-        "ledger_oldest_partition_age_seconds",
-        "Time since the end of the fire times of the oldest partition of the ledger.",
-        [],
-        [((), gauges.partitions.oldest_age)],
-    )

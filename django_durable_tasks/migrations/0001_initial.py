@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import django.db.models.deletion
+from django.core.validators import validate_slug
 from django.db import migrations, models
 
 import django_durable_tasks.models.calendar
@@ -15,6 +16,8 @@ import django_durable_tasks.models.encrypted_json
 import django_durable_tasks.models.indexes
 import django_durable_tasks.models.recurring_task
 import django_durable_tasks.models.task_queries
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 
 # PostgreSQL: free space on each page for HOT updates by heartbeats. A change of status is none, because
 # indexes name it in
@@ -25,21 +28,6 @@ STORAGE = {
     "durable_tasks_task": "fillfactor=80, autovacuum_vacuum_scale_factor=0.02, autovacuum_analyze_scale_factor=0.02",
     "durable_tasks_node": "fillfactor=50",
     "durable_tasks_scheduler_lease": "fillfactor=50",
-}
-# MySQL and MariaDB: compare names of queues and scopes exactly, as the other databases do: `mail`
-# is not `Mail`.
-EXACT = {
-    "durable_tasks_task": (
-        "queue varchar(200) {} NOT NULL",
-        "waiting_for_limit varchar(240) {} NULL",
-        "limit_key varchar(200) {} NULL",
-    ),
-    "durable_tasks_queue_control": ("name varchar(200) {} NOT NULL",),
-    "durable_tasks_limit": ("scope varchar(240) {} NOT NULL",),
-    "durable_tasks_limit_bucket": ("scope varchar(240) {} NOT NULL",),
-    "durable_tasks_notification_setting": ("name varchar(200) {} NOT NULL",),
-    "durable_tasks_alert": ("subject varchar(200) {} NOT NULL",),
-    "durable_tasks_idempotent_request": ("`key` varchar(200) {} NOT NULL",),
 }
 
 
@@ -64,15 +52,6 @@ def set_storage(apps: Any, schema_editor: Any) -> None:
             schema_editor.execute(f"ALTER TABLE {schema_editor.quote_name(table)} SET ({options})")
 
 
-def compare_exactly(apps: Any, schema_editor: Any) -> None:
-    """Give the columns of EXACT a binary collation on MySQL and MariaDB."""
-    if schema_editor.connection.vendor == "mysql":
-        for table, columns in EXACT.items():
-            changes = ", ".join(f"MODIFY {column}" for column in columns)
-            changes = changes.format(*["CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"] * len(columns))
-            schema_editor.execute(f"ALTER TABLE {schema_editor.quote_name(table)} {changes}")
-
-
 class Migration(migrations.Migration):
     initial = True
 
@@ -84,7 +63,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "scope",
-                    models.CharField(
+                    ExactCharField(
                         help_text="global, queue:<name>, task:<name>, tenant:<id> or key:<text>.",
                         max_length=240,
                         primary_key=True,
@@ -103,7 +82,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "rate",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="Starts in a time: 10/m, 5/s, 100/h, 1000/d.",
@@ -122,17 +101,15 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "comment",
-                    models.CharField(
-                        blank=True, default="", max_length=500, verbose_name="comment"
-                    ),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="comment"),
                 ),
                 (
                     "set_by",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="set by"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="set by"),
                 ),
                 (
                     "set_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         editable=False,
                         verbose_name="set at",
@@ -155,9 +132,9 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("queue", models.CharField(max_length=200, verbose_name="queue")),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
-                ("due_at", models.DateTimeField(null=True, verbose_name="due at")),
+                ("queue", ExactCharField(max_length=200, verbose_name="queue")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
+                ("due_at", InstantField(null=True, verbose_name="due at")),
                 ("publish_count", models.IntegerField(default=0, verbose_name="publish count")),
                 ("number", models.BigIntegerField(default=0, verbose_name="number")),
             ],
@@ -179,12 +156,12 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "scope",
-                    models.CharField(
+                    ExactCharField(
                         max_length=240, primary_key=True, serialize=False, verbose_name="scope"
                     ),
                 ),
                 ("tokens", models.FloatField(default=0.0, verbose_name="tokens")),
-                ("refilled_at", models.DateTimeField(null=True, verbose_name="refilled at")),
+                ("refilled_at", InstantField(null=True, verbose_name="refilled at")),
             ],
             options={
                 "verbose_name": "token bucket",
@@ -202,37 +179,35 @@ class Migration(migrations.Migration):
                         default=uuid.uuid4, editable=False, primary_key=True, serialize=False
                     ),
                 ),
-                ("name", models.CharField(max_length=255, verbose_name="name")),
+                ("name", ExactCharField(max_length=255, verbose_name="name")),
                 (
                     "kind",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("SCHEDULER", "SCHEDULER"), ("WORKER", "WORKER")],
                         max_length=9,
                         verbose_name="kind",
                     ),
                 ),
-                ("host", models.CharField(max_length=255, verbose_name="host")),
+                ("host", ExactCharField(max_length=255, verbose_name="host")),
                 ("pid", models.IntegerField(verbose_name="process id")),
-                ("version", models.CharField(max_length=50, verbose_name="version")),
+                ("version", ExactCharField(max_length=50, verbose_name="version")),
                 (
                     "pool",
-                    models.CharField(blank=True, default="", max_length=50, verbose_name="pool"),
+                    ExactCharField(blank=True, default="", max_length=50, verbose_name="pool"),
                 ),
                 ("concurrency", models.IntegerField(default=0, verbose_name="concurrency")),
                 ("queues", models.JSONField(default=list, verbose_name="queues")),
                 ("beats", models.BigIntegerField(default=0, verbose_name="beats")),
-                ("started_at", models.DateTimeField(verbose_name="started at")),
-                ("last_seen_at", models.DateTimeField(verbose_name="last seen at")),
+                ("started_at", InstantField(verbose_name="started at")),
+                ("last_seen_at", InstantField(verbose_name="last seen at")),
                 (
                     "stopped_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="stopped at"),
+                    InstantField(blank=True, null=True, verbose_name="stopped at"),
                 ),
                 ("declared_dead", models.BooleanField(default=False, verbose_name="declared dead")),
                 (
                     "region",
-                    models.CharField(
-                        blank=True, db_default="", max_length=50, verbose_name="region"
-                    ),
+                    ExactCharField(blank=True, db_default="", max_length=50, verbose_name="region"),
                 ),
                 (
                     "shards",
@@ -249,18 +224,18 @@ class Migration(migrations.Migration):
                     "active",
                     models.JSONField(
                         blank=True,
-                        help_text="Number, and up to 20 ids.",
+                        help_text="Number, and up to 20 ids; messages that were received and not started, starts per second, and queues with messages that belong to no task.",
                         null=True,
                         verbose_name="running tasks",
                     ),
                 ),
                 (
                     "last_scan_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last scan at"),
+                    InstantField(blank=True, null=True, verbose_name="last scan at"),
                 ),
                 (
                     "last_start_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last start at"),
+                    InstantField(blank=True, null=True, verbose_name="last start at"),
                 ),
                 (
                     "skew",
@@ -274,7 +249,7 @@ class Migration(migrations.Migration):
                 ("draining", models.BooleanField(db_default=False, verbose_name="draining")),
                 (
                     "index_state",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         db_default="",
                         help_text="Where a scheduler finds what is due next, or why and how often it polls for it.",
@@ -284,7 +259,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "wakeups_state",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         db_default="",
                         help_text="What wakes a scheduler when rows are due soon, or why nothing does.",
@@ -311,6 +286,32 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "clock_step",
+                    models.FloatField(
+                        blank=True,
+                        help_text="By how many seconds the database's clock was set when this leader noticed it last; negative: back.",
+                        null=True,
+                        verbose_name="clock step",
+                    ),
+                ),
+                (
+                    "clock_step_at",
+                    InstantField(blank=True, null=True, verbose_name="clock step at"),
+                ),
+                (
+                    "names",
+                    models.JSONField(
+                        blank=True,
+                        help_text="Names of the durable tasks that a worker has registered. Empty: not reported.",
+                        null=True,
+                        verbose_name="registered tasks",
+                    ),
+                ),
+                (
+                    "names_digest",
+                    ExactCharField(blank=True, db_default="", editable=False, max_length=32),
+                ),
+                (
                     "broker_outages",
                     models.IntegerField(
                         db_default=0,
@@ -331,23 +332,23 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "name",
-                    models.CharField(
+                    ExactCharField(
                         max_length=200, primary_key=True, serialize=False, verbose_name="queue"
                     ),
                 ),
                 (
                     "paused_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                    InstantField(blank=True, null=True, verbose_name="paused at"),
                 ),
                 (
                     "paused_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="paused by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="reason"),
                 ),
                 (
                     "misrouted",
@@ -359,11 +360,11 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "misrouted_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last misrouted at"),
+                    InstantField(blank=True, null=True, verbose_name="last misrouted at"),
                 ),
                 (
                     "misrouted_from",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="consumed from"
                     ),
                 ),
@@ -388,16 +389,16 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
                 (
                     "description",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=500, verbose_name="description"
                     ),
                 ),
                 (
                     "status",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("ACTIVE", "ACTIVE"),
                             ("PAUSED", "PAUSED"),
@@ -410,28 +411,28 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "status_reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="status reason"
                     ),
                 ),
                 (
                     "status_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="status set by"
                     ),
                 ),
                 (
                     "paused_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                    InstantField(blank=True, null=True, verbose_name="paused at"),
                 ),
                 (
                     "paused_until",
-                    models.DateTimeField(blank=True, null=True, verbose_name="paused until"),
+                    InstantField(blank=True, null=True, verbose_name="paused until"),
                 ),
                 ("error", models.TextField(blank=True, default="", verbose_name="error")),
                 (
                     "task",
-                    models.CharField(
+                    ExactCharField(
                         help_text="The registered name of a durable task.",
                         max_length=200,
                         verbose_name="task",
@@ -451,7 +452,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "queue",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="Empty: the task's own.",
@@ -479,7 +480,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "target_type",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("CELERY_TASK", "CELERY_TASK"),
                             ("HTTP_CALLBACK", "HTTP_CALLBACK"),
@@ -507,15 +508,15 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "time_zone",
-                    models.CharField(default="UTC", max_length=64, verbose_name="time zone"),
+                    ExactCharField(default="UTC", max_length=64, verbose_name="time zone"),
                 ),
                 (
                     "dst_gap",
-                    models.CharField(default="RUN_AFTER", max_length=9, verbose_name="DST gap"),
+                    ExactCharField(default="RUN_AFTER", max_length=9, verbose_name="DST gap"),
                 ),
                 (
                     "dst_overlap",
-                    models.CharField(default="FIRST", max_length=5, verbose_name="DST overlap"),
+                    ExactCharField(default="FIRST", max_length=5, verbose_name="DST overlap"),
                 ),
                 (
                     "calendars",
@@ -526,7 +527,7 @@ class Migration(migrations.Migration):
                         verbose_name="calendars",
                     ),
                 ),
-                ("roll", models.CharField(default="SKIP", max_length=18, verbose_name="roll")),
+                ("roll", ExactCharField(default="SKIP", max_length=18, verbose_name="roll")),
                 (
                     "jitter",
                     models.FloatField(default=0.0, help_text="Seconds.", verbose_name="jitter"),
@@ -539,8 +540,8 @@ class Migration(migrations.Migration):
                         verbose_name="jitter percent",
                     ),
                 ),
-                ("start_time", models.DateTimeField(verbose_name="start time")),
-                ("end_time", models.DateTimeField(blank=True, null=True, verbose_name="end time")),
+                ("start_time", InstantField(verbose_name="start time")),
+                ("end_time", InstantField(blank=True, null=True, verbose_name="end time")),
                 (
                     "max_runs",
                     models.BigIntegerField(blank=True, null=True, verbose_name="max runs"),
@@ -557,7 +558,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "catch_up_mode",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("RUN_ALL_MISSED", "RUN_ALL_MISSED"),
                             ("RUN_ONE_NOW", "RUN_ONE_NOW"),
@@ -586,7 +587,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "catchup_order",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("OLDEST", "OLDEST"), ("NEWEST", "NEWEST")],
                         default="OLDEST",
                         max_length=6,
@@ -603,7 +604,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "overlap",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("ALLOW", "ALLOW"),
                             ("SKIP", "SKIP"),
@@ -619,7 +620,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "overlap_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="A template over the arguments; runs with the same key do not overlap.",
@@ -629,36 +630,36 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "next_run_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="next run at"),
+                    InstantField(blank=True, null=True, verbose_name="next run at"),
                 ),
-                ("watermark_at", models.DateTimeField(verbose_name="watermark")),
+                ("watermark_at", InstantField(verbose_name="watermark")),
                 (
                     "last_run_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last run at"),
+                    InstantField(blank=True, null=True, verbose_name="last run at"),
                 ),
                 (
                     "ledger_from",
-                    models.DateTimeField(blank=True, null=True, verbose_name="ledger kept from"),
+                    InstantField(blank=True, null=True, verbose_name="ledger kept from"),
                 ),
                 (
                     "tzdata_version",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=20, verbose_name="tzdata version"
                     ),
                 ),
                 ("revision", models.BigIntegerField(default=0, verbose_name="revision")),
                 (
                     "idempotency_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, max_length=200, null=True, verbose_name="idempotency key"
                     ),
                 ),
                 (
                     "source",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
-                        help_text="Where it is declared: code, settings, beat, or empty for an operator.",
+                        help_text="Where it is declared: code, settings, beat, api, or empty for an operator.",
                         max_length=20,
                         verbose_name="source",
                     ),
@@ -674,27 +675,25 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "undeclared_at",
-                    models.DateTimeField(
-                        blank=True, null=True, verbose_name="no longer declared since"
-                    ),
+                    InstantField(blank=True, null=True, verbose_name="no longer declared since"),
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
                 (
                     "encryption_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         editable=False,
                         max_length=40,
@@ -719,14 +718,14 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "name",
-                    models.CharField(
+                    ExactCharField(
                         max_length=100, primary_key=True, serialize=False, verbose_name="name"
                     ),
                 ),
                 ("holder", models.UUIDField(null=True, verbose_name="holder")),
                 ("term", models.BigIntegerField(default=0, verbose_name="term")),
-                ("acquired_at", models.DateTimeField(null=True, verbose_name="acquired at")),
-                ("expires_at", models.DateTimeField(verbose_name="expires at")),
+                ("acquired_at", InstantField(null=True, verbose_name="acquired at")),
+                ("expires_at", InstantField(verbose_name="expires at")),
             ],
             options={
                 "verbose_name": "scheduler lease",
@@ -739,9 +738,14 @@ class Migration(migrations.Migration):
             name="Tenant",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("slug", models.SlugField(max_length=100, unique=True, verbose_name="slug")),
-                ("name", models.CharField(blank=True, max_length=200, verbose_name="name")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                (
+                    "slug",
+                    ExactCharField(
+                        max_length=100, unique=True, validators=[validate_slug], verbose_name="slug"
+                    ),
+                ),
+                ("name", ExactCharField(blank=True, max_length=200, verbose_name="name")),
+                ("created_at", InstantField(auto_now_add=True, verbose_name="created at")),
             ],
             options={
                 "verbose_name": "tenant",
@@ -757,7 +761,7 @@ class Migration(migrations.Migration):
                 ("task_id", models.UUIDField()),
                 ("epoch", models.BigIntegerField()),
                 ("workflow_id", models.UUIDField(null=True)),
-                ("status", models.CharField(max_length=9)),
+                ("status", ExactCharField(max_length=9)),
                 ("delta", models.SmallIntegerField(db_default=1)),
                 ("resolved", models.BooleanField(db_default=False)),
             ],
@@ -778,17 +782,17 @@ class Migration(migrations.Migration):
             name="ShadowFire",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
-                ("task", models.CharField(max_length=200, verbose_name="task")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
+                ("task", ExactCharField(max_length=200, verbose_name="task")),
                 (
                     "celery_id",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="Celery id"
                     ),
                 ),
                 (
                     "recorded_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="recorded at",
                     ),
@@ -814,8 +818,8 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
-                ("queue", models.CharField(max_length=200, verbose_name="queue")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
+                ("queue", ExactCharField(max_length=200, verbose_name="queue")),
                 (
                     "priority",
                     models.SmallIntegerField(
@@ -840,7 +844,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "status",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("BLOCKED", "BLOCKED"),
                             ("PENDING", "PENDING"),
@@ -858,26 +862,26 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "run_at",
-                    models.DateTimeField(
+                    InstantField(
                         help_text="Earliest start, as it was asked for.", verbose_name="run at"
                     ),
                 ),
-                ("due_at", models.DateTimeField(blank=True, null=True, verbose_name="due at")),
+                ("due_at", InstantField(blank=True, null=True, verbose_name="due at")),
                 (
                     "ready_at",
-                    models.DateTimeField(editable=False, null=True, verbose_name="ready at"),
+                    InstantField(editable=False, null=True, verbose_name="ready at"),
                 ),
                 (
                     "queued_at",
-                    models.DateTimeField(editable=False, null=True, verbose_name="queued at"),
+                    InstantField(editable=False, null=True, verbose_name="queued at"),
                 ),
                 (
                     "lease_until",
-                    models.DateTimeField(blank=True, null=True, verbose_name="lease until"),
+                    InstantField(blank=True, null=True, verbose_name="lease until"),
                 ),
                 (
                     "expires_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="expires at"),
+                    InstantField(blank=True, null=True, verbose_name="expires at"),
                 ),
                 ("epoch", models.BigIntegerField(db_default=0, verbose_name="epoch")),
                 ("run_id", models.UUIDField(blank=True, null=True, verbose_name="run id")),
@@ -890,7 +894,7 @@ class Migration(migrations.Migration):
                 ("max_crashes", models.IntegerField(db_default=3, verbose_name="max crashes")),
                 (
                     "on_orphan",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("RETRY", "RETRY"), ("DEAD_LETTER", "DEAD_LETTER")],
                         db_default="RETRY",
                         max_length=11,
@@ -903,22 +907,22 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "idempotency_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, max_length=200, null=True, verbose_name="idempotency key"
                     ),
                 ),
                 (
                     "key",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="key"),
+                    ExactCharField(blank=True, max_length=200, null=True, verbose_name="key"),
                 ),
                 (
                     "unique_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, max_length=200, null=True, verbose_name="unique key"
                     ),
                 ),
-                ("open_key", models.CharField(editable=False, max_length=200, null=True)),
-                ("open_unique_key", models.CharField(editable=False, max_length=200, null=True)),
+                ("open_key", ExactCharField(editable=False, max_length=200, null=True)),
+                ("open_unique_key", ExactCharField(editable=False, max_length=200, null=True)),
                 (
                     "result",
                     django_durable_tasks.models.encrypted_json.EncryptedJSONField(
@@ -932,39 +936,39 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="reason"
                     ),
                 ),
                 (
                     "cancel_requested_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="cancel requested at"),
+                    InstantField(blank=True, null=True, verbose_name="cancel requested at"),
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
                 (
                     "started_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="started at"),
+                    InstantField(blank=True, null=True, verbose_name="started at"),
                 ),
                 (
                     "completed_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                    InstantField(blank=True, null=True, verbose_name="completed at"),
                 ),
                 (
                     "target_type",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("CELERY_TASK", "CELERY_TASK"),
                             ("HTTP_CALLBACK", "HTTP_CALLBACK"),
@@ -977,23 +981,23 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "time_zone",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=64, verbose_name="time zone"
                     ),
                 ),
                 (
                     "fire_time",
-                    models.DateTimeField(blank=True, null=True, verbose_name="fire time"),
+                    InstantField(blank=True, null=True, verbose_name="fire time"),
                 ),
                 (
                     "overlap_key",
-                    models.CharField(
-                        blank=True, max_length=200, null=True, verbose_name="overlap key"
+                    ExactCharField(
+                        blank=True, max_length=220, null=True, verbose_name="overlap key"
                     ),
                 ),
                 (
                     "step",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="step"),
+                    ExactCharField(blank=True, max_length=200, null=True, verbose_name="step"),
                 ),
                 (
                     "join_count",
@@ -1006,7 +1010,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "on_upstream_failure",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("SKIP", "SKIP"),
                             ("FAIL", "FAIL"),
@@ -1046,14 +1050,12 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "limit_key",
-                    models.CharField(
-                        blank=True, max_length=200, null=True, verbose_name="limit key"
-                    ),
+                    ExactCharField(blank=True, max_length=200, null=True, verbose_name="limit key"),
                 ),
                 (
                     "waiting_for_limit",
-                    models.CharField(
-                        editable=False, max_length=240, null=True, verbose_name="waiting for limit"
+                    ExactCharField(
+                        editable=False, max_length=410, null=True, verbose_name="waiting for limit"
                     ),
                 ),
                 (
@@ -1087,7 +1089,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "encryption_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         editable=False,
                         max_length=40,
@@ -1121,7 +1123,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "kind",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("CANCEL", "CANCEL"),
                             ("DEPENDENTS", "DEPENDENTS"),
@@ -1133,13 +1135,11 @@ class Migration(migrations.Migration):
                 ),
                 ("task_id", models.UUIDField(db_index=True)),
                 ("tenant_id", models.BigIntegerField(null=True)),
-                ("key", models.CharField(max_length=200, null=True)),
-                ("reason", models.CharField(db_default="", max_length=200)),
+                ("key", ExactCharField(max_length=200, null=True)),
+                ("reason", ExactCharField(db_default="", max_length=200)),
                 (
                     "created_at",
-                    models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.StatementTime()
-                    ),
+                    InstantField(db_default=django_durable_tasks.models.clock.StatementTime()),
                 ),
             ],
             options={
@@ -1158,7 +1158,7 @@ class Migration(migrations.Migration):
                 ("attempt_number", models.IntegerField(verbose_name="attempt")),
                 (
                     "status",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("SUCCESS", "SUCCESS"),
                             ("FAILED", "FAILED"),
@@ -1172,10 +1172,10 @@ class Migration(migrations.Migration):
                         verbose_name="status",
                     ),
                 ),
-                ("ready_at", models.DateTimeField(null=True, verbose_name="ready at")),
-                ("queued_at", models.DateTimeField(null=True, verbose_name="queued at")),
-                ("started_at", models.DateTimeField(null=True, verbose_name="started at")),
-                ("completed_at", models.DateTimeField(verbose_name="completed at")),
+                ("ready_at", InstantField(null=True, verbose_name="ready at")),
+                ("queued_at", InstantField(null=True, verbose_name="queued at")),
+                ("started_at", InstantField(null=True, verbose_name="started at")),
+                ("completed_at", InstantField(verbose_name="completed at")),
                 (
                     "error_message",
                     models.TextField(blank=True, db_default="", verbose_name="error"),
@@ -1187,7 +1187,7 @@ class Migration(migrations.Migration):
                 ("exception", models.JSONField(null=True, verbose_name="exception")),
                 (
                     "worker",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=255, verbose_name="worker"
                     ),
                 ),
@@ -1195,7 +1195,7 @@ class Migration(migrations.Migration):
                 ("run_id", models.UUIDField(null=True, verbose_name="run id")),
                 (
                     "celery_id",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=100, verbose_name="Celery id"
                     ),
                 ),
@@ -1243,30 +1243,31 @@ class Migration(migrations.Migration):
             name="OccurrenceRecord",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("fire_time", models.DateTimeField(verbose_name="fire time")),
+                ("fire_time", InstantField(verbose_name="fire time")),
                 (
                     "last_fire_time",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last fire time"),
+                    InstantField(blank=True, null=True, verbose_name="last fire time"),
                 ),
                 ("count", models.BigIntegerField(default=1, verbose_name="count")),
                 (
                     "count_is_exact",
                     models.BooleanField(default=True, verbose_name="count is exact"),
                 ),
-                ("unique_fire_time", models.DateTimeField(editable=False, null=True)),
+                ("unique_fire_time", InstantField(editable=False, null=True)),
                 (
                     "effective_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="effective at"),
+                    InstantField(blank=True, null=True, verbose_name="effective at"),
                 ),
                 (
                     "outcome",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("DISPATCHED", "DISPATCHED"),
                             ("ROLLED", "ROLLED"),
                             ("MANUAL", "MANUAL"),
                             ("SKIPPED_OVERLAP", "SKIPPED_OVERLAP"),
                             ("SKIPPED_CALENDAR", "SKIPPED_CALENDAR"),
+                            ("SKIPPED_QUOTA", "SKIPPED_QUOTA"),
                             ("MISSED", "MISSED"),
                             ("EXPIRED", "EXPIRED"),
                             ("PAUSED", "PAUSED"),
@@ -1279,19 +1280,19 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="reason"),
                 ),
                 ("blocked_by", models.UUIDField(blank=True, null=True, verbose_name="blocked by")),
                 (
                     "request_id",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, max_length=200, null=True, verbose_name="request id"
                     ),
                 ),
                 ("term", models.BigIntegerField(blank=True, null=True, verbose_name="term")),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
@@ -1342,10 +1343,10 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("open_task", models.UUIDField(editable=False, null=True)),
-                ("reason", models.CharField(max_length=20, verbose_name="reason")),
+                ("reason", ExactCharField(max_length=20, verbose_name="reason")),
                 (
                     "fingerprint",
-                    models.CharField(db_index=True, max_length=16, verbose_name="fingerprint"),
+                    ExactCharField(db_index=True, max_length=16, verbose_name="fingerprint"),
                 ),
                 ("error_message", models.TextField(blank=True, verbose_name="error")),
                 ("attempts", models.IntegerField(verbose_name="attempts")),
@@ -1361,14 +1362,14 @@ class Migration(migrations.Migration):
                         default=dict, verbose_name="keyword arguments"
                     ),
                 ),
-                ("created_at", models.DateTimeField(verbose_name="created at")),
+                ("created_at", InstantField(verbose_name="created at")),
                 (
                     "resolved_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="resolved at"),
+                    InstantField(blank=True, null=True, verbose_name="resolved at"),
                 ),
                 (
                     "resolution",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         choices=[("REPLAYED", "REPLAYED"), ("DISCARDED", "DISCARDED")],
                         default="",
@@ -1378,15 +1379,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "resolved_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="resolved by"
                     ),
                 ),
                 (
                     "comment",
-                    models.CharField(
-                        blank=True, default="", max_length=500, verbose_name="comment"
-                    ),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="comment"),
                 ),
                 (
                     "task",
@@ -1409,7 +1408,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "encryption_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         editable=False,
                         max_length=40,
@@ -1433,10 +1432,10 @@ class Migration(migrations.Migration):
             name="Calendar",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
                 (
                     "description",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=500, verbose_name="description"
                     ),
                 ),
@@ -1450,25 +1449,25 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "origin",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="origin"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="origin"),
                 ),
                 ("revision", models.BigIntegerField(default=0, verbose_name="revision")),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
                 (
                     "updated_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="updated by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=500, verbose_name="reason"
                     ),
                 ),
@@ -1503,10 +1502,10 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
-                ("name", models.CharField(db_index=True, max_length=200, verbose_name="name")),
+                ("name", ExactCharField(db_index=True, max_length=200, verbose_name="name")),
                 (
                     "status",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("STARTING", "STARTING"),
                             ("RUNNING", "RUNNING"),
@@ -1520,9 +1519,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "key",
-                    models.CharField(blank=True, max_length=200, null=True, verbose_name="key"),
+                    ExactCharField(blank=True, max_length=200, null=True, verbose_name="key"),
                 ),
-                ("open_key", models.CharField(editable=False, max_length=200, null=True)),
+                ("open_key", ExactCharField(editable=False, max_length=200, null=True)),
                 ("parent", models.UUIDField(blank=True, null=True, verbose_name="parent run")),
                 (
                     "root",
@@ -1539,11 +1538,11 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "fire_time",
-                    models.DateTimeField(blank=True, null=True, verbose_name="fire time"),
+                    InstantField(blank=True, null=True, verbose_name="fire time"),
                 ),
                 (
                     "deadline_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="deadline"),
+                    InstantField(blank=True, null=True, verbose_name="deadline"),
                 ),
                 ("callbacks", models.JSONField(blank=True, default=dict, verbose_name="callbacks")),
                 ("total", models.IntegerField(db_default=0, verbose_name="tasks")),
@@ -1554,35 +1553,35 @@ class Migration(migrations.Migration):
                 ("expired", models.IntegerField(db_default=0, verbose_name="expired")),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="reason"
                     ),
                 ),
                 (
                     "cancel_requested_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="cancel requested at"),
+                    InstantField(blank=True, null=True, verbose_name="cancel requested at"),
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
                 (
                     "sealed_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="sealed at"),
+                    InstantField(blank=True, null=True, verbose_name="sealed at"),
                 ),
                 (
                     "completed_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                    InstantField(blank=True, null=True, verbose_name="completed at"),
                 ),
                 (
                     "tenant",
@@ -1628,7 +1627,7 @@ class Migration(migrations.Migration):
                 ("date", models.DateField(verbose_name="date")),
                 (
                     "kind",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("CLOSED", "CLOSED"), ("OPEN", "OPEN"), ("HALF", "HALF")],
                         default="CLOSED",
                         max_length=6,
@@ -1638,7 +1637,7 @@ class Migration(migrations.Migration):
                 ("until", models.TimeField(blank=True, null=True, verbose_name="open until")),
                 (
                     "name",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="name"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="name"),
                 ),
                 (
                     "calendar",
@@ -1665,24 +1664,24 @@ class Migration(migrations.Migration):
             name="OccurrenceOverride",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("fire_time", models.DateTimeField(verbose_name="fire time")),
+                ("fire_time", InstantField(verbose_name="fire time")),
                 (
                     "action",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("SKIP", "SKIP"), ("MOVE", "MOVE"), ("ADD", "ADD")],
                         max_length=4,
                         verbose_name="action",
                     ),
                 ),
-                ("move_to", models.DateTimeField(blank=True, null=True, verbose_name="move to")),
+                ("move_to", InstantField(blank=True, null=True, verbose_name="move to")),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="reason"),
                 ),
-                ("by", models.CharField(blank=True, default="", max_length=200, verbose_name="by")),
+                ("by", ExactCharField(blank=True, default="", max_length=200, verbose_name="by")),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
@@ -1715,7 +1714,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "dependency_type",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("MUST_SUCCEED", "MUST_SUCCEED"),
                             ("MUST_FINISH", "MUST_FINISH"),
@@ -1728,7 +1727,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "gate",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         choices=[("APPROVAL", "APPROVAL"), ("HOLD", "HOLD")],
                         max_length=8,
@@ -1738,7 +1737,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "on_upstream_failure",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         choices=[
                             ("SKIP", "SKIP"),
@@ -1754,28 +1753,28 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "resolved_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="resolved at"),
+                    InstantField(blank=True, null=True, verbose_name="resolved at"),
                 ),
                 (
                     "outcome",
-                    models.CharField(blank=True, max_length=9, null=True, verbose_name="outcome"),
+                    ExactCharField(blank=True, max_length=9, null=True, verbose_name="outcome"),
                 ),
                 ("met", models.BooleanField(blank=True, null=True, verbose_name="met")),
                 (
                     "placed_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="placed by"
                     ),
                 ),
                 (
                     "resolved_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="resolved by"
                     ),
                 ),
                 (
                     "comment",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=500, verbose_name="comment"
                     ),
                 ),
@@ -1945,6 +1944,15 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="task",
             index=django_durable_tasks.models.indexes.PartialIndex(
+                elsewhere=("status", "in_batch", "queue", "tenant", "priority", "due_at"),
+                fields=["queue", "tenant", "priority", "due_at"],
+                name="durable_task_turns",
+                where=models.Q(("in_batch", False), ("status", "PENDING"), ("tenant__gt", 1)),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=django_durable_tasks.models.indexes.PartialIndex(
                 elsewhere=("status", "in_batch", "queue", "name", "priority", "due_at"),
                 fields=["queue", "name", "priority", "due_at"],
                 name="durable_task_batch",
@@ -2026,8 +2034,8 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="task",
             index=django_durable_tasks.models.indexes.PartialIndex(
-                elsewhere=("waiting_for_limit", "-priority", "id"),
-                fields=["waiting_for_limit", "-priority", "id"],
+                elsewhere=("waiting_for_limit", "-priority", "ready_at", "id"),
+                fields=["waiting_for_limit", "-priority", "ready_at", "id"],
                 name="durable_task_waiting",
                 where=models.Q(("waiting_for_limit__isnull", False)),
             ),
@@ -2096,57 +2104,57 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "name",
-                    models.CharField(
+                    ExactCharField(
                         help_text="What uses the key. A rotation keeps the name.",
                         max_length=100,
                         verbose_name="name",
                     ),
                 ),
-                ("identifier", models.CharField(max_length=8, unique=True, verbose_name="id")),
+                ("identifier", ExactCharField(max_length=8, unique=True, verbose_name="id")),
                 (
                     "mode",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("live", "live"), ("test", "test")],
                         max_length=4,
                         verbose_name="mode",
                     ),
                 ),
-                ("digest", models.CharField(editable=False, max_length=64)),
+                ("digest", ExactCharField(editable=False, max_length=64)),
                 ("scopes", models.JSONField(default=list, verbose_name="scopes")),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "created_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="created by"
                     ),
                 ),
                 (
                     "expires_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="expires at"),
+                    InstantField(blank=True, null=True, verbose_name="expires at"),
                 ),
                 (
                     "revoked_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="revoked at"),
+                    InstantField(blank=True, null=True, verbose_name="revoked at"),
                 ),
                 (
                     "revoked_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="revoked by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="reason"),
                 ),
                 (
                     "last_used_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last used at"),
+                    InstantField(blank=True, null=True, verbose_name="last used at"),
                 ),
             ],
             options={
@@ -2171,15 +2179,15 @@ class Migration(migrations.Migration):
                         to="django_durable_tasks.tenant",
                     ),
                 ),
-                ("key", models.CharField(max_length=200)),
-                ("operation", models.CharField(max_length=200)),
-                ("fingerprint", models.CharField(max_length=64)),
+                ("key", ExactCharField(max_length=200)),
+                ("operation", ExactCharField(max_length=200)),
+                ("fingerprint", ExactCharField(max_length=64)),
                 ("status_code", models.SmallIntegerField(default=0)),
                 ("headers", models.JSONField(default=dict)),
                 ("body", models.JSONField(null=True)),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(), db_index=True
                     ),
                 ),
@@ -2243,11 +2251,11 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("attempt_number", models.IntegerField(verbose_name="attempt")),
                 ("run_id", models.UUIDField(null=True, verbose_name="run id")),
-                ("outcome", models.CharField(max_length=6, verbose_name="outcome")),
-                ("started_at", models.DateTimeField(verbose_name="started at")),
-                ("method", models.CharField(max_length=7, verbose_name="method")),
+                ("outcome", ExactCharField(max_length=6, verbose_name="outcome")),
+                ("started_at", InstantField(verbose_name="started at")),
+                ("method", ExactCharField(max_length=7, verbose_name="method")),
                 ("url", models.TextField(verbose_name="URL")),
-                ("endpoint", models.CharField(max_length=300, verbose_name="endpoint")),
+                ("endpoint", ExactCharField(max_length=300, verbose_name="endpoint")),
                 (
                     "request_headers",
                     django_durable_tasks.models.encrypted_json.EncryptedJSONField(
@@ -2258,11 +2266,11 @@ class Migration(migrations.Migration):
                 ("status", models.SmallIntegerField(null=True, verbose_name="status")),
                 (
                     "failure",
-                    models.CharField(blank=True, default="", max_length=11, verbose_name="failure"),
+                    ExactCharField(blank=True, default="", max_length=11, verbose_name="failure"),
                 ),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="reason"),
                 ),
                 ("retry_delay", models.FloatField(null=True, verbose_name="retry delay")),
                 (
@@ -2308,7 +2316,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "encryption_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         editable=False,
                         max_length=40,
@@ -2330,7 +2338,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "key",
-                    models.CharField(
+                    ExactCharField(
                         help_text="The limit key of its tasks: the origin of the URL, or `endpoint=`.",
                         max_length=200,
                         unique=True,
@@ -2346,15 +2354,15 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "open_until",
-                    models.DateTimeField(blank=True, null=True, verbose_name="open until"),
+                    InstantField(blank=True, null=True, verbose_name="open until"),
                 ),
                 (
                     "probe_until",
-                    models.DateTimeField(blank=True, null=True, verbose_name="probe until"),
+                    InstantField(blank=True, null=True, verbose_name="probe until"),
                 ),
                 (
                     "gone_at",
-                    models.DateTimeField(
+                    InstantField(
                         blank=True,
                         help_text="When it ended deliveries, for example with 410.",
                         null=True,
@@ -2363,13 +2371,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "last_failure",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="last failure"
                     ),
                 ),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
@@ -2423,6 +2431,16 @@ class Migration(migrations.Migration):
                     models.IntegerField(blank=True, null=True, verbose_name="recurring tasks"),
                 ),
                 (
+                    "runs_per_day",
+                    models.IntegerField(
+                        blank=True, null=True, verbose_name="runs of a recurring task in a day"
+                    ),
+                ),
+                (
+                    "calendars",
+                    models.IntegerField(blank=True, null=True, verbose_name="calendars"),
+                ),
+                (
                     "payload_bytes",
                     models.IntegerField(
                         blank=True, null=True, verbose_name="bytes of the arguments of a task"
@@ -2430,23 +2448,23 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "requests",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=20, verbose_name="requests"
                     ),
                 ),
                 (
                     "set_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="set by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=500, verbose_name="reason"
                     ),
                 ),
-                ("set_at", models.DateTimeField(blank=True, null=True, verbose_name="set at")),
+                ("set_at", InstantField(blank=True, null=True, verbose_name="set at")),
                 ("creations_left", models.IntegerField(db_default=0, editable=False)),
                 ("notified_at", models.JSONField(default=dict, editable=False)),
             ],
@@ -2480,17 +2498,17 @@ class Migration(migrations.Migration):
             name="StaffTenant",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("user_key", models.CharField(max_length=100)),
-                ("username", models.CharField(max_length=200, verbose_name="user name")),
+                ("user_key", ExactCharField(max_length=100)),
+                ("username", ExactCharField(max_length=200, verbose_name="user name")),
                 (
                     "assigned_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="assigned by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=500, verbose_name="reason"
                     ),
                 ),
@@ -2530,7 +2548,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "kind",
-                    models.CharField(
+                    ExactCharField(
                         choices=[("CANCEL", "CANCEL"), ("REPLAY", "REPLAY")],
                         max_length=6,
                         verbose_name="kind",
@@ -2545,26 +2563,26 @@ class Migration(migrations.Migration):
                 ("errors", models.JSONField(default=list, verbose_name="errors")),
                 (
                     "created_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=200, verbose_name="created by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, db_default="", max_length=500, verbose_name="reason"
                     ),
                 ),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "completed_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="completed at"),
+                    InstantField(blank=True, null=True, verbose_name="completed at"),
                 ),
                 (
                     "task",
@@ -2601,27 +2619,25 @@ class Migration(migrations.Migration):
             name="Alert",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("kind", models.CharField(max_length=30, verbose_name="kind")),
+                ("kind", ExactCharField(max_length=30, verbose_name="kind")),
                 (
                     "subject",
-                    models.CharField(
-                        blank=True, default="", max_length=200, verbose_name="subject"
-                    ),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="subject"),
                 ),
                 (
                     "detail",
-                    models.CharField(blank=True, default="", max_length=300, verbose_name="detail"),
+                    ExactCharField(blank=True, default="", max_length=300, verbose_name="detail"),
                 ),
                 (
                     "since",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="since",
                     ),
                 ),
                 (
                     "last_seen_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="last seen at",
                     ),
@@ -2641,10 +2657,10 @@ class Migration(migrations.Migration):
             name="NotificationSetting",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=200, verbose_name="name")),
+                ("name", ExactCharField(max_length=200, verbose_name="name")),
                 (
                     "user_id",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="For whom the setting is; a label of your own.",
@@ -2702,7 +2718,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "task_name",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="A pattern with * and ?. Empty: all.",
@@ -2712,7 +2728,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "queue",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="A pattern with * and ?. Empty: all.",
@@ -2722,7 +2738,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "schedule",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         help_text="A pattern with * and ?. Empty: all.",
@@ -2732,7 +2748,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "delivery_type",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("EMAIL", "EMAIL"),
                             ("SLACK_WEBHOOK", "SLACK_WEBHOOK"),
@@ -2764,7 +2780,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "time_zone",
-                    models.CharField(
+                    ExactCharField(
                         default="UTC",
                         help_text="Of the quiet hours.",
                         max_length=64,
@@ -2775,41 +2791,41 @@ class Migration(migrations.Migration):
                 ("revision", models.BigIntegerField(default=1, verbose_name="revision")),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
                 (
                     "updated_by",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=200, verbose_name="updated by"
                     ),
                 ),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="reason"),
                 ),
                 (
                     "last_delivery_status",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=8, verbose_name="last delivery"
                     ),
                 ),
                 (
                     "last_delivery_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="last delivery at"),
+                    InstantField(blank=True, null=True, verbose_name="last delivery at"),
                 ),
                 (
                     "last_delivery_error",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         default="",
                         max_length=200,
@@ -2818,7 +2834,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "encryption_key",
-                    models.CharField(
+                    ExactCharField(
                         blank=True,
                         editable=False,
                         max_length=40,
@@ -2851,7 +2867,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "type",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("task.succeeded", "task.succeeded"),
                             ("task.failed", "task.failed"),
@@ -2873,21 +2889,19 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "subject",
-                    models.CharField(
-                        blank=True, default="", max_length=200, verbose_name="subject"
-                    ),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="subject"),
                 ),
                 ("data", models.JSONField(default=dict, verbose_name="data")),
                 (
                     "created_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "due_at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="due at",
                     ),
@@ -2941,14 +2955,14 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 (
                     "at",
-                    models.DateTimeField(
+                    InstantField(
                         db_default=django_durable_tasks.models.clock.StatementTime(),
                         verbose_name="at",
                     ),
                 ),
                 (
                     "source",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("API", "API"),
                             ("ADMIN", "ADMIN"),
@@ -2962,13 +2976,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "actor",
-                    models.CharField(blank=True, default="", max_length=200, verbose_name="actor"),
+                    ExactCharField(blank=True, default="", max_length=200, verbose_name="actor"),
                 ),
-                ("operation", models.CharField(max_length=60, verbose_name="operation")),
-                ("object_type", models.CharField(max_length=20, verbose_name="object type")),
+                ("operation", ExactCharField(max_length=60, verbose_name="operation")),
+                ("object_type", ExactCharField(max_length=20, verbose_name="object type")),
                 (
                     "object_id",
-                    models.CharField(
+                    ExactCharField(
                         blank=True, default="", max_length=250, verbose_name="object id"
                     ),
                 ),
@@ -2978,7 +2992,7 @@ class Migration(migrations.Migration):
                 ("after", models.JSONField(default=dict, verbose_name="after")),
                 (
                     "reason",
-                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                    ExactCharField(blank=True, default="", max_length=500, verbose_name="reason"),
                 ),
                 ("address", models.GenericIPAddressField(null=True, verbose_name="IP address")),
                 (
@@ -3018,7 +3032,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="MetricPosition",
             fields=[
-                ("kind", models.CharField(max_length=10, primary_key=True, serialize=False)),
+                ("kind", ExactCharField(max_length=10, primary_key=True, serialize=False)),
                 ("revision", models.BigIntegerField(default=0)),
                 ("last_id", models.BigIntegerField(default=0)),
                 ("details", models.JSONField(default=list)),
@@ -3035,21 +3049,20 @@ class Migration(migrations.Migration):
                 ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
                 (
                     "kind",
-                    models.CharField(
+                    ExactCharField(
                         choices=[
                             ("ATTEMPT", "ATTEMPT"),
                             ("CREATED", "CREATED"),
                             ("ENDED", "ENDED"),
                             ("OCCURRENCE", "OCCURRENCE"),
-                            ("PARTITION", "PARTITION"),
                         ],
                         max_length=10,
                     ),
                 ),
                 ("tenant_id", models.BigIntegerField(default=0, verbose_name="tenant")),
-                ("queue", models.CharField(blank=True, max_length=200, verbose_name="queue")),
-                ("name", models.CharField(blank=True, max_length=200, verbose_name="name")),
-                ("status", models.CharField(blank=True, max_length=16, verbose_name="status")),
+                ("queue", ExactCharField(blank=True, max_length=200, verbose_name="queue")),
+                ("name", ExactCharField(blank=True, max_length=200, verbose_name="name")),
+                ("status", ExactCharField(blank=True, max_length=16, verbose_name="status")),
                 ("number", models.BigIntegerField(default=0, verbose_name="number")),
                 ("durations", models.JSONField(default=dict, verbose_name="durations")),
             ],
@@ -3065,15 +3078,13 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("tenant_id", models.BigIntegerField()),
-                ("queue", models.CharField(max_length=200)),
-                ("name", models.CharField(max_length=200)),
-                ("status", models.CharField(max_length=9)),
+                ("queue", ExactCharField(max_length=200)),
+                ("name", ExactCharField(max_length=200)),
+                ("status", ExactCharField(max_length=9)),
                 ("number", models.IntegerField()),
                 (
                     "ended_at",
-                    models.DateTimeField(
-                        db_default=django_durable_tasks.models.clock.StatementTime()
-                    ),
+                    InstantField(db_default=django_durable_tasks.models.clock.StatementTime()),
                 ),
             ],
             options={
@@ -3084,7 +3095,7 @@ class Migration(migrations.Migration):
             name="MetricMinute",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("minute", models.DateTimeField(verbose_name="minute")),
+                ("minute", InstantField(verbose_name="minute")),
                 ("number", models.BigIntegerField(default=0, verbose_name="number")),
                 ("durations", models.JSONField(default=dict, verbose_name="durations")),
                 ("first_id", models.BigIntegerField(default=0)),
@@ -3115,7 +3126,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False),
         migrations.RunPython(set_storage, migrations.RunPython.noop),
         migrations.RunPython(first_rows, migrations.RunPython.noop),
         migrations.AddIndex(

@@ -8,7 +8,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 
 
 class AlertQuerySet(GuardedQuerySet["Alert"]):
@@ -23,11 +25,11 @@ class Alert(GuardedModel):
     instead: ClassVar[str] = "alerts.watch(...) in the leader's job watch_alerts writes it."
 
     id = models.BigAutoField(primary_key=True)
-    kind = models.CharField(_("kind"), max_length=30)
-    subject = models.CharField(_("subject"), max_length=200, blank=True, default="")
-    detail = models.CharField(_("detail"), max_length=300, blank=True, default="")
-    since = models.DateTimeField(_("since"), db_default=StatementTime())
-    last_seen_at = models.DateTimeField(_("last seen at"), db_default=StatementTime())
+    kind = ExactCharField(_("kind"), max_length=30)
+    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
+    detail = ExactCharField(_("detail"), max_length=300, blank=True, default="")
+    since = InstantField(_("since"), db_default=StatementTime())
+    last_seen_at = InstantField(_("last seen at"), db_default=StatementTime())
 
     objects = AlertQuerySet.as_manager()
 

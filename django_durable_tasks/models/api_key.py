@@ -10,7 +10,9 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.tenants.api_keys import KeyMode
 
 
@@ -40,22 +42,22 @@ class ApiKey(GuardedModel):
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.PROTECT, related_name="api_keys"
     )
-    name = models.CharField(
+    name = ExactCharField(
         _("name"), max_length=100, help_text=_("What uses the key. A rotation keeps the name.")
     )
-    identifier = models.CharField(_("id"), max_length=8, unique=True)
-    mode = models.CharField(
+    identifier = ExactCharField(_("id"), max_length=8, unique=True)
+    mode = ExactCharField(
         _("mode"), max_length=4, choices=[(mode.value, mode.value) for mode in KeyMode]
     )
-    digest = models.CharField(max_length=64, editable=False)
+    digest = ExactCharField(max_length=64, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    created_by = models.CharField(_("created by"), max_length=200, blank=True, default="")
-    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
-    revoked_at = models.DateTimeField(_("revoked at"), null=True, blank=True)
-    revoked_by = models.CharField(_("revoked by"), max_length=200, blank=True, default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
-    last_used_at = models.DateTimeField(_("last used at"), null=True, blank=True)
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    created_by = ExactCharField(_("created by"), max_length=200, blank=True, default="")
+    expires_at = InstantField(_("expires at"), null=True, blank=True)
+    revoked_at = InstantField(_("revoked at"), null=True, blank=True)
+    revoked_by = ExactCharField(_("revoked by"), max_length=200, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
+    last_used_at = InstantField(_("last used at"), null=True, blank=True)
 
     objects = ApiKeyQuerySet.as_manager()
 

@@ -8,7 +8,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.audit import AuditSource
 
 
@@ -37,7 +39,7 @@ class AuditEntry(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    at = models.DateTimeField(_("at"), db_default=StatementTime())
+    at = InstantField(_("at"), db_default=StatementTime())
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant",
         models.PROTECT,
@@ -47,18 +49,18 @@ class AuditEntry(GuardedModel):
         related_name="+",
         help_text=_("Empty for objects of the whole installation, such as limits."),
     )
-    source = models.CharField(
+    source = ExactCharField(
         _("source"), max_length=8, choices=[(one.value, one.value) for one in AuditSource]
     )
-    actor = models.CharField(_("actor"), max_length=200, blank=True, default="")
-    operation = models.CharField(_("operation"), max_length=60)
-    object_type = models.CharField(_("object type"), max_length=20)
-    object_id = models.CharField(_("object id"), max_length=250, blank=True, default="")
+    actor = ExactCharField(_("actor"), max_length=200, blank=True, default="")
+    operation = ExactCharField(_("operation"), max_length=60)
+    object_type = ExactCharField(_("object type"), max_length=20)
+    object_id = ExactCharField(_("object id"), max_length=250, blank=True, default="")
     count = models.IntegerField(_("number of objects"), default=1)
     object_ids = models.JSONField(_("object ids"), default=list)
     before = models.JSONField(_("before"), default=dict)
     after = models.JSONField(_("after"), default=dict)
-    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
     address = models.GenericIPAddressField(_("IP address"), null=True)
 
     objects = AuditEntryQuerySet.as_manager()

@@ -7,6 +7,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
+
 
 class BatchMessage(models.Model):
     """The last batch message of a task name in a queue.
@@ -15,9 +18,9 @@ class BatchMessage(models.Model):
     a worker has received it. ``number``: which message it is; it is sent with the message.
     """
 
-    queue = models.CharField(_("queue"), max_length=200)
-    name = models.CharField(_("name"), max_length=200)
-    due_at = models.DateTimeField(_("due at"), null=True)
+    queue = ExactCharField(_("queue"), max_length=200)
+    name = ExactCharField(_("name"), max_length=200)
+    due_at = InstantField(_("due at"), null=True)
     publish_count = models.IntegerField(_("publish count"), default=0)
     number = models.BigIntegerField(_("number"), default=0)
 

@@ -9,7 +9,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.task_queries import new_task_id
 
 
@@ -45,7 +47,7 @@ class BulkOperation(GuardedModel):
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.PROTECT, db_index=False, related_name="+"
     )
-    kind = models.CharField(
+    kind = ExactCharField(
         _("kind"), max_length=6, choices=[(kind.value, kind.value) for kind in BulkKind]
     )
     filters = models.JSONField(_("filters"), default=dict)
@@ -62,10 +64,10 @@ class BulkOperation(GuardedModel):
     changed = models.IntegerField(_("changed"), db_default=0)
     failed = models.IntegerField(_("failed"), db_default=0)
     errors = models.JSONField(_("errors"), default=list)
-    created_by = models.CharField(_("created by"), max_length=200, blank=True, db_default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+    created_by = ExactCharField(_("created by"), max_length=200, blank=True, db_default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    completed_at = InstantField(_("completed at"), null=True, blank=True)
 
     objects = BulkOperationQuerySet.as_manager()
 

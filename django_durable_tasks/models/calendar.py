@@ -10,7 +10,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.recurring.calendars import SpecialDay
 
@@ -74,18 +76,18 @@ class Calendar(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    name = models.CharField(_("name"), max_length=200)
-    description = models.CharField(_("description"), max_length=500, blank=True, default="")
+    name = ExactCharField(_("name"), max_length=200)
+    description = ExactCharField(_("description"), max_length=500, blank=True, default="")
     working_days = models.JSONField(
         _("working days"),
         default=_monday_to_friday,
         help_text=_("ISO weekdays, 1 Monday to 7 Sunday."),
     )
-    origin = models.CharField(_("origin"), max_length=200, blank=True, default="")
+    origin = ExactCharField(_("origin"), max_length=200, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
-    updated_by = models.CharField(_("updated by"), max_length=200, blank=True, db_default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    updated_by = ExactCharField(_("updated by"), max_length=200, blank=True, db_default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
 
     objects = CalendarManager()
 

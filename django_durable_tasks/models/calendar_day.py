@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.recurring.calendars import DayKind
 
@@ -29,14 +30,14 @@ class CalendarDay(GuardedModel):
         "django_durable_tasks.Calendar", models.CASCADE, related_name="days"
     )
     date = models.DateField(_("date"))
-    kind = models.CharField(
+    kind = ExactCharField(
         _("kind"),
         max_length=6,
         choices=[(k.value, k.value) for k in DayKind],
         default=DayKind.CLOSED.value,
     )
     until = models.TimeField(_("open until"), null=True, blank=True)
-    name = models.CharField(_("name"), max_length=200, blank=True, default="")
+    name = ExactCharField(_("name"), max_length=200, blank=True, default="")
 
     objects = CalendarDayQuerySet.as_manager()
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from django.db import models
 
+from django_durable_tasks.models.instants import InstantField
+
 
 class DatabaseNow(models.Func):
     """The time at which the database evaluates it; also current after a statement has waited for a
@@ -15,7 +17,7 @@ class DatabaseNow(models.Func):
     """
 
     template = "CURRENT_TIMESTAMP"
-    output_field = models.DateTimeField()
+    output_field = InstantField()
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="CLOCK_TIMESTAMP()", **context)

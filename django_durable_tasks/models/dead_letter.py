@@ -13,8 +13,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import Resolution
 
@@ -70,26 +72,26 @@ class DeadLetter(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    reason = models.CharField(_("reason"), max_length=20)
-    fingerprint = models.CharField(_("fingerprint"), max_length=16, db_index=True)
+    reason = ExactCharField(_("reason"), max_length=20)
+    fingerprint = ExactCharField(_("fingerprint"), max_length=16, db_index=True)
     error_message = models.TextField(_("error"), blank=True)
     attempts = models.IntegerField(_("attempts"))
     args = EncryptedJSONField(_("arguments"), default=list)
     kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
-    encryption_key = models.CharField(
+    encryption_key = ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
-    created_at = models.DateTimeField(_("created at"))
-    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
-    resolution = models.CharField(
+    created_at = InstantField(_("created at"))
+    resolved_at = InstantField(_("resolved at"), null=True, blank=True)
+    resolution = ExactCharField(
         _("resolution"),
         max_length=9,
         blank=True,
         default="",
         choices=[(r.value, r.value) for r in Resolution],
     )
-    resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, default="")
-    comment = models.CharField(_("comment"), max_length=500, blank=True, default="")
+    resolved_by = ExactCharField(_("resolved by"), max_length=200, blank=True, default="")
+    comment = ExactCharField(_("comment"), max_length=500, blank=True, default="")
 
     objects = DeadLetterQuerySet.as_manager()
 

@@ -11,8 +11,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 
 
@@ -40,16 +42,16 @@ class DeliveryAttempt(GuardedModel):
     )
     attempt_number = models.IntegerField(_("attempt"))
     run_id = models.UUIDField(_("run id"), null=True)
-    outcome = models.CharField(_("outcome"), max_length=6)
-    started_at = models.DateTimeField(_("started at"))
-    method = models.CharField(_("method"), max_length=7)
+    outcome = ExactCharField(_("outcome"), max_length=6)
+    started_at = InstantField(_("started at"))
+    method = ExactCharField(_("method"), max_length=7)
     url = models.TextField(_("URL"))
-    endpoint = models.CharField(_("endpoint"), max_length=300)
+    endpoint = ExactCharField(_("endpoint"), max_length=300)
     request_headers = EncryptedJSONField(_("request headers"), default=list)
     request_bytes = models.IntegerField(_("size of the body"), default=0)
     status = models.SmallIntegerField(_("status"), null=True)
-    failure = models.CharField(_("failure"), max_length=11, blank=True, default="")
-    reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
+    failure = ExactCharField(_("failure"), max_length=11, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=200, blank=True, default="")
     retry_delay = models.FloatField(_("retry delay"), null=True)
     response_headers = EncryptedJSONField(_("response headers"), default=list)
     response_body = models.TextField(_("first bytes of the answer"), blank=True, default="")
@@ -59,7 +61,7 @@ class DeliveryAttempt(GuardedModel):
     tls_seconds = models.FloatField(_("TLS"), null=True)
     first_byte_seconds = models.FloatField(_("first byte"), null=True)
     total_seconds = models.FloatField(_("total"))
-    encryption_key = models.CharField(
+    encryption_key = ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
 

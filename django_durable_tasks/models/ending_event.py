@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from django.db import models
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.indexes import PartialIndex
 
 
@@ -34,7 +35,7 @@ class EndingEvent(models.Model):
     task_id = models.UUIDField()
     epoch = models.BigIntegerField()
     workflow_id = models.UUIDField(null=True)
-    status = models.CharField(max_length=9)
+    status = ExactCharField(max_length=9)
     delta = models.SmallIntegerField(db_default=1)
     resolved = models.BooleanField(db_default=False)
 

@@ -8,8 +8,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 
 
@@ -31,7 +33,7 @@ class Endpoint(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    key = models.CharField(
+    key = ExactCharField(
         _("key"),
         max_length=200,
         unique=True,
@@ -39,16 +41,16 @@ class Endpoint(GuardedModel):
     )
     failures = models.IntegerField(_("failures in a row"), db_default=0)
     openings = models.IntegerField(_("openings since the last success"), db_default=0)
-    open_until = models.DateTimeField(_("open until"), null=True, blank=True)
-    probe_until = models.DateTimeField(_("probe until"), null=True, blank=True)
-    gone_at = models.DateTimeField(
+    open_until = InstantField(_("open until"), null=True, blank=True)
+    probe_until = InstantField(_("probe until"), null=True, blank=True)
+    gone_at = InstantField(
         _("gone at"),
         null=True,
         blank=True,
         help_text=_("When it ended deliveries, for example with 410."),
     )
-    last_failure = models.CharField(_("last failure"), max_length=200, db_default="", blank=True)
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
+    last_failure = ExactCharField(_("last failure"), max_length=200, db_default="", blank=True)
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
 
     objects = EndpointQuerySet.as_manager()
 

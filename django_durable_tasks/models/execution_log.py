@@ -9,7 +9,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.states import LogStatus
 
@@ -38,23 +40,23 @@ class TaskExecutionLog(GuardedModel):
         related_name="+",
     )
     attempt_number = models.IntegerField(_("attempt"))
-    status = models.CharField(
+    status = ExactCharField(
         _("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus]
     )
     # Since when the task was due, when it was claimed, and when it started: the waits for the
     # scheduler and for the broker. ready_at is NULL if the task was published without a claim.
-    ready_at = models.DateTimeField(_("ready at"), null=True)
-    queued_at = models.DateTimeField(_("queued at"), null=True)
-    started_at = models.DateTimeField(_("started at"), null=True)
-    completed_at = models.DateTimeField(_("completed at"))
+    ready_at = InstantField(_("ready at"), null=True)
+    queued_at = InstantField(_("queued at"), null=True)
+    started_at = InstantField(_("started at"), null=True)
+    completed_at = InstantField(_("completed at"))
     error_message = models.TextField(_("error"), db_default="", blank=True)
     traceback = models.TextField(_("traceback"), db_default="", blank=True)
     # The class and the arguments of the exception, as celery/stored_exceptions.py writes them.
     exception = models.JSONField(_("exception"), null=True)
-    worker = models.CharField(_("worker"), max_length=255, db_default="", blank=True)
+    worker = ExactCharField(_("worker"), max_length=255, db_default="", blank=True)
     node = models.UUIDField(_("node"), null=True)
     run_id = models.UUIDField(_("run id"), null=True)
-    celery_id = models.CharField(_("Celery id"), max_length=100, db_default="", blank=True)
+    celery_id = ExactCharField(_("Celery id"), max_length=100, db_default="", blank=True)
 
     objects = TaskExecutionLogQuerySet.as_manager()
 

@@ -7,7 +7,9 @@ from typing import ClassVar
 from django.db import models
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 
 
 class IdempotentRequestQuerySet(GuardedQuerySet["IdempotentRequest"]):
@@ -22,8 +24,8 @@ class IdempotentRequest(GuardedModel):
     """
 
     instead: ClassVar[str] = (
-        "The HTTP API writes these rows, and a scheduler deletes them when they expire"
-        " (API_IDEMPOTENCY_RETENTION)."
+        "The HTTP API writes these rows for requests with a key (Idempotency-Key), and a scheduler"
+        " deletes them after a day."
     )
 
     id = models.BigAutoField(primary_key=True)
@@ -34,13 +36,13 @@ class IdempotentRequest(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    key = models.CharField(max_length=200)
-    operation = models.CharField(max_length=200)
-    fingerprint = models.CharField(max_length=64)
+    key = ExactCharField(max_length=200)
+    operation = ExactCharField(max_length=200)
+    fingerprint = ExactCharField(max_length=64)
     status_code = models.SmallIntegerField(default=0)
     headers = models.JSONField(default=dict)
     body = models.JSONField(null=True)
-    created_at = models.DateTimeField(db_default=StatementTime(), db_index=True)
+    created_at = InstantField(db_default=StatementTime(), db_index=True)
 
     objects = IdempotentRequestQuerySet.as_manager()
 

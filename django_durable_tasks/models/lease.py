@@ -11,6 +11,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 
 _LEADER = "leader"
 LONG_EXPIRED = datetime(2000, 1, 1, tzinfo=UTC)
@@ -31,11 +33,11 @@ def region_of(name: str) -> str:
 class SchedulerLease(models.Model):
     """A lease, its owner and its term. The term only grows; it fences the leader's writes."""
 
-    name = models.CharField(_("name"), primary_key=True, max_length=100)
+    name = ExactCharField(_("name"), primary_key=True, max_length=100)
     holder = models.UUIDField(_("holder"), null=True)
     term = models.BigIntegerField(_("term"), default=0)
-    acquired_at = models.DateTimeField(_("acquired at"), null=True)
-    expires_at = models.DateTimeField(_("expires at"))
+    acquired_at = InstantField(_("acquired at"), null=True)
+    expires_at = InstantField(_("expires at"))
 
     class Meta:
         db_table = "durable_tasks_scheduler_lease"

@@ -10,13 +10,15 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.limits.options import Allowance, allowance_of
 
 
 class Limit(models.Model):
     """The concurrency limit and the rate limit of one scope."""
 
-    scope = models.CharField(
+    scope = ExactCharField(
         _("scope"),
         primary_key=True,
         max_length=240,
@@ -28,7 +30,7 @@ class Limit(models.Model):
         blank=True,
         help_text=_("How many may be published or run at once."),
     )
-    rate = models.CharField(
+    rate = ExactCharField(
         _("rate"),
         max_length=20,
         blank=True,
@@ -41,9 +43,9 @@ class Limit(models.Model):
         blank=True,
         help_text=_("How many may start at once after a pause; else one second's."),
     )
-    comment = models.CharField(_("comment"), max_length=500, blank=True, default="")
-    set_by = models.CharField(_("set by"), max_length=200, blank=True, default="")
-    set_at = models.DateTimeField(_("set at"), db_default=StatementTime(), editable=False)
+    comment = ExactCharField(_("comment"), max_length=500, blank=True, default="")
+    set_by = ExactCharField(_("set by"), max_length=200, blank=True, default="")
+    set_at = InstantField(_("set at"), db_default=StatementTime(), editable=False)
 
     class Meta:
         db_table = "durable_tasks_limit"

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 
 
 class MetricMinuteQuerySet(GuardedQuerySet["MetricMinute"]):
@@ -24,7 +25,7 @@ class MetricMinute(GuardedModel):
     instead: ClassVar[str] = "A scheduler counts them from the attempt log (METRICS)."
 
     id = models.BigAutoField(primary_key=True)
-    minute = models.DateTimeField(_("minute"))
+    minute = InstantField(_("minute"))
     series = models.ForeignKey(
         "django_durable_tasks.MetricSeries",
         models.CASCADE,

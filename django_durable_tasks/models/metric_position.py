@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -24,7 +25,7 @@ class MetricPosition(GuardedModel):
 
     instead: ClassVar[str] = "A scheduler counts them from the attempt log (METRICS)."
 
-    kind = models.CharField(primary_key=True, max_length=10)
+    kind = ExactCharField(primary_key=True, max_length=10)
     revision = models.BigIntegerField(default=0)
     last_id = models.BigIntegerField(default=0)
     details = models.JSONField(default=list)

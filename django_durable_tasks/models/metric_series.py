@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.rules.metrics.counts import MetricKind, SeriesKey
 
@@ -27,11 +28,11 @@ class MetricSeries(GuardedModel):
     instead: ClassVar[str] = METRIC_WRITERS
 
     id = models.UUIDField(primary_key=True, editable=False)
-    kind = models.CharField(max_length=10, choices=[(one.value, one.value) for one in MetricKind])
+    kind = ExactCharField(max_length=10, choices=[(one.value, one.value) for one in MetricKind])
     tenant_id = models.BigIntegerField(_("tenant"), default=0)
-    queue = models.CharField(_("queue"), max_length=200, blank=True)
-    name = models.CharField(_("name"), max_length=200, blank=True)
-    status = models.CharField(_("status"), max_length=16, blank=True)
+    queue = ExactCharField(_("queue"), max_length=200, blank=True)
+    name = ExactCharField(_("name"), max_length=200, blank=True)
+    status = ExactCharField(_("status"), max_length=16, blank=True)
     number = models.BigIntegerField(_("number"), default=0)
     durations = models.JSONField(_("durations"), default=dict)
 

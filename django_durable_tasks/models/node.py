@@ -10,6 +10,9 @@ from typing import ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
+
 TOLD_MAX = 300
 """The number of characters of a state that are stored."""
 
@@ -25,8 +28,10 @@ class NodeQuerySet(models.QuerySet["Node"]):
     """The queryset of nodes."""
 
     def alive(self) -> Self:
-        """Nodes that have neither stopped nor been declared dead."""
-        return self.filter(stopped_at__isnull=True)
+        """Nodes that have neither stopped nor been declared dead, without their registered names,
+        which may be long, until they are read.
+        """
+        return self.filter(stopped_at__isnull=True).defer("names")
 
     def workers(self) -> Self:
         """Live workers that accept tasks; a draining worker is not included."""
@@ -43,30 +48,36 @@ class Node(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    name = models.CharField(_("name"), max_length=255)
-    kind = models.CharField(_("kind"), max_length=9, choices=[(k.value, k.value) for k in NodeKind])
-    host = models.CharField(_("host"), max_length=255)
+    name = ExactCharField(_("name"), max_length=255)
+    kind = ExactCharField(_("kind"), max_length=9, choices=[(k.value, k.value) for k in NodeKind])
+    host = ExactCharField(_("host"), max_length=255)
     pid = models.IntegerField(_("process id"))
-    version = models.CharField(_("version"), max_length=50)
-    pool = models.CharField(_("pool"), max_length=50, blank=True, default="")
+    version = ExactCharField(_("version"), max_length=50)
+    pool = ExactCharField(_("pool"), max_length=50, blank=True, default="")
     concurrency = models.IntegerField(_("concurrency"), default=0)
     queues = models.JSONField(_("queues"), default=list)
     beats = models.BigIntegerField(_("beats"), default=0)
-    started_at = models.DateTimeField(_("started at"))
-    last_seen_at = models.DateTimeField(_("last seen at"))
-    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
+    started_at = InstantField(_("started at"))
+    last_seen_at = InstantField(_("last seen at"))
+    stopped_at = InstantField(_("stopped at"), null=True, blank=True)
     declared_dead = models.BooleanField(_("declared dead"), default=False)
     # The following columns have database defaults, so that nodes of the previous release can
     # continue to write their rows.
-    region = models.CharField(_("region"), max_length=50, db_default="", blank=True)
+    region = ExactCharField(_("region"), max_length=50, db_default="", blank=True)
     shards = models.JSONField(_("shards"), null=True, blank=True, help_text=_("Empty: all."))
     keeps_to_shards = models.BooleanField(_("keeps to its shards"), db_default=False)
     versions = models.JSONField(_("versions"), null=True, blank=True)
     active = models.JSONField(
-        _("running tasks"), null=True, blank=True, help_text=_("Number, and up to 20 ids.")
+        _("running tasks"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Number, and up to 20 ids; messages that were received and not started, starts per"
+            " second, and queues with messages that belong to no task."
+        ),
     )
-    last_scan_at = models.DateTimeField(_("last scan at"), null=True, blank=True)
-    last_start_at = models.DateTimeField(_("last start at"), null=True, blank=True)
+    last_scan_at = InstantField(_("last scan at"), null=True, blank=True)
+    last_start_at = InstantField(_("last start at"), null=True, blank=True)
     skew = models.FloatField(
         _("skew"),
         null=True,
@@ -74,7 +85,7 @@ class Node(models.Model):
         help_text=_("Seconds by which the host's clock is ahead of the database's."),
     )
     draining = models.BooleanField(_("draining"), db_default=False)
-    index_state = models.CharField(
+    index_state = ExactCharField(
         _("due index"),
         max_length=TOLD_MAX,
         db_default="",
@@ -83,7 +94,7 @@ class Node(models.Model):
             "Where a scheduler finds what is due next, or why and how often it polls for it."
         ),
     )
-    wakeups_state = models.CharField(
+    wakeups_state = ExactCharField(
         _("wake-ups"),
         max_length=TOLD_MAX,
         db_default="",
@@ -106,6 +117,29 @@ class Node(models.Model):
         blank=True,
         help_text=_("Queues whose messages the broker rejects, with its reason."),
     )
+
+    clock_step = models.FloatField(
+        _("clock step"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "By how many seconds the database's clock was set when this leader noticed it last;"
+            " negative: back."
+        ),
+    )
+    clock_step_at = InstantField(_("clock step at"), null=True, blank=True)
+
+    # The names are written when they change, and read once by each process (names_digest): a worker
+    # may have thousands of them.
+    names = models.JSONField(
+        _("registered tasks"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "Names of the durable tasks that a worker has registered. Empty: not reported."
+        ),
+    )
+    names_digest = ExactCharField(max_length=32, db_default="", blank=True, editable=False)
 
     broker_outages = models.IntegerField(
         _("broker outages"),

@@ -11,8 +11,10 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.notifications.events import EventType
 
 
@@ -36,13 +38,13 @@ class NotificationEvent(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    type = models.CharField(
+    type = ExactCharField(
         _("type"), max_length=20, choices=[(one.value, one.value) for one in EventType]
     )
-    subject = models.CharField(_("subject"), max_length=200, blank=True, default="")
+    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
     data = models.JSONField(_("data"), default=dict)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    due_at = models.DateTimeField(_("due at"), db_default=StatementTime())
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    due_at = InstantField(_("due at"), db_default=StatementTime())
     delivery = models.UUIDField(_("delivery"), null=True, blank=True)
 
     objects = NotificationEventQuerySet.as_manager()

@@ -9,7 +9,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.notifications.destinations import DeliveryType, shown_config
 from django_durable_tasks.rules.notifications.events import FLAGS
@@ -44,8 +46,8 @@ class NotificationSetting(GuardedModel):
         db_index=False,
         related_name="+",
     )
-    name = models.CharField(_("name"), max_length=200)
-    user_id = models.CharField(
+    name = ExactCharField(_("name"), max_length=200)
+    user_id = ExactCharField(
         _("user"),
         max_length=200,
         blank=True,
@@ -74,14 +76,14 @@ class NotificationSetting(GuardedModel):
     on_alert = models.BooleanField(
         _("on alert"), default=False, help_text=_("State of the whole installation.")
     )
-    task_name = models.CharField(
+    task_name = ExactCharField(
         _("task name"), max_length=200, blank=True, default="", help_text=_PATTERN
     )
-    queue = models.CharField(_("queue"), max_length=200, blank=True, default="", help_text=_PATTERN)
-    schedule = models.CharField(
+    queue = ExactCharField(_("queue"), max_length=200, blank=True, default="", help_text=_PATTERN)
+    schedule = ExactCharField(
         _("schedule"), max_length=200, blank=True, default="", help_text=_PATTERN
     )
-    delivery_type = models.CharField(
+    delivery_type = ExactCharField(
         _("delivery type"),
         max_length=13,
         choices=[(kind.value, kind.value) for kind in DeliveryType],
@@ -95,24 +97,22 @@ class NotificationSetting(GuardedModel):
     )
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_until = models.TimeField(_("quiet until"), null=True, blank=True)
-    time_zone = models.CharField(
+    time_zone = ExactCharField(
         _("time zone"), max_length=64, default="UTC", help_text=_("Of the quiet hours.")
     )
     collecting = models.UUIDField(null=True, editable=False)
     revision = models.BigIntegerField(_("revision"), default=1)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
-    updated_by = models.CharField(_("updated by"), max_length=200, blank=True, default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
-    last_delivery_status = models.CharField(
-        _("last delivery"), max_length=8, blank=True, default=""
-    )
-    last_delivery_at = models.DateTimeField(_("last delivery at"), null=True, blank=True)
-    last_delivery_error = models.CharField(
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    updated_by = ExactCharField(_("updated by"), max_length=200, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
+    last_delivery_status = ExactCharField(_("last delivery"), max_length=8, blank=True, default="")
+    last_delivery_at = InstantField(_("last delivery at"), null=True, blank=True)
+    last_delivery_error = ExactCharField(
         _("error of the last delivery"), max_length=200, blank=True, default=""
     )
 
-    encryption_key = models.CharField(
+    encryption_key = ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
 

@@ -16,8 +16,10 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 
@@ -74,16 +76,16 @@ class OccurrenceRecord(GuardedModel):
         db_constraint=False,
         related_name="occurrences",
     )
-    fire_time = models.DateTimeField(_("fire time"))
-    last_fire_time = models.DateTimeField(_("last fire time"), null=True, blank=True)
+    fire_time = InstantField(_("fire time"))
+    last_fire_time = InstantField(_("last fire time"), null=True, blank=True)
     count = models.BigIntegerField(_("count"), default=1)
     count_is_exact = models.BooleanField(_("count is exact"), default=True)
-    unique_fire_time = models.DateTimeField(null=True, editable=False)
-    effective_at = models.DateTimeField(_("effective at"), null=True, blank=True)
-    outcome = models.CharField(
+    unique_fire_time = InstantField(null=True, editable=False)
+    effective_at = InstantField(_("effective at"), null=True, blank=True)
+    outcome = ExactCharField(
         _("outcome"), max_length=16, choices=[(one.value, one.value) for one in FireOutcome]
     )
-    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
     task = models.ForeignKey(
         "django_durable_tasks.Task",
         models.DO_NOTHING,
@@ -94,9 +96,9 @@ class OccurrenceRecord(GuardedModel):
         related_name="+",
     )
     blocked_by = models.UUIDField(_("blocked by"), null=True, blank=True)
-    request_id = models.CharField(_("request id"), max_length=200, null=True, blank=True)
+    request_id = ExactCharField(_("request id"), max_length=200, null=True, blank=True)
     term = models.BigIntegerField(_("term"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    created_at = InstantField(_("created at"), db_default=StatementTime())
 
     objects = OccurrenceQuerySet.as_manager()
 

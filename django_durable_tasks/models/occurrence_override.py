@@ -8,7 +8,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.recurring.effective import Action
 
 
@@ -28,14 +30,12 @@ class OccurrenceOverride(GuardedModel):
         db_constraint=False,
         related_name="overrides",
     )
-    fire_time = models.DateTimeField(_("fire time"))
-    action = models.CharField(
-        _("action"), max_length=4, choices=[(a.value, a.value) for a in Action]
-    )
-    move_to = models.DateTimeField(_("move to"), null=True, blank=True)
-    reason = models.CharField(_("reason"), max_length=200, blank=True, default="")
-    by = models.CharField(_("by"), max_length=200, blank=True, default="")
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
+    fire_time = InstantField(_("fire time"))
+    action = ExactCharField(_("action"), max_length=4, choices=[(a.value, a.value) for a in Action])
+    move_to = InstantField(_("move to"), null=True, blank=True)
+    reason = ExactCharField(_("reason"), max_length=200, blank=True, default="")
+    by = ExactCharField(_("by"), max_length=200, blank=True, default="")
+    created_at = InstantField(_("created at"), db_default=StatementTime())
 
     objects = OccurrenceOverrideQuerySet.as_manager()
 

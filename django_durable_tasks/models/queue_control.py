@@ -8,6 +8,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 
 
 class QueueControlManager(models.Manager["QueueControl"]):
@@ -27,10 +29,10 @@ class QueueControlManager(models.Manager["QueueControl"]):
 class QueueControl(models.Model):
     """Whether a queue is paused, since when, by whom and why."""
 
-    name = models.CharField(_("queue"), primary_key=True, max_length=200)
-    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
-    paused_by = models.CharField(_("paused by"), max_length=200, blank=True, default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, default="")
+    name = ExactCharField(_("queue"), primary_key=True, max_length=200)
+    paused_at = InstantField(_("paused at"), null=True, blank=True)
+    paused_by = ExactCharField(_("paused by"), max_length=200, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
 
     # The following columns have database defaults, so that nodes of the previous release can
     # continue to write their rows.
@@ -42,8 +44,8 @@ class QueueControl(models.Model):
             " nothing."
         ),
     )
-    misrouted_at = models.DateTimeField(_("last misrouted at"), null=True, blank=True)
-    misrouted_from = models.CharField(_("consumed from"), max_length=200, db_default="", blank=True)
+    misrouted_at = InstantField(_("last misrouted at"), null=True, blank=True)
+    misrouted_from = ExactCharField(_("consumed from"), max_length=200, db_default="", blank=True)
 
     objects = QueueControlManager()
 

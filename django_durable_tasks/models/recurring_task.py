@@ -20,8 +20,10 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.recurring.policies import (
     CatchUp,
@@ -94,26 +96,26 @@ class RecurringTask(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    name = models.CharField(_("name"), max_length=200)
-    description = models.CharField(_("description"), max_length=500, blank=True, default="")
-    status = models.CharField(
+    name = ExactCharField(_("name"), max_length=200)
+    description = ExactCharField(_("description"), max_length=500, blank=True, default="")
+    status = ExactCharField(
         _("status"),
         max_length=9,
         choices=_choices(RecurringStatus),
         default=RecurringStatus.ACTIVE.value,
     )
-    status_reason = models.CharField(_("status reason"), max_length=200, blank=True, default="")
-    status_by = models.CharField(_("status set by"), max_length=200, blank=True, default="")
-    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
-    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+    status_reason = ExactCharField(_("status reason"), max_length=200, blank=True, default="")
+    status_by = ExactCharField(_("status set by"), max_length=200, blank=True, default="")
+    paused_at = InstantField(_("paused at"), null=True, blank=True)
+    paused_until = InstantField(_("paused until"), null=True, blank=True)
     error = models.TextField(_("error"), blank=True, default="")
 
-    task = models.CharField(
+    task = ExactCharField(
         _("task"), max_length=200, help_text=_("The registered name of a durable task.")
     )
     args = EncryptedJSONField(_("arguments"), default=list, blank=True)
     kwargs = EncryptedJSONField(_("keyword arguments"), default=dict, blank=True)
-    queue = models.CharField(
+    queue = ExactCharField(
         _("queue"), max_length=200, blank=True, default="", help_text=_("Empty: the task's own.")
     )
     priority = models.SmallIntegerField(
@@ -122,7 +124,7 @@ class RecurringTask(GuardedModel):
     options = models.JSONField(
         _("options"), default=dict, blank=True, help_text=_("As for .using() of the task.")
     )
-    target_type = models.CharField(
+    target_type = ExactCharField(
         _("target type"),
         max_length=13,
         choices=_choices(TargetType),
@@ -133,20 +135,20 @@ class RecurringTask(GuardedModel):
     interval_seconds = models.FloatField(
         _("interval"), null=True, blank=True, help_text=_("Seconds, of a plain one.")
     )
-    time_zone = models.CharField(_("time zone"), max_length=64, default="UTC")
-    dst_gap = models.CharField(_("DST gap"), max_length=9, default="RUN_AFTER")
-    dst_overlap = models.CharField(_("DST overlap"), max_length=5, default="FIRST")
+    time_zone = ExactCharField(_("time zone"), max_length=64, default="UTC")
+    dst_gap = ExactCharField(_("DST gap"), max_length=9, default="RUN_AFTER")
+    dst_overlap = ExactCharField(_("DST overlap"), max_length=5, default="FIRST")
     calendars = models.JSONField(
         _("calendars"), default=list, blank=True, help_text=_("Names; closed where any is.")
     )
-    roll = models.CharField(_("roll"), max_length=18, default="SKIP")
+    roll = ExactCharField(_("roll"), max_length=18, default="SKIP")
     jitter = models.FloatField(_("jitter"), default=0.0, help_text=_("Seconds."))
     jitter_percent = models.FloatField(
         _("jitter percent"), default=0.0, help_text=_("Of the way to the next fire.")
     )
 
-    start_time = models.DateTimeField(_("start time"))
-    end_time = models.DateTimeField(_("end time"), null=True, blank=True)
+    start_time = InstantField(_("start time"))
+    end_time = InstantField(_("end time"), null=True, blank=True)
     max_runs = models.BigIntegerField(_("max runs"), null=True, blank=True)
     runs_count = models.BigIntegerField(_("runs"), default=0)
     expires_in = models.FloatField(
@@ -156,7 +158,7 @@ class RecurringTask(GuardedModel):
         help_text=_("Seconds after its fire time at which a run is too late."),
     )
 
-    catch_up_mode = models.CharField(
+    catch_up_mode = ExactCharField(
         _("catch-up mode"),
         max_length=14,
         choices=_choices(CatchUp),
@@ -167,7 +169,7 @@ class RecurringTask(GuardedModel):
         _("catch-up window"), null=True, blank=True, help_text=_("Seconds.")
     )
     max_catchup_runs = models.IntegerField(_("most runs caught up"), default=100)
-    catchup_order = models.CharField(
+    catchup_order = ExactCharField(
         _("catch-up order"),
         max_length=6,
         choices=_choices(CatchUpOrder),
@@ -176,10 +178,10 @@ class RecurringTask(GuardedModel):
     catchup_pace = models.FloatField(
         _("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs.")
     )
-    overlap = models.CharField(
+    overlap = ExactCharField(
         _("overlap"), max_length=15, choices=_choices(Overlap), default=Overlap.SKIP.value
     )
-    overlap_key = models.CharField(
+    overlap_key = ExactCharField(
         _("overlap key"),
         max_length=200,
         blank=True,
@@ -187,20 +189,20 @@ class RecurringTask(GuardedModel):
         help_text=_("A template over the arguments; runs with the same key do not overlap."),
     )
 
-    next_run_at = models.DateTimeField(_("next run at"), null=True, blank=True)
-    watermark_at = models.DateTimeField(_("watermark"))
-    last_run_at = models.DateTimeField(_("last run at"), null=True, blank=True)
-    ledger_from = models.DateTimeField(_("ledger kept from"), null=True, blank=True)
-    tzdata_version = models.CharField(_("tzdata version"), max_length=20, blank=True, default="")
+    next_run_at = InstantField(_("next run at"), null=True, blank=True)
+    watermark_at = InstantField(_("watermark"))
+    last_run_at = InstantField(_("last run at"), null=True, blank=True)
+    ledger_from = InstantField(_("ledger kept from"), null=True, blank=True)
+    tzdata_version = ExactCharField(_("tzdata version"), max_length=20, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
 
-    idempotency_key = models.CharField(_("idempotency key"), max_length=200, null=True, blank=True)
-    source = models.CharField(
+    idempotency_key = ExactCharField(_("idempotency key"), max_length=200, null=True, blank=True)
+    source = ExactCharField(
         _("source"),
         max_length=20,
         blank=True,
         default="",
-        help_text=_("Where it is declared: code, settings, beat, or empty for an operator."),
+        help_text=_("Where it is declared: code, settings, beat, api, or empty for an operator."),
     )
     declaration = EncryptedJSONField(
         _("declaration"),
@@ -208,12 +210,12 @@ class RecurringTask(GuardedModel):
         blank=True,
         help_text=_("The columns as code or settings last declared them."),
     )
-    undeclared_at = models.DateTimeField(_("no longer declared since"), null=True, blank=True)
-    encryption_key = models.CharField(
+    undeclared_at = InstantField(_("no longer declared since"), null=True, blank=True)
+    encryption_key = ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
 
     objects = RecurringTaskManager()
 

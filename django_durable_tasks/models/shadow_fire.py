@@ -10,6 +10,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 
 
 class ShadowFire(models.Model):
@@ -18,10 +20,10 @@ class ShadowFire(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    name = models.CharField(_("name"), max_length=200)
-    task = models.CharField(_("task"), max_length=200)
-    celery_id = models.CharField(_("Celery id"), max_length=200, blank=True, default="")
-    recorded_at = models.DateTimeField(_("recorded at"), db_default=StatementTime())
+    name = ExactCharField(_("name"), max_length=200)
+    task = ExactCharField(_("task"), max_length=200)
+    celery_id = ExactCharField(_("Celery id"), max_length=200, blank=True, default="")
+    recorded_at = InstantField(_("recorded at"), db_default=StatementTime())
 
     class Meta:
         db_table = "durable_tasks_shadow_fire"

@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -30,13 +31,13 @@ class StaffTenant(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    user_key = models.CharField(max_length=100)
-    username = models.CharField(_("user name"), max_length=200)
+    user_key = ExactCharField(max_length=100)
+    username = ExactCharField(_("user name"), max_length=200)
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.SET_NULL, null=True, blank=True, related_name="staff"
     )
-    assigned_by = models.CharField(_("assigned by"), max_length=200, blank=True, db_default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
+    assigned_by = ExactCharField(_("assigned by"), max_length=200, blank=True, db_default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
 
     objects = StaffTenantQuerySet.as_manager()
 

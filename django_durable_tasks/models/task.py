@@ -16,8 +16,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.standing import UnindexedIn
 from django_durable_tasks.models.task_queries import (
     NEVER,
@@ -51,8 +53,8 @@ class Task(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    name = models.CharField(_("name"), max_length=200)
-    queue = models.CharField(_("queue"), max_length=200)
+    name = ExactCharField(_("name"), max_length=200)
+    queue = ExactCharField(_("queue"), max_length=200)
     priority = models.SmallIntegerField(
         _("priority"), db_default=0, help_text=_("0 to 9, 9 first.")
     )
@@ -60,18 +62,16 @@ class Task(GuardedModel):
     kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
     options = models.JSONField(_("overridden options"), null=True, blank=True)
 
-    status = models.CharField(
-        _("status"), max_length=9, choices=[(s.value, s.value) for s in Status]
-    )
+    status = ExactCharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in Status])
     status.register_lookup(UnindexedIn)
-    run_at = models.DateTimeField(_("run at"), help_text=_("Earliest start, as it was asked for."))
-    due_at = models.DateTimeField(_("due at"), null=True, blank=True)
+    run_at = InstantField(_("run at"), help_text=_("Earliest start, as it was asked for."))
+    due_at = InstantField(_("due at"), null=True, blank=True)
     # The due_at before the last claim, and the time of the claim. NULL until a task is claimed; a
     # task of the fast path is published without a claim.
-    ready_at = models.DateTimeField(_("ready at"), null=True, editable=False)
-    queued_at = models.DateTimeField(_("queued at"), null=True, editable=False)
-    lease_until = models.DateTimeField(_("lease until"), null=True, blank=True)
-    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
+    ready_at = InstantField(_("ready at"), null=True, editable=False)
+    queued_at = InstantField(_("queued at"), null=True, editable=False)
+    lease_until = InstantField(_("lease until"), null=True, blank=True)
+    expires_at = InstantField(_("expires at"), null=True, blank=True)
     epoch = models.BigIntegerField(_("epoch"), db_default=0)
     run_id = models.UUIDField(_("run id"), null=True, blank=True)
     node = models.UUIDField(_("node"), null=True, blank=True)
@@ -82,7 +82,7 @@ class Task(GuardedModel):
     publish_count = models.IntegerField(_("publish count"), db_default=0)
     max_attempts = models.IntegerField(_("max attempts"), db_default=5)
     max_crashes = models.IntegerField(_("max crashes"), db_default=3)
-    on_orphan = models.CharField(
+    on_orphan = ExactCharField(
         _("on orphan"),
         max_length=11,
         choices=[(o.value, o.value) for o in OnOrphan],
@@ -90,29 +90,29 @@ class Task(GuardedModel):
     )
     expected_duration = models.DurationField(_("expected duration"), null=True, blank=True)
 
-    idempotency_key = models.CharField(_("idempotency key"), max_length=200, null=True, blank=True)
-    key = models.CharField(_("key"), max_length=200, null=True, blank=True)
-    unique_key = models.CharField(_("unique key"), max_length=200, null=True, blank=True)
-    open_key = models.CharField(max_length=200, null=True, editable=False)
-    open_unique_key = models.CharField(max_length=200, null=True, editable=False)
+    idempotency_key = ExactCharField(_("idempotency key"), max_length=200, null=True, blank=True)
+    key = ExactCharField(_("key"), max_length=200, null=True, blank=True)
+    unique_key = ExactCharField(_("unique key"), max_length=200, null=True, blank=True)
+    open_key = ExactCharField(max_length=200, null=True, editable=False)
+    open_unique_key = ExactCharField(max_length=200, null=True, editable=False)
 
     result = EncryptedJSONField(_("result"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
     last_error = models.TextField(_("last error"), db_default="", blank=True)
-    reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
-    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
-    started_at = models.DateTimeField(_("started at"), null=True, blank=True)
-    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+    reason = ExactCharField(_("reason"), max_length=200, db_default="", blank=True)
+    cancel_requested_at = InstantField(_("cancel requested at"), null=True, blank=True)
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    started_at = InstantField(_("started at"), null=True, blank=True)
+    completed_at = InstantField(_("completed at"), null=True, blank=True)
 
-    target_type = models.CharField(
+    target_type = ExactCharField(
         _("target type"),
         max_length=13,
         choices=[(kind.value, kind.value) for kind in TargetType],
         db_default=TargetType.CELERY_TASK.value,
     )
-    time_zone = models.CharField(_("time zone"), max_length=64, db_default="", blank=True)
+    time_zone = ExactCharField(_("time zone"), max_length=64, db_default="", blank=True)
     recurring_task = models.ForeignKey(
         "django_durable_tasks.RecurringTask",
         models.DO_NOTHING,
@@ -122,8 +122,9 @@ class Task(GuardedModel):
         db_constraint=False,
         related_name="tasks",
     )
-    fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
-    overlap_key = models.CharField(_("overlap key"), max_length=200, null=True, blank=True)
+    fire_time = InstantField(_("fire time"), null=True, blank=True)
+    # A key of 200 characters after the id of the tenant.
+    overlap_key = ExactCharField(_("overlap key"), max_length=220, null=True, blank=True)
     workflow = models.ForeignKey(
         "django_durable_tasks.WorkflowRun",
         models.DO_NOTHING,
@@ -133,11 +134,11 @@ class Task(GuardedModel):
         db_constraint=False,
         related_name="tasks",
     )
-    step = models.CharField(_("step"), max_length=200, null=True, blank=True)
+    step = ExactCharField(_("step"), max_length=200, null=True, blank=True)
     join_count = models.IntegerField(
         _("join"), null=True, blank=True, help_text=_("How many of its edges it needs; empty: all.")
     )
-    on_upstream_failure = models.CharField(
+    on_upstream_failure = ExactCharField(
         _("on upstream failure"),
         max_length=4,
         choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
@@ -152,12 +153,13 @@ class Task(GuardedModel):
     weight = models.SmallIntegerField(
         _("weight"), db_default=1, help_text=_("How many places and tokens of each limit it takes.")
     )
-    limit_key = models.CharField(_("limit key"), max_length=200, null=True, blank=True)
-    waiting_for_limit = models.CharField(
-        _("waiting for limit"), max_length=240, null=True, editable=False
+    limit_key = ExactCharField(_("limit key"), max_length=200, null=True, blank=True)
+    # Long enough for the scope worker:<name>@<queue>.
+    waiting_for_limit = ExactCharField(
+        _("waiting for limit"), max_length=410, null=True, editable=False
     )
     priority_boost = models.SmallIntegerField(_("priority boost"), db_default=0, editable=False)
-    encryption_key = models.CharField(
+    encryption_key = ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
     # Set at the insert and part of the conditions of two indexes: claims read the tasks without it,
@@ -200,6 +202,13 @@ class Task(GuardedModel):
                 where=Q(status=_PENDING, in_batch=False),
                 elsewhere=("status", "in_batch", "queue", "priority", "due_at"),
                 name="durable_task_pending",
+            ),
+            # For the turns of tenants. A project with one tenant does not pay for this index.
+            PartialIndex(
+                fields=["queue", "tenant", "priority", "due_at"],
+                where=Q(status=_PENDING, in_batch=False, tenant__gt=DEFAULT_TENANT_ID),
+                elsewhere=("status", "in_batch", "queue", "tenant", "priority", "due_at"),
+                name="durable_task_turns",
             ),
             PartialIndex(
                 fields=["queue", "name", "priority", "due_at"],
@@ -256,9 +265,9 @@ class Task(GuardedModel):
                 name="durable_task_workflow",
             ),
             PartialIndex(
-                fields=["waiting_for_limit", "-priority", "id"],
+                fields=["waiting_for_limit", "-priority", "ready_at", "id"],
                 where=Q(waiting_for_limit__isnull=False),
-                elsewhere=("waiting_for_limit", "-priority", "id"),
+                elsewhere=("waiting_for_limit", "-priority", "ready_at", "id"),
                 name="durable_task_waiting",
             ),
             # For the lists of one tenant. The rows of the default tenant are read by the primary

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure
 
 
@@ -74,20 +76,20 @@ class TaskDependency(GuardedModel):
         db_constraint=False,
         verbose_name=_("depends on"),
     )
-    dependency_type = models.CharField(
+    dependency_type = ExactCharField(
         _("dependency type"),
         max_length=12,
         choices=[(kind.value, kind.value) for kind in DependencyType],
         db_default=DependencyType.MUST_SUCCEED.value,
     )
-    gate = models.CharField(
+    gate = ExactCharField(
         _("gate"),
         max_length=8,
         null=True,
         blank=True,
         choices=[(gate.value, gate.value) for gate in Gate],
     )
-    on_upstream_failure = models.CharField(
+    on_upstream_failure = ExactCharField(
         _("on upstream failure"),
         max_length=4,
         null=True,
@@ -95,12 +97,12 @@ class TaskDependency(GuardedModel):
         choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
         help_text=_("Empty: as the task says."),
     )
-    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
-    outcome = models.CharField(_("outcome"), max_length=9, null=True, blank=True)
+    resolved_at = InstantField(_("resolved at"), null=True, blank=True)
+    outcome = ExactCharField(_("outcome"), max_length=9, null=True, blank=True)
     met = models.BooleanField(_("met"), null=True, blank=True)
-    placed_by = models.CharField(_("placed by"), max_length=200, blank=True, db_default="")
-    resolved_by = models.CharField(_("resolved by"), max_length=200, blank=True, db_default="")
-    comment = models.CharField(_("comment"), max_length=500, blank=True, db_default="")
+    placed_by = ExactCharField(_("placed by"), max_length=200, blank=True, db_default="")
+    resolved_by = ExactCharField(_("resolved by"), max_length=200, blank=True, db_default="")
+    comment = ExactCharField(_("comment"), max_length=500, blank=True, db_default="")
 
     objects = TaskDependencyQuerySet.as_manager()
 

@@ -14,6 +14,7 @@ from django.db.models import Q
 
 from django_durable_tasks import ports
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.task_actions import TaskActions
 from django_durable_tasks.rules.states import OPEN, WITH_DUE_AT, Status
 from django_durable_tasks.rules.tasks.identifiers import uuid7
@@ -134,11 +135,13 @@ class TaskQuerySet(TaskActions["Task"]):
         return self.pending().filter(waiting_for_limit__isnull=False, due_at__gte=NEVER)
 
     def waiting_for_scope(self, scope: str) -> Self:
-        """Tasks that are waiting for this scope, the most urgent first."""
+        """Tasks that are waiting for this scope, the most urgent first, then the one that has been
+        due for longest.
+        """
         return (
             self.pending()
             .filter(waiting_for_limit=scope, due_at__gte=NEVER)
-            .order_by("-priority", "id")
+            .order_by("-priority", "ready_at", "id")
         )
 
     def reserved_for_scope(self, scope: str) -> Self:
@@ -146,7 +149,11 @@ class TaskQuerySet(TaskActions["Task"]):
         most urgent first.
         """
         waiting = Q(due_at__lte=DatabaseNow()) | Q(due_at__gte=NEVER)
-        return self.pending().filter(waiting, waiting_for_limit=scope).order_by("-priority", "id")
+        return (
+            self.pending()
+            .filter(waiting, waiting_for_limit=scope)
+            .order_by("-priority", "ready_at", "id")
+        )
 
     def republish_due(self, now: datetime) -> Self:
         """QUEUED tasks that were not started in time."""
@@ -166,16 +173,15 @@ class TaskQuerySet(TaskActions["Task"]):
 
     def overdue(self, now: datetime) -> Self:
         """RUNNING tasks that exceed their expected duration (seconds)."""
+        return self.running().with_over().filter(expected_duration__isnull=False, over__lt=now)
+
+    def with_over(self) -> Self:
+        """The same tasks; queries may name as ``over`` when their expected duration has passed."""
         over = models.ExpressionWrapper(
             models.F("started_at") + models.F("expected_duration"),
-            output_field=models.DateTimeField(),
+            output_field=InstantField(),
         )
-        return (
-            self.running()
-            .filter(expected_duration__isnull=False)
-            .alias(over=over)
-            .filter(over__lt=now)
-        )
+        return self.alias(over=over)
 
     def ended_before(
         self, status: str, cutoff: datetime, past: tuple[datetime, uuid.UUID] | None = None

@@ -10,7 +10,9 @@ from typing import ClassVar, Self
 from django.db import models
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.indexes import PresentUnique
+from django_durable_tasks.models.instants import InstantField
 
 
 class RequestKind(StrEnum):
@@ -49,14 +51,12 @@ class TaskRequest(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    kind = models.CharField(
-        max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind]
-    )
+    kind = ExactCharField(max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind])
     task_id = models.UUIDField(db_index=True)
     tenant_id = models.BigIntegerField(null=True)
-    key = models.CharField(max_length=200, null=True)
-    reason = models.CharField(max_length=200, db_default="")
-    created_at = models.DateTimeField(db_default=StatementTime())
+    key = ExactCharField(max_length=200, null=True)
+    reason = ExactCharField(max_length=200, db_default="")
+    created_at = InstantField(db_default=StatementTime())
 
     objects = TaskRequestQuerySet.as_manager()
 

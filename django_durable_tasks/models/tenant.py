@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django.core.validators import validate_slug
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.instants import InstantField
 
 DEFAULT_TENANT_ID = 1
 
@@ -16,9 +20,9 @@ class Tenant(models.Model):
     """One customer of a multi-tenant project; the row with id 1 is the default."""
 
     id = models.BigAutoField(primary_key=True)
-    slug = models.SlugField(_("slug"), max_length=100, unique=True)
-    name = models.CharField(_("name"), max_length=200, blank=True)
-    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    slug = ExactCharField(_("slug"), max_length=100, unique=True, validators=[validate_slug])
+    name = ExactCharField(_("name"), max_length=200, blank=True)
+    created_at = InstantField(_("created at"), auto_now_add=True)
 
     class Meta:
         db_table = "durable_tasks_tenant"

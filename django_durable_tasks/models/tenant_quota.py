@@ -7,7 +7,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 
 
 class TenantQuotaQuerySet(GuardedQuerySet["TenantQuota"]):
@@ -36,13 +38,17 @@ class TenantQuota(GuardedModel):
     )
     open_tasks = models.IntegerField(_("open tasks"), null=True, blank=True)
     recurring_tasks = models.IntegerField(_("recurring tasks"), null=True, blank=True)
+    runs_per_day = models.IntegerField(
+        _("runs of a recurring task in a day"), null=True, blank=True
+    )
+    calendars = models.IntegerField(_("calendars"), null=True, blank=True)
     payload_bytes = models.IntegerField(
         _("bytes of the arguments of a task"), null=True, blank=True
     )
-    requests = models.CharField(_("requests"), max_length=20, blank=True, db_default="")
-    set_by = models.CharField(_("set by"), max_length=200, blank=True, db_default="")
-    reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
-    set_at = models.DateTimeField(_("set at"), null=True, blank=True)
+    requests = ExactCharField(_("requests"), max_length=20, blank=True, db_default="")
+    set_by = ExactCharField(_("set by"), max_length=200, blank=True, db_default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
+    set_at = InstantField(_("set at"), null=True, blank=True)
     creations_left = models.IntegerField(db_default=0, editable=False)
     notified_at = models.JSONField(default=dict, editable=False)
 

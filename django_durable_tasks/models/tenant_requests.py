@@ -1,4 +1,4 @@
-"""TenantRequests: the request rate of a tenant, in installations without Redis."""
+"""TenantRequests: the request rate of a tenant."""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from typing import ClassVar
 from django.db import models
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.instants import InstantField
 
 
 class UncountedEndingQuerySet(GuardedQuerySet["UncountedEnding"]):
@@ -21,11 +23,11 @@ class UncountedEnding(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     tenant_id = models.BigIntegerField()
-    queue = models.CharField(max_length=200)
-    name = models.CharField(max_length=200)
-    status = models.CharField(max_length=9)
+    queue = ExactCharField(max_length=200)
+    name = ExactCharField(max_length=200)
+    status = ExactCharField(max_length=9)
     number = models.IntegerField()
-    ended_at = models.DateTimeField(db_default=StatementTime())
+    ended_at = InstantField(db_default=StatementTime())
 
     objects = UncountedEndingQuerySet.as_manager()
 

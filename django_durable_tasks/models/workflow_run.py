@@ -12,8 +12,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.models.clock import StatementTime
+from django_durable_tasks.models.exact_text import ExactCharField
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.indexes import PartialIndex, PresentUnique
+from django_durable_tasks.models.instants import InstantField
 from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.workflows.plan import OPEN_RUN, WorkflowStatus
@@ -69,12 +71,12 @@ class WorkflowRun(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    name = models.CharField(_("name"), max_length=200, db_index=True)
-    status = models.CharField(
+    name = ExactCharField(_("name"), max_length=200, db_index=True)
+    status = ExactCharField(
         _("status"), max_length=9, choices=[(s.value, s.value) for s in WorkflowStatus]
     )
-    key = models.CharField(_("key"), max_length=200, null=True, blank=True)
-    open_key = models.CharField(max_length=200, null=True, editable=False)
+    key = ExactCharField(_("key"), max_length=200, null=True, blank=True)
+    open_key = ExactCharField(max_length=200, null=True, editable=False)
     parent = models.UUIDField(_("parent run"), null=True, blank=True)
     root = models.UUIDField(
         _("outermost run"),
@@ -83,8 +85,8 @@ class WorkflowRun(GuardedModel):
     )
     released = models.BooleanField(db_default=True, editable=False)
     recurring_task = models.UUIDField(_("recurring task"), null=True, blank=True)
-    fire_time = models.DateTimeField(_("fire time"), null=True, blank=True)
-    deadline_at = models.DateTimeField(_("deadline"), null=True, blank=True)
+    fire_time = InstantField(_("fire time"), null=True, blank=True)
+    deadline_at = InstantField(_("deadline"), null=True, blank=True)
     callbacks = models.JSONField(_("callbacks"), default=dict, blank=True)
 
     total = models.IntegerField(_("tasks"), db_default=0)
@@ -94,12 +96,12 @@ class WorkflowRun(GuardedModel):
     skipped = models.IntegerField(_("skipped"), db_default=0)
     expired = models.IntegerField(_("expired"), db_default=0)
 
-    reason = models.CharField(_("reason"), max_length=200, db_default="", blank=True)
-    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
-    created_at = models.DateTimeField(_("created at"), db_default=StatementTime())
-    updated_at = models.DateTimeField(_("updated at"), db_default=StatementTime())
-    sealed_at = models.DateTimeField(_("sealed at"), null=True, blank=True)
-    completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
+    reason = ExactCharField(_("reason"), max_length=200, db_default="", blank=True)
+    cancel_requested_at = InstantField(_("cancel requested at"), null=True, blank=True)
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    sealed_at = InstantField(_("sealed at"), null=True, blank=True)
+    completed_at = InstantField(_("completed at"), null=True, blank=True)
 
     objects = WorkflowRunQuerySet.as_manager()
 

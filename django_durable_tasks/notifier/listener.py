@@ -13,13 +13,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
 from django.db import connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.notifier.message import Notification, NotificationKind, read
 from django_durable_tasks.notifier.notify_on_commit import INTERVAL
 from django_durable_tasks.notifier.postgresql import PostgreSQLTransport
@@ -149,7 +150,7 @@ class Listener(threading.Thread):
         if now >= self._test_at or self._transport.doubtful():
             self._token, self._token_sent_at = uuid.uuid4().hex, now
             return self._transport.send(
-                Notification(NotificationKind.TEST, datetime.now(UTC), self._token)
+                Notification(NotificationKind.TEST, host_now(), self._token)
             )
         return True
 
@@ -310,8 +311,6 @@ def _transports() -> tuple[list[NotificationTransport], str]:
             "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may"
             " name a direct connection"
         )
-    elif database.Database.__version__.startswith("2"):
-        why = "psycopg 3 is needed to listen"
     else:
         found.append(PostgreSQLTransport())
     return found, why

@@ -15,11 +15,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import Error, connections
-from django.utils import timezone
 
 from django_durable_tasks import conf
 from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import RedisDueIndex, scope
+from django_durable_tasks.due_index.redis import HORIZON, RedisDueIndex, scope
 from django_durable_tasks.due_index.types import DueEntry
 from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.commit_hooks import (
@@ -28,6 +27,7 @@ from django_durable_tasks.engine.db.commit_hooks import (
     in_atomic_block,
 )
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import (
     CHANNEL,
@@ -108,13 +108,13 @@ class OnCommitNotifier:
         if not any(map(_needs_scheduler, rows)) or not _has_listeners():
             return
         # Approximate: the database's clock decides after the commit.
-        found = _soon(rows, timezone.now() + _horizon() + _SKEW)
+        found = _soon(rows, host_now() + _horizon() + _SKEW)
         if found and (batch := self._batch()) is not None:
             alone = [task for task in found if not task.in_batch]
             room = max(0, _MOST - len(batch.created))
             batch.created += [_created(task) for task in alone[:room]]
             # Tasks of batches wake a scheduler, but are not in the index: they have no messages.
-            due = [_due_at(task) or timezone.now() for task in found if task.in_batch]
+            due = [_due_at(task) or host_now() for task in found if task.in_batch]
             batch.moved_to += [min(due)] if due else []
             _act_unless_registered(batch)
 
@@ -127,7 +127,7 @@ class OnCommitNotifier:
             return
         batch.moved += ids
         if at is not None:
-            batch.moved_to.append(at if isinstance(at, datetime) else timezone.now())
+            batch.moved_to.append(at if isinstance(at, datetime) else host_now())
         _act_unless_registered(batch)
 
     def removed(self, ids: Sequence[uuid.UUID]) -> None:
@@ -139,7 +139,7 @@ class OnCommitNotifier:
     def leader_work(self, at: datetime | None = None) -> None:
         """Record work for the leader: ending events to process, or a fire time ``at``."""
         if not _has_listeners() or (
-            at is not None and at > timezone.now() + timedelta(seconds=lookahead()) + _SKEW
+            at is not None and at > host_now() + timedelta(seconds=lookahead()) + _SKEW
         ):
             return
         if (batch := self._batch()) is not None:
@@ -195,10 +195,7 @@ def _act_unless_registered(batch: _Batch) -> None:
 
 
 def _horizon() -> timedelta:
-    settings = conf.settings()
-    return timedelta(
-        seconds=settings.DUE_INDEX_HORIZON if redis_client.url() is not None else lookahead()
-    )
+    return HORIZON if redis_client.url() is not None else timedelta(seconds=lookahead())
 
 
 def _has_listeners() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import select
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,15 +43,19 @@ class PostgreSQLTransport:
         parameters["OPTIONS"] = {**_TIMEOUTS, **(parameters.get("OPTIONS") or {})}
         parameters["OPTIONS"].pop("pool", None)
         wrapper: Any = load_backend(parameters["ENGINE"]).DatabaseWrapper(parameters, alias)
-        self._driver = wrapper.Database.connect(**wrapper.get_connection_params(), autocommit=True)
-        self._driver.execute(f"LISTEN {CHANNEL}")
+        self._driver = wrapper.Database.connect(**wrapper.get_connection_params())
+        self._driver.autocommit = True
+        self._driver.cursor().execute(f"LISTEN {CHANNEL}")
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the notifications that arrived."""
-        return [
-            notification.payload
-            for notification in self._driver.notifies(timeout=seconds, stop_after=1)
-        ]
+        if callable(self._driver.notifies):
+            received = self._driver.notifies(timeout=seconds, stop_after=1)
+        else:  # of psycopg 2: a list, which poll() fills
+            select.select([self._driver], [], [], seconds)
+            self._driver.poll()
+            received, self._driver.notifies[:] = self._driver.notifies[:], []
+        return [notification.payload for notification in received]
 
     def send(self, notification: Notification) -> bool:
         """Notify through a dedicated connection to the database of the tasks."""

@@ -21,7 +21,7 @@ from django_durable_tasks.contrib.beat import importer
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.audit.recorder import record_start
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import ledger_partitions, sync
+from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.engine.tasks import batch_messages, claim, key_rotation, retention
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
@@ -184,20 +184,6 @@ def _rotate_keys(
     return OperationResult({"rotated": found.changed}, value=found)
 
 
-def _partition_ledger(
-    _nothing: None, *, by: str, reason: str, dry_run: bool = False, progress: Progress = _silent
-) -> OperationResult:
-    """Partition the ledger; ``value`` is its list of partitions, in a dry run its size."""
-    found = ledger_partitions.size(database_now())
-    if dry_run:
-        return OperationResult({}, value=found)
-    record_start("installation.partition_ledger", by=by, reason=reason, entries=found.entries)
-    progress(f"Reading about {found.entries} entries, which blocks the ledger.")
-    parts = ledger_partitions.convert(database_now())
-    _log("partition_ledger", len(parts), by, reason)
-    return OperationResult({"partitions": len(parts)}, value=parts)
-
-
 _INSTALLATION = "it changes rows of all tenants"
 REPUBLISH = Operation(
     target=Target.INSTALLATION,
@@ -302,20 +288,4 @@ ROTATE_KEYS = Operation(
     not_in_admin="it can change more rows than a web request has time for",
 )
 
-PARTITION_LEDGER = Operation(
-    target=Target.INSTALLATION,
-    name="partition_ledger",
-    title=_("Partition the ledger"),
-    help=_(
-        "Makes the ledger a partitioned table of PostgreSQL. Its existing entries are read under a"
-        " lock, and meanwhile no schedule fires and the ledger cannot be read."
-    ),
-    permission="",
-    perform=_partition_ledger,
-    not_in_api=_INSTALLATION,
-    dry_run=True,
-    confirm=False,
-    not_in_admin="it blocks schedules for longer than a web request has time for",
-)
-
-OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR, ROTATE_KEYS, PARTITION_LEDGER)
+OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR, ROTATE_KEYS)

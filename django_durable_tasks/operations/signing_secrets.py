@@ -32,10 +32,14 @@ class SigningSecrets:
     secrets: list[str]
 
 
-def of_callbacks(tenant_id: int, url: str, endpoint: str | None, *, by: str) -> SigningSecrets:
-    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget."""
+def of_callbacks(
+    tenant_id: int, url: str, endpoint: str | None, *, by: str, is_setting: bool = False
+) -> SigningSecrets:
+    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget, and
+    InvalidOption for the name of a notification setting unless ``is_setting``.
+    """
     target = parsed_url(url)
-    name = endpoint_name(target, endpoint)
+    name = endpoint_name(target, endpoint, is_setting=is_setting)
     found = outgoing.signing_secrets(tenant_id, target, name)
     result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
     _record("tenant", tenant_id, tenant_id, result, by)

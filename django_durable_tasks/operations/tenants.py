@@ -59,6 +59,12 @@ SET_QUOTAS = Operation(
             _("The most recurring tasks that are not cancelled."),
         ),
         _number(
+            "runs_per_day",
+            _("Runs of a recurring task in a day"),
+            _("The most fire times of one recurring task in a day."),
+        ),
+        _number("calendars", _("Calendars"), _("The most calendars.")),
+        _number(
             "payload_bytes",
             _("Bytes of the arguments"),
             _("The largest arguments of one task, as JSON."),

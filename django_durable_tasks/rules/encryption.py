@@ -25,6 +25,7 @@ MIXED = "*"
 """The key id of a row whose values are encrypted with different keys."""
 _MEMBERS = frozenset({MARK, "key", "data"})
 _VERSION, _NONCE, _KEY_BYTES = 1, 12, 32
+_ID_MAX = 40
 _ID = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
@@ -50,7 +51,16 @@ class EncryptedValue:
     @property
     def key_id(self) -> str:
         """The id of the key with which it is encrypted."""
-        return str(self.envelope["key"])
+        return str(self.envelope.get("key", ""))[:_ID_MAX]
+
+    def check_form(self, place: StorageLocation) -> None:
+        """Raise DecryptionFailed unless the stored form is the one that is written."""
+        envelope = self.envelope
+        if envelope.keys() != _MEMBERS or envelope[MARK] != _VERSION:
+            raise DecryptionFailed(
+                f"{place.column} of {place.table} {place.row} has {MARK!r} and is no encrypted"
+                " value of this version: the value was changed. Restore the row."
+            )
 
     def __repr__(self) -> str:
         return f"<encrypted with key {self.key_id!r}>"
@@ -77,6 +87,7 @@ class Keyring:
 
     def decrypt(self, value: EncryptedValue, place: StorageLocation) -> Any:
         """Return the JSON value. Raises EncryptionKeyMissing or DecryptionFailed."""
+        value.check_form(place)
         cipher = self._keys.get(value.key_id)
         if cipher is None:
             raise missing(value.key_id, place)
@@ -101,10 +112,14 @@ def missing(key_id: str, place: StorageLocation) -> EncryptionKeyMissing:
 
 
 def stored_value(value: Any) -> EncryptedValue | None:
-    """Return the encrypted value that this JSON value represents; None if it is a plain value."""
+    """Return the encrypted value that this JSON value represents; None if it is a plain value.
+
+    Each object with the reserved member is one, also in another form: as plain value a changed one
+    would be passed to the function.
+    """
     if isinstance(value, EncryptedValue):
         return value
-    if isinstance(value, dict) and value.keys() == _MEMBERS and value[MARK] == _VERSION:
+    if isinstance(value, dict) and MARK in value:
         return EncryptedValue(value)
     return None
 

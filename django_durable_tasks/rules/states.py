@@ -141,7 +141,11 @@ _TABLE = (
         "epoch+1, due_at as before; no failure or crash counted",
     ),
     _move(
-        "republish", "QUEUED", "QUEUED", "due_at is over", "same epoch, later due_at, publish_count"
+        "republish",
+        "QUEUED",
+        "QUEUED",
+        "the broker has lost messages of the queue; due_at is over, or workers are free",
+        "same epoch, later due_at, publish_count",
     ),
     _move("return_to_pending", "QUEUED", "PENDING", "epoch", "epoch+1; no failure counted"),
     _move(
@@ -184,7 +188,7 @@ _TABLE = (
         "RUNNING",
         "PENDING FAILED CANCELLED",
         "lease over, or its node is dead",
-        "epoch+1, crashes+1, log row LOST; as FAILED also a dead letter",
+        "epoch+1, crashes+1 unless others died with it, log row LOST; as FAILED also a dead letter",
     ),
     _move(
         "cancel",

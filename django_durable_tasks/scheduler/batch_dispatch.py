@@ -13,7 +13,7 @@ from datetime import datetime
 
 from django_durable_tasks.celery.publishing import batch_publisher
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits import backpressure, config
 from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.engine.tasks.batch_messages import BatchHead
 
@@ -54,9 +54,13 @@ class BatchDispatch:
 
     def _publish(self, due: dict[tuple[str, str], int]) -> int:
         with dedicated_connection():
-            paused = backpressure.paused_queues()
+            paused, limit_config = backpressure.paused_queues(), config.limits_in_force()
         return batch_publisher.publish(
-            {pair: priority for pair, priority in due.items() if pair[0] not in paused}
+            {
+                (queue, name): priority
+                for (queue, name), priority in due.items()
+                if queue not in paused and not limit_config.lacks_worker(name, queue)
+            }
         )
 
     def must_look(self, now: datetime) -> bool:

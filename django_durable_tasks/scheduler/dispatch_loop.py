@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from django_durable_tasks.celery.publishing import dispatcher
@@ -27,6 +27,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.limits.config import refresh_limits
 from django_durable_tasks.engine.limits.next_due import QueueHead, read_heads
 from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
@@ -84,7 +85,7 @@ class DispatchLoop:
     def now(self) -> datetime:
         """Return the database's time: read at the last poll, advanced by the monotonic clock."""
         if self._clock is None:
-            return datetime.now(UTC)
+            return host_now()
         return self._clock.database_time + timedelta(
             seconds=time.monotonic() - (self._clock.requested + self._clock.received) / 2
         )
@@ -135,14 +136,14 @@ class DispatchLoop:
         due = {head.queue: head.levels for head in coming if head.at <= now}
         if coming:  # so that no claim at a due time has to read them
             self._attempt("Reading the limits", _refresh_limits, _TIME_LIMIT)
-        sent, more = self._dispatch(due, now)
+        sent, unindexed, more = self._dispatch(due, now)
         batches = self._attempt(_BATCHES, self._batches.publish, _TIME_LIMIT)
         if coming and (requested or self._may_read_ahead(coming)):
             read_ahead = partial(self._look_ahead, coming, now, soon)
             self._attempt("Reading upcoming tasks", read_ahead, _TIME_LIMIT)
         self.scanned_at = time.monotonic()
-        self._poll_at = self.scanned_at + (0.0 if more else self._pause(sent))
-        self._poll_is_urgent = more or bool(sent)
+        self._poll_at = self.scanned_at + (0.0 if more else self._pause(unindexed))
+        self._poll_is_urgent = more or bool(unindexed)
         self._poll_took = min(self.scanned_at - began, _POLL_DURATION_MAX)
         return sent + batches
 
@@ -177,23 +178,27 @@ class DispatchLoop:
         """
         return time.monotonic() < self._busy_until
 
-    def _pause(self, sent: int) -> float:
-        """Return the seconds until the next poll after one that published ``sent`` tasks and left
-        no due task. Batch messages do not count: see ``BatchDispatch``.
+    def _pause(self, unindexed: int) -> float:
+        """Return the seconds until the next poll after one that claimed ``unindexed`` tasks which
+        the due index did not contain, and left no due task. Such tasks are often followed by
+        others. Tasks of the index that became due during the poll are not: if they counted, each
+        poll would soon cause another one, and tasks would start at the rate of the polls instead
+        of at their due time. Batch messages do not count: see ``BatchDispatch``.
         """
-        if sent:
+        if unindexed:
             return _MIN_POLL_INTERVAL
         return min(_BUSY_POLL_INTERVAL if self.busy() else settings().POLL, settings().POLL)
 
-    def _dispatch(self, due: Mapping[str, int], now: datetime) -> tuple[int, bool]:
+    def _dispatch(self, due: Mapping[str, int], now: datetime) -> tuple[int, int, bool]:
         """Publish due tasks of these queues and priorities (``QueueDemand.levels``); return how
-        many, and whether more may be publishable.
+        many, how many claimed tasks the due index did not contain, and whether more tasks may be
+        publishable.
 
         Each pass claims an equal part of every queue, so that a long queue does not delay the
         others. If the limit is too low for all of them, the queues that were served longest ago
         come first.
         """
-        batch, sent = settings().BATCH_SIZE, Counter[str]()
+        batch, sent, unindexed = settings().BATCH_SIZE, Counter[str](), 0
         left = {one.queue: one for one in self.windows.demands(due)}
         for _ in range(_PASSES_PER_POLL):
             if not left:
@@ -204,6 +209,8 @@ class DispatchLoop:
             done = Dispatched()
             self._serve(done, queue_demands, now, most)
             self._rotation.served(done.taken)
+            # A claimed task that stayed in the index would be claimed again in vain.
+            unindexed += len(done.ids) - self.index.discard(done.ids)
             for queue, number in done.sent.items():
                 self.windows.record_sent(queue, number)
             sent.update(done.sent)
@@ -213,7 +220,8 @@ class DispatchLoop:
                 if (whole := left[one.queue]).limit > done.claimed[one.queue]
                 and (one.queue in done.cut or done.taken[one.queue] >= one.limit)
             }
-        return sent.total(), bool(left) or any(number >= batch for number in sent.values())
+        more = bool(left) or any(number >= batch for number in sent.values())
+        return sent.total(), unindexed, more
 
     def _serve(
         self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, most: int

@@ -1,8 +1,8 @@
 """The main loop of a scheduler: dispatch, then sleep until the next task is due. Only ``stop`` ends
 it; no exception does.
 
-This thread only dispatches. Maintenance jobs, the release of tasks that wait for a limit and the
-firing of recurring tasks have threads of their own.
+This thread only dispatches. Maintenance jobs, the release of tasks that wait for a limit, the
+firing of recurring tasks and the republishing of lost messages have threads of their own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from datetime import datetime
 
 from django.db import Error
 
+from django_durable_tasks import process_state
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.conf import settings
 from django_durable_tasks.due_index.fallback import due_index
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.outages import reason_of
+from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.notifier.listener import Listeners
 from django_durable_tasks.rules.tasks.shards import SHARDS
@@ -28,6 +30,7 @@ from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.maintenance.runner import Maintenance
 from django_durable_tasks.scheduler.releasing import Releasing
+from django_durable_tasks.scheduler.republishing import Republishing
 from django_durable_tasks.scheduler.steps import Steps
 from django_durable_tasks.scheduler.threads import Waiter
 from django_durable_tasks.scheduler.triggering import Triggering
@@ -58,6 +61,9 @@ class Scheduler:
             self.leader, self.steps, self.dispatching.windows, self._on_tasks_due
         )
         self.releasing = Releasing(self.steps, self.dispatching.busy, self._on_tasks_due)
+        self.republishing = Republishing(
+            self.leader, self.steps, self.maintenance.monitor, self.dispatching.windows
+        )
         self.dispatching.shards = self.maintenance.kept_shards = shards
         self.listeners = Listeners(self._on_due_soon, self._on_leader_work)
         self._beat = NodeBeat(self.node, self.name, NodeKind.SCHEDULER, self._report)
@@ -65,7 +71,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until ``stop``; then resign and mark the node as stopped."""
-        jobs = (self.maintenance, self.triggering, self.releasing)
+        jobs = (self.maintenance, self.triggering, self.releasing, self.republishing)
         for thread in (self._beat, self.leader, self.listeners, *jobs):
             thread.start()
         while not self._stopping:
@@ -86,6 +92,7 @@ class Scheduler:
         self.releasing.round()
         sent = self.dispatching.poll()
         self.maintenance.round()
+        self.republishing.round()
         self.leader.resign()
         return sent
 
@@ -134,7 +141,11 @@ class Scheduler:
             started=loop.sent_at,
             index_state=loop.index.state,
             wakeups_state=self.listeners.source_state,
-            failing=self.steps.failing(),
+            failing=[
+                *self.steps.failing(),
+                *process_state.of(PostponedSchedules).failing(settings().UNKNOWN_TASK_DELAY),
+            ],
+            clock_step=self.maintenance.monitor.clock_step,
             rejected_queues=broker_outage.backoff.reasons(),
             broker_outages=broker_outage.breaker.ended_outages(),
         )

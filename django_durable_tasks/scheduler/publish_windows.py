@@ -18,8 +18,6 @@ from django_durable_tasks.engine.limits.backpressure import QueueSnapshot
 from django_durable_tasks.engine.limits.waitlist import URGENT
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 
-_IDLE_RATE = 0.01
-"""A queue with fewer starts per second is removed from the meter."""
 _FEW_QUEUED, _PAUSE_PER_QUEUED, _LONGEST_PAUSE = 5_000, 3e-6, 1.0
 """Published tasks that are counted at every poll. If there are more, the next count follows after
 this number of seconds per task, about ten times the duration of the count.
@@ -30,57 +28,14 @@ _BEHIND = timedelta(seconds=1)
 """If tasks of a queue have been due for longer, new ones do not overtake them."""
 
 
-class ThroughputMeter:
-    """Measures for each queue how many tasks per second leave QUEUED; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._at = time.monotonic()
-        self._queued: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._rate: dict[str, float] = {}
-
-    def record_queued(self, queued: Counter[str]) -> None:
-        """Record how many tasks are QUEUED now."""
-        now = time.monotonic()
-        elapsed = max(now - self._at, 0.001)
-        with self._lock:
-            sent, self._sent = self._sent, Counter()
-        # Counter's own operators and missing counts are slow with thousands of queues.
-        before, seen = self._queued.get, self._queued.keys() | sent.keys() | queued.keys()
-        for queue in seen:
-            left = max(0, before(queue, 0) + sent.get(queue, 0) - queued.get(queue, 0))
-            # Falls slowly, so that one reading in an idle moment does not close the window.
-            self._rate[queue] = max(left / elapsed, self._rate.get(queue, 0.0) * 0.9)
-        for queue in self._rate.keys() - seen:
-            self._rate[queue] *= 0.9
-            if self._rate[queue] < _IDLE_RATE:
-                del self._rate[queue]
-        self._at, self._queued = now, Counter(queued)
-
-    def record_sent(self, queue: str, number: int) -> None:
-        """Record that ``number`` tasks were published."""
-        with self._lock:
-            self._sent[queue] += number
-
-    def sent_since(self, queue: str) -> int:
-        """Return how many tasks were published since the last ``record_queued``."""
-        return self._sent.get(queue, 0)
-
-    def has_sent(self) -> bool:
-        """Return whether any task was published since the last ``record_queued``."""
-        return bool(self._sent)
-
-    def rate(self, queue: str) -> float:
-        """Return the starts per second of this queue."""
-        return self._rate.get(queue, 0.0)
-
-
 class PublishWindows:
     """How many more tasks of each queue a scheduler may publish."""
 
     def __init__(self) -> None:
-        self._throughput, self._snapshot = ThroughputMeter(), QueueSnapshot()
+        self._lock = threading.Lock()
+        self._sent, self._sent_uncounted = Counter[str](), Counter[str]()
+        self._without_task: dict[str, int] = {}
+        self._snapshot = QueueSnapshot()
         self._read_at = self._count_at = float("-inf")
         self._behind: frozenset[str] = frozenset()
 
@@ -89,11 +44,11 @@ class PublishWindows:
         ``heads``: the first due time of each queue.
         """
         began = time.monotonic()
-        if coming or self._throughput.has_sent():
+        if coming or self._sent:
             if began >= self._count_at:
                 self._snapshot = backpressure.snapshot()
-                self._throughput.record_queued(self._snapshot.queued)
-                backpressure.use_start_rates(self._throughput.rate)
+                with self._lock:
+                    self._sent = Counter()
                 self._count_at = time.monotonic() + _pause_after(self._snapshot)
             else:
                 self._snapshot = self._snapshot.with_paused(backpressure.paused_queues())
@@ -102,14 +57,43 @@ class PublishWindows:
 
     def record_sent(self, queue: str, number: int) -> None:
         """Record that ``number`` tasks of this queue were published; safe from other threads."""
-        self._throughput.record_sent(queue, number)
+        with self._lock:
+            self._sent[queue] += number
+            self._sent_uncounted[queue] += number
+
+    def to_count(self) -> list[str]:
+        """Return the queues whose messages in the broker should be counted: those with messages
+        without a task at the last count, and those to which a window of messages was published
+        since then, except queues with messages that belong to no task. Safe from other threads.
+        """
+        with self._lock:
+            # Messages of others would count as well.
+            for queue in self._snapshot.fleet.mixed & self._without_task.keys():
+                del self._without_task[queue]
+            sent = self._sent_uncounted.copy()
+        full = {queue for queue, number in sent.items() if number >= self._snapshot.window(queue)}
+        return sorted((full | self._without_task.keys()) - self._snapshot.fleet.mixed)
+
+    def record_without_task(self, queue: str, number: int) -> None:
+        """Record how many messages of a queue belong to no QUEUED task; safe from other threads.
+
+        They use its window, because the next tasks wait behind them.
+        """
+        with self._lock:
+            self._sent_uncounted.pop(queue, None)
+            if number:
+                self._without_task[queue] = number
+            else:
+                self._without_task.pop(queue, None)
 
     def capacity(self, queue: str) -> int:
         """Return how many more tasks of this queue may be published now."""
-        capacity = self._snapshot.capacity(
-            queue, self._throughput.rate(queue)
-        ) - self._throughput.sent_since(queue)
+        capacity = self._snapshot.capacity(queue) - self._used(queue)
         return max(0, min(capacity, broker_outage.capacity_of(queue)))
+
+    def _used(self, queue: str) -> int:
+        """Return how much of a window is used beside the QUEUED tasks of the last poll."""
+        return self._sent.get(queue, 0) + self._without_task.get(queue, 0)
 
     def demands(self, due: Mapping[str, int]) -> list[QueueDemand]:
         """Return how many tasks of these queues may be claimed, for the queues that have capacity.
@@ -125,9 +109,7 @@ class PublishWindows:
         capacity = self.capacity(queue)
         if capacity:
             return QueueDemand(queue, capacity, levels=levels)
-        urgent = self._snapshot.urgent_capacity(
-            queue, self._throughput.rate(queue)
-        ) - self._throughput.sent_since(queue)
+        urgent = self._snapshot.urgent_capacity(queue) - self._used(queue)
         return QueueDemand(queue, max(0, urgent), URGENT, levels)
 
     def capacity_at_commit(self, queue: str) -> int:

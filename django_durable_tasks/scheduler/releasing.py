@@ -52,6 +52,8 @@ class Releasing(PeriodicThread):
         if number:
             self._released()
         self._idle = not number and not self._busy()
+        if not number and release.has_more_pages():
+            return min(_BUSY_INTERVAL, settings().POLL)
         if self._idle or (not number and release.wait_for_endings()):
             return settings().POLL
         if number >= settings().BATCH_SIZE:

@@ -22,6 +22,7 @@ from django_durable_tasks.engine.db.clock_estimate import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import deliveries, endpoints
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
+from django_durable_tasks.models import Tenant
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.rules.notifications.events import OWN_TASKS
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
@@ -108,6 +109,16 @@ def database_of(live: LiveRun) -> AbstractContextManager[None]:
     return nullcontext() if live.eager else dedicated_connection()
 
 
+def slug_of(live: LiveRun, key: str) -> str | None:
+    """Return the slug of the run's tenant; None if the entries of this setting are those of every
+    tenant, which needs no statement.
+    """
+    if not conf.names_tenants(key):
+        return None
+    with database_of(live):
+        return Tenant.objects.using(tables.database()).get(pk=live.run.tenant_id).slug
+
+
 class RequestOfRun:
     """One request of a run, with its record. ``key``: of its endpoint, whose health is recorded.
     ``shown_url``: the URL without secrets.
@@ -153,7 +164,8 @@ class RequestOfRun:
     def _answer(self, call: OutgoingRequest) -> Exchange:
         """Return the answer, or record that there is none and raise DeliveryRetry."""
         try:
-            return outgoing.client(self._run.tenant_id).send(call)
+            slug = slug_of(self._live, "HTTP_ALLOW")
+            return outgoing.client(self._run.tenant_id, slug).send(call)
         except CallFailed as error:
             failed = error
         # Outside of the handler: the log of the attempt keeps the traceback of the exception with

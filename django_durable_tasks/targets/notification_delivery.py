@@ -127,6 +127,7 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
             "endpoint": endpoint_of_setting(row.pk),
         },
         outgoing.limits(),
+        is_setting=True,
     )
     shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
     answer = RequestOfRun(live, request, key, shown).sent()
@@ -134,7 +135,7 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
 
 
 def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
-    return f"{tenant_id}:notification-setting-{arguments.get('setting')}"
+    return f"{tenant_id}:{endpoint_of_setting(arguments.get('setting'))}"
 
 
 registry.declare_target(NOTIFICATION_TASK, TaskTarget(endpoint=_endpoint))

@@ -24,11 +24,14 @@ from django_durable_tasks.rules.notifications.messages import (
 )
 from django_durable_tasks.rules.targets.answers import BACKOFF, delay
 from django_durable_tasks.rules.tasks.masking import shortened
-from django_durable_tasks.targets.http_callback import DeliveryRetry, database_of
+from django_durable_tasks.targets.http_callback import DeliveryRetry, database_of, slug_of
 
 logger = logging.getLogger("django_durable_tasks.notifications")
+_ALLOW = "NOTIFICATION_EMAIL_ALLOW"
 _TEMPORARY = range(400, 500)
 _REASON_MAX, _LOGGED_MAX = 150, 500
+# Seconds for one answer of the mail server, if its backend has no timeout. Django waits for ever.
+_ANSWER_TIMEOUT = 15.0
 
 
 def send(
@@ -39,7 +42,7 @@ def send(
     The Message-ID is the same for each attempt, so that a mail program shows a message once that
     was accepted although the answer was lost.
     """
-    allowed = conf.settings().NOTIFICATION_EMAIL_ALLOW
+    allowed = conf.allowed(_ALLOW, slug_of(live, _ALLOW))
     to = [address for address in config.get("to", ()) if is_allowed(address, allowed)]
     if not to:
         raise DeliveryFailed(
@@ -70,7 +73,7 @@ def _mailer() -> Any:
     mailers = getattr(mail, "mailers", None)  # since Django 6.1
     connection: Any = mail.get_connection() if mailers is None else mailers.default
     if getattr(connection, "timeout", 0) is None:
-        connection.timeout = conf.settings().NOTIFICATION_EMAIL_TIMEOUT
+        connection.timeout = _ANSWER_TIMEOUT
     return connection
 
 

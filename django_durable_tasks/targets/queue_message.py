@@ -12,6 +12,7 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import queue_messages
+from django_durable_tasks.celery.publishing.task_queues import refuse_task_queues
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.registry import TaskTarget
@@ -38,10 +39,11 @@ def queue_message(
         raise InvalidOption("queue_message publishes from a worker only: schedule it.")
     # The kwargs of the run, with references replaced by results.
     allowed = conf.settings().QUEUE_ALLOW
-    named = any(rules.TENANT in entry for entry in allowed)
+    entries = (*allowed, *conf.settings().API_QUEUES)
+    named = any(rules.TENANT in entry for entry in entries)
     tenant = self.durable.tenant.slug if named else None
     message = rules.queue_message(live.kwargs, allowed, tenant)
-    confirmed = queue_messages.publish(message, live.run.task_id)
+    confirmed = queue_messages.publish(message, live.run.task_id, tenant)
     return {
         "exchange": message.exchange,
         "routing_key": message.routing_key,
@@ -50,7 +52,8 @@ def queue_message(
 
 
 def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    rules.queue_message(arguments, conf.settings().QUEUE_ALLOW)
+    message = rules.queue_message(arguments, conf.settings().QUEUE_ALLOW)
+    refuse_task_queues(message.exchange, message.routing_key)
     return rules.stored_message(arguments)
 
 

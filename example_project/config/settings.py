@@ -75,6 +75,8 @@ CELERY_BROKER_URL = os.environ.get("BROKER_URL") or "durable-filesystem://"
 if CELERY_BROKER_URL.startswith("durable-filesystem"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {"data_folder": str(FOLDER / "messages")}
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+# The default since Celery 5.7. RabbitMQ 4.3 refuses other queues of workers.
+CELERY_CONTROL_QUEUE_EXCLUSIVE = CELERY_EVENT_QUEUE_EXCLUSIVE = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TASK_SERIALIZER = "json"

@@ -21,15 +21,24 @@ from tests.durations import SECONDS
 from tests.portable import MODULES, is_portable
 from tests.repetitions import VARIABLE, repetitions
 from tests.report import Result, closing
-from tests.runs import PAIRS, PGBOUNCER, SERVERS, SMOKE, Run, planned
-from tests.selection import COMPLETE_BROKER, COMPLETE_PAIR, default_runs, left_out_by
+from tests.runs import (
+    COMPLETE_BROKER,
+    COMPLETE_PAIR,
+    PAIRS,
+    PGBOUNCER,
+    SERVERS,
+    SMOKE,
+    Run,
+    planned,
+)
+from tests.selection import default_runs, left_out_by
 
 
 def _pairs(runs: list[Run], suite: str) -> set[tuple[str | None, str | None]]:
     return {
         (run.database, run.broker)
         for run in runs
-        if f"tests/{suite}" in run.folders and not run.newest
+        if f"tests/{suite}" in run.folders and not run.environment
     }
 
 
@@ -40,6 +49,7 @@ def test_every_suite_runs_by_default_except_the_named_ones() -> None:
         "crash_points",
         "mutants",
         "newest",
+        "alternatives",
         "portable",
     }
     assert chosen >= {
@@ -79,7 +89,7 @@ def test_one_broker_and_one_pair_run_completely_and_the_others_with_the_mark_smo
 
 def test_the_default_selection_and_the_left_out_runs_make_up_the_matrix() -> None:
     kept, rest = default_runs(), left_out_by(default_runs())
-    assert set(planned()) == set(rest) | {run for run in kept if run.suite != SMOKE}
+    assert set(planned()) == set(rest) | set(kept)
     assert not set(kept) & set(rest)
     assert left_out_by(planned()) == []
 
@@ -88,7 +98,9 @@ def test_only_the_default_selection_and_the_newest_versions_repeat_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(run.few for run in default_runs())
-    assert {run.suite for run in planned() if run.few} == {"newest"}
+    few = [run for run in planned() if run.few]
+    assert {run.suite for run in few} == {"newest", "alternatives", "database"}
+    assert {run.database for run in few if run.suite == "database"} == {"mariadb", "sqlite"}
     for run, number in ((default_runs()[-1], 25), (planned()[-1], 25), (planned()[-5], 100)):
         monkeypatch.delenv(VARIABLE, raising=False)
         for name, value in _environment(run, {}, ROOT / "report").items():

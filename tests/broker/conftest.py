@@ -26,13 +26,18 @@ WITH_REDIS = (
 """Files that need Redis: Celery's chords as their result backend, the due index and notifications
 themselves.
 """
+WITH_RABBITMQ = ("test_quorum_queues",)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that need Redis if the broker is another one."""
+    """Deselect tests that need another broker."""
+    needed = dict.fromkeys(WITH_REDIS, "redis") | dict.fromkeys(WITH_RABBITMQ, "rabbitmq")
+    here = os.environ["TEST_BROKER"]
     elsewhere = [
-        item for item in items if item.path.stem in WITH_REDIS and item.path.parent.name == "broker"
+        item
+        for item in items
+        if item.path.parent.name == "broker" and needed.get(item.path.stem, here) != here
     ]
-    if elsewhere and os.environ["TEST_BROKER"] != "redis":
+    if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]

@@ -65,6 +65,11 @@ NAMES = [
     "ä ö",
     "%61",
     "celery@host.celery.pidbox",
+    # An upper-case letter is three bytes of the name of a folder, which may have 255.
+    "Q" * 200,
+    "q" * 200,
+    "Q" * 199 + "q",
+    "." * 200,
 ]
 
 

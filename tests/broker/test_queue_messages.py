@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import current_app
+from celery.app.routes import prepare as prepare_routes
+from celery.worker.consumer import Consumer
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from kombu import Exchange, Queue
+from kombu.serialization import prepare_accept_content
+from kombu.serialization import registry as serializers
 
 from django_durable_tasks import queue_message
+from django_durable_tasks.celery.publishing import queue_messages
+from django_durable_tasks.checks import check_celery
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
+from django_durable_tasks.models.node import NodeKind
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.targets import queue_message as rules
 from tests.delivery import deliver
-from tests.factories import a_task
+from tests.factories import a_node, a_task
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import ended
 
@@ -80,7 +94,10 @@ def test_a_message_reaches_the_queue_with_body_headers_and_id(channel: Any) -> N
 def test_a_message_reaches_the_queues_that_are_bound_to_an_exchange(channel: Any) -> None:
     deliver(_queued(exchange=EVENTS, routing_key="order.paid", body={"order": 7}))
     message = _received(channel, f"bound-{RUN}")
-    assert (_text(message), message.content_type) == ('{"order":7}', "application/json")
+    assert (_text(message), message.content_type) == (
+        '{"order":7}',
+        "application/json; charset=utf-8",
+    )
 
 
 @pytest.mark.parametrize(("exchange", "key"), [(EVENTS, "user.paid"), ("missing", "order.paid")])
@@ -121,15 +138,129 @@ def test_a_bad_message_is_refused_when_it_is_scheduled(
     assert not Task.objects.exists()
 
 
-def test_a_queue_of_celery_tasks_is_refused(settings: Any) -> None:
-    queue = current_app.conf.task_default_queue
-    settings.DURABLE_TASKS = {"QUEUE_ALLOW": [queue]}
-    assert queue in current_app.amqp.queues
-    task = _queued(queue=queue, body="x")
+class _Started(Exception):
+    """Celery took a message for a task."""
+
+
+class _EveryTask(dict):  # type: ignore[type-arg]
+    def __missing__(self, name: str) -> Any:
+        def strategy(*args: Any) -> None:
+            raise _Started(name)
+
+        return strategy
+
+
+TASK = {"task": "tests.project.tasks.add", "id": str(uuid.uuid4()), "args": [], "kwargs": {}}
+NAMES = st.sampled_from(
+    ["task", "Task", "id", "lang", "root_id", "compression", "CC", "BCC", "durable_message", "shop"]
+)
+HEADERS = st.dictionaries(
+    NAMES, st.sampled_from([TASK["task"], "application/x-gzip", "zlib", 7, [INVOICES, "celery"]])
+)
+BODIES = st.one_of(
+    st.just(TASK),
+    st.just(json.dumps(TASK)),
+    st.just([[1], {}, {"callbacks": None}]),
+    st.just(pickle.dumps(TASK, 0).decode("ascii")),
+    st.just(f"{{task: {TASK['task']}, args: [], kwargs: {{}}}}"),
+)
+TYPES = st.sampled_from([None, *sorted(serializers.type_to_name), "application/json;charset=utf-8"])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(headers=HEADERS, body=BODIES, kind=TYPES)
+@example(headers=TASK, body=[[], {}, {}], kind="application/json")
+@example(headers={}, body=TASK, kind="application/json")
+@example(
+    headers={}, body=pickle.dumps(TASK, 0).decode("ascii"), kind="application/x-python-serialize"
+)
+def test_no_message_is_a_task_for_a_worker_that_receives_it(
+    channel: Any, headers: dict[str, Any], body: Any, kind: str | None
+) -> None:
+    arguments = {"queue": INVOICES, "headers": headers, "body": body, "content_type": kind}
+    try:
+        message = rules.queue_message(arguments, [INVOICES])
+        queue_messages.publish(message, uuid.uuid4())
+    except InvalidTarget:
+        assert channel.basic_get(INVOICES, no_ack=True) is None
+        return
+    raw = _received(channel, INVOICES)
+    assert not {"cc", "bcc"} & {name.lower() for name in raw.headers}
+    for accepted in ({"json"}, {"json", "pickle", "yaml", "msgpack"}, None):
+        raw.accept = None if accepted is None else prepare_accept_content(accepted)
+        raw._decoded_cache = None
+        refused = Mock()
+        consumer = SimpleNamespace(
+            strategies=_EveryTask(),
+            on_unknown_message=refused,
+            on_unknown_task=refused,
+            on_invalid_task=refused,
+            on_decode_error=refused,
+            on_task_message=(),
+            call_soon=Mock(),
+            _restore_prefetch_count_after_connection_restart=None,
+        )
+        Consumer.create_task_handler(consumer)(raw)
+        refused.assert_called_once()
+
+
+def _of_the_application(monkeypatch: pytest.MonkeyPatch, settings: Any, source: str) -> str:
+    """Let one of the sources name a queue of tasks; return its name."""
+    name, app = f"tasks-{RUN}", current_app
+    if source == "default":
+        return str(app.conf.task_default_queue)
+    if source == "route":
+        monkeypatch.setattr(app.amqp.router, "routes", prepare_routes({"a.*": {"queue": name}}))
+    elif source == "task":
+        monkeypatch.setattr(app.tasks[NAME], "queue", name, raising=False)
+    elif source == "beat":
+        entry = {"task": "a", "schedule": 60, "options": {"queue": name}}
+        monkeypatch.setitem(app.conf, "beat_schedule", {"a": entry})
+    elif source == "pidbox":
+        return str(app.control.mailbox.get_queue("w1").name)
+    elif source == "API_QUEUES":
+        settings.DURABLE_TASKS = {"API_QUEUES": ["tasks-*"]}
+    elif source == "HTTP_RETRY_QUEUE":
+        settings.DURABLE_TASKS = {"HTTP_RETRY_QUEUE": name}
+    elif source == "worker":
+        a_node(kind=NodeKind.WORKER, queues=[name])
+    return name
+
+
+_CONFIGURED = ("default", "route", "task", "beat", "API_QUEUES", "HTTP_RETRY_QUEUE")
+PLACES = [
+    *(
+        (source, place)
+        for source in (*_CONFIGURED, "pidbox", "worker")
+        for place in ("queue", "exchange")
+    ),
+    # Redis keeps the messages of a priority under a key that other programs can name.
+    *((source, "priority") for source in _CONFIGURED),
+]
+
+
+@pytest.mark.parametrize(("source", "place"), PLACES)
+def test_a_queue_of_celery_tasks_is_refused(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, source: str, place: str
+) -> None:
+    name = _of_the_application(monkeypatch, settings, source)
+    if place == "priority":
+        monkeypatch.setitem(current_app.conf.broker_transport_options, "sep", ":")
+        name = f"{name}:9"
+    entry = f"exchange:{name}" if place == "exchange" else name
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUEUE_ALLOW": [entry]}
+    kwargs: dict[str, Any] = {"exchange" if place == "exchange" else "queue": name}
+    with pytest.raises(InvalidTarget, match="create a durable task instead"):
+        queue_message.schedule(**kwargs, body="x")
+    task = _queued(**kwargs, body="x")
     with pytest.raises(InvalidTarget, match="create a durable task instead"):
         deliver(task)
     task.refresh_from_db()
     assert task.status == "FAILED"
+    found = [message.id for message in check_celery() if message.id == "durable_tasks.W019"]
+    assert found == ([] if source == "worker" else ["durable_tasks.W019"])
 
 
 @pytest.fixture

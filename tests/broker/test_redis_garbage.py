@@ -15,6 +15,7 @@ from django_durable_tasks.due_index import loader, redis_client
 from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, keys, scope
 from django_durable_tasks.due_index.redis_client import RedisConnection
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier.message import wake_channel
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -159,7 +160,8 @@ def _do(client: Any, command: str, number: int, value: bytes, more: Any) -> None
 
 
 @settings(
-    max_examples=repetitions(60),
+    # The tasks of all examples stay QUEUED. Their number must be smaller than a window.
+    max_examples=repetitions(SMALLEST_WINDOW // 2),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -13,7 +13,7 @@ import pytest
 from celery import current_app
 from django.conf import settings as django_settings
 
-from django_durable_tasks.celery.execution.redis_messages import belongs_to_row, keep_in_memory
+from django_durable_tasks.celery.execution.redis_records import belongs_to_row, keep_in_memory
 from django_durable_tasks.celery.publishing.message_id import HEADER, headers_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage

@@ -1,5 +1,6 @@
 """`python -m tests.chaos`: faults from a seed under load, on PostgreSQL with Redis, with RabbitMQ
-and, if PgBouncer is installed, through PgBouncer with Redis; and the result.
+and, if PgBouncer is installed, through PgBouncer with Redis; and the result. With `--campaigns` or
+`--configuration` instead campaigns whose servers, pools, settings and load are drawn from the seed.
 
 Everything runs on private servers, which are started and stopped. The exit code is 1 if an
 invariant was violated, or if no ending was fenced and no message dropped, because then the fences
@@ -24,6 +25,7 @@ from typing import Any
 
 import django
 
+from tests.chaos.configuration import VARIABLE, NotAConfiguration, drawn, seeds
 from tests.chaos.plan import Plan
 from tests.chaos.report import NONE_WANTED, SOME_WANTED, facts, rendered, write
 from tests.runs import ROOT
@@ -60,6 +62,8 @@ THROUGH_POOLER = {
 }
 """Faults that are repeated through PgBouncer: those that concern connections to the database."""
 MARGIN = 900
+RATE, RATE_OF_CAMPAIGN = 45.0, 12.0
+"""Tasks per second of the load. A campaign has tasks that run for up to 90 s besides."""
 OWN = (
     "TEST_RUN",
     "TEST_FOLDER",
@@ -67,7 +71,12 @@ OWN = (
     "TEST_BROKER",
     "TEST_DURABLE_TASKS",
     "DJANGO_SETTINGS_MODULE",
+    VARIABLE,
 )
+
+
+class BrokenOff(Exception):
+    """A run ended without a result."""
 
 
 def main(arguments: list[str]) -> int:
@@ -79,10 +88,20 @@ def main(arguments: list[str]) -> int:
             _print(f"{one.number:3} {name:22} {', '.join(one.brokers):16} {one.what}")
         return 0
     wanted = _chosen(options.faults, [name for name, _ in catalogue])
-    brokers = [broker for broker in options.broker.split(",") if _can_run(broker)]
     began = time.monotonic()
     sys.stderr.write(f"seed {options.seed}\n")
-    played = [run_in_process(plan) for plan in _plans(options, wanted, brokers)]
+    is_drawn = options.campaigns > 0 or options.configuration is not None
+    if is_drawn:
+        plans = list(_campaigns(options, wanted))
+    else:
+        brokers = [broker for broker in options.broker.split(",") if _can_run(broker)]
+        plans = list(_plans(options, wanted, brokers))
+    played, broken = list[dict[str, Any]](), list[str]()
+    for plan in plans:
+        try:
+            played.append(run_in_process(plan))
+        except BrokenOff as error:  # the others are judged all the same
+            broken.append(str(error))
     answer = {
         "seed": options.seed,
         "seconds": time.monotonic() - began,
@@ -90,7 +109,7 @@ def main(arguments: list[str]) -> int:
         "results": played,
     }
     _print(json.dumps(answer, indent=1) if options.format == "json" else rendered(answer))
-    wrong = failures(played, tried=not options.faults)
+    wrong = broken + failures(played, tried=not options.faults and not is_drawn)
     for line in wrong:
         sys.stderr.write(f"{line}\n")
     if options.report and not wrong:
@@ -113,10 +132,32 @@ def _plans(options: argparse.Namespace, wanted: set[str], brokers: list[str]) ->
             faults=tuple(
                 name for name, one in _catalogue() if name in sought and server in one.brokers
             ),
-            rate=options.rate,
+            rate=options.rate or RATE,
             calm=options.calm,
             pace=options.pace,
             seconds=options.seconds * SHARES[broker] / sum(SHARES[one] for one in brokers),
+        )
+
+
+def _campaigns(options: argparse.Namespace, wanted: set[str]) -> Iterator[Plan]:
+    """Yield the plans of the campaigns, and print how each is repeated."""
+    for seed in seeds(options.seed, max(1, options.campaigns)):
+        try:
+            configuration = drawn(seed, options.seconds).but(options.configuration or "")
+        except NotAConfiguration as error:
+            raise SystemExit(f"--configuration: {error}") from None
+        sys.stderr.write(
+            f'make chaos ARGS="--seed {seed} --seconds {options.seconds:g}'
+            f' --configuration {configuration.in_words()}"\n'
+        )
+        yield Plan(
+            broker=configuration.broker,
+            seed=seed,
+            faults=tuple(sorted(wanted)) if options.faults else (),
+            rate=options.rate or RATE_OF_CAMPAIGN,
+            pace=options.pace,
+            seconds=options.seconds,
+            configuration=configuration,
         )
 
 
@@ -136,17 +177,20 @@ def failures(results: list[dict[str, Any]], *, tried: bool = True) -> list[str]:
     """
     found = []
     for result in results:
+        place = _place(result["seed"], result.get("database", "postgresql"), result["broker"])
         for name, messages in result["violations"].items():
-            found += [f"{result['broker']}: {name}: {text}" for text in messages["first"]]
+            found += [f"{place}: {name}: {text}" for text in messages["first"]]
         found += [
-            f"{result['broker']}: {result[name]} {text}"
-            for name, text in NONE_WANTED.items()
-            if result[name]
+            f"{place}: {result[name]} {text}" for name, text in NONE_WANTED.items() if result[name]
         ]
     for name, text in SOME_WANTED.items():
         if tried and not any(result[name] for result in results):
             found.append(f"no {text}: the fences were never tried")
     return found
+
+
+def _place(seed: str, database: str, broker: str) -> str:
+    return f"{seed} on {database} and {broker}"
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -172,7 +216,22 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="minimum duration in seconds; each fault occurs in any case",
     )
     parser.add_argument(
-        "--rate", type=float, default=45, help="tasks a second that the load asks for"
+        "--rate",
+        type=float,
+        help=f"tasks a second that the load asks for (default: {RATE:g}, campaigns:"
+        f" {RATE_OF_CAMPAIGN:g})",
+    )
+    parser.add_argument(
+        "--campaigns",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N campaigns of --seconds each, with configurations drawn from the seed",
+    )
+    parser.add_argument(
+        "--configuration",
+        metavar="NAME=VALUE,...",
+        help="a campaign with these values, and the others drawn from the seed; may be empty",
     )
     parser.add_argument(
         "--calm", type=float, default=15, help="undisturbed seconds before and after the faults"
@@ -208,16 +267,21 @@ def run_in_process(plan: Plan) -> dict[str, Any]:
     """Run a plan in a separate process, in a process group of its own."""
     with tempfile.TemporaryDirectory(prefix="durable-chaos-answer-") as folder:
         answer = Path(folder) / "answer.json"
+        is_campaign = plan.configuration is not None
         command = [sys.executable, "-m", "tests.chaos.run_plan", plan.as_text(), str(answer)]
         kept = {name: value for name, value in os.environ.items() if name not in OWN}
         with subprocess.Popen(command, cwd=ROOT, env=kept, stdout=sys.stderr) as result:
             try:
-                code = result.wait(plan.seconds + len(plan.faults) * 60 + MARGIN)
+                code = result.wait(
+                    plan.seconds + len(plan.faults) * 60 + MARGIN * (1 + is_campaign)
+                )
             finally:
                 with suppress(ProcessLookupError):
                     result.send_signal(signal.SIGINT)
         if code:
-            raise SystemExit(f"The run on {plan.broker} broke off with exit code {code}.")
+            raise BrokenOff(
+                f"The run {_place(plan.seed, plan.database, plan.broker)} broke off with exit code {code}."
+            )
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,25 @@ from django.conf import settings
 from django.db import Error, connections, transaction
 from django.utils import timezone
 
+from tests.chaos.configuration import VARIABLE, Configuration
 from tests.chaos.plan import AT_ONCE, CALLBACKS, further_queues
 
 FANS = 40
 MOST_AT_ONCE = 60
+SHARES = ((0.01, 0.05), (0.1, 0.25), (1.0, 0.25), (5.0, 0.15), (20.0, 0.15), (90.0, 0.15))
+"""Durations of functions (seconds), and which part of the work each of them is."""
+LOADED = 0.45
+"""Which part of the workers' capacity the functions of the load use."""
+SHORT_PER_SLOT = 2.0
+"""The most short tasks per second for each task that the workers run at once."""
+OPEN_PER_SLOT = 100
+"""The most open tasks of the load for each task that the workers run at once."""
+# Seconds between two counts of the open tasks.
+LOOK = 2.0
+MOST_PER_SECOND = 4.0
+"""The most tasks of one duration per second, because two cores run all processes."""
+HOW = ("fail", "fail", "retry", "reject", "ignore", *["succeed"] * 14)
+"""How the tasks of a batch end their first attempt."""
 
 
 class Load:
@@ -60,6 +76,73 @@ class Load:
             (6, "batched", self.batched),
             (3, "batched many", self.batched_many),
         ]
+        self.most_open, self.looks_at, self.crowded = 0, 0.0, False
+        self.began = timezone.now()
+        # When the next task of a duration is created, the duration, and how many are per second.
+        self.lasting_tasks = list[tuple[float, float, float]]()
+        if VARIABLE in os.environ:
+            self.draw(Configuration.of(os.environ[VARIABLE]))
+
+    def draw(self, drawn: Configuration) -> None:
+        """Use the kinds and durations of a campaign, at a rate that its workers can serve."""
+        self.rate = min(self.rate, SHORT_PER_SLOT * drawn.capacity)
+        scale, now = drawn.longest / SHARES[-1][0], time.monotonic()
+        for longest, share in SHARES:
+            seconds = max(0.01, longest * scale)
+            rate = min(LOADED * drawn.capacity * share / seconds, MOST_PER_SECOND)
+            self.lasting_tasks.append((now + self.random.expovariate(rate), seconds, rate))
+        self.kinds = [one for one in self.kinds if one[1] != "callback"]
+        self.kinds += [(8, "failing in a batch", self.stumbling_in_batches)] * drawn.failing_batches
+        self.kinds += [(3, "overridden", self.overridden)] * drawn.overridden_call
+        self.limited, self.pool = bool(drawn.named_limit), drawn.pool
+        self.most_open = OPEN_PER_SLOT * drawn.capacity
+
+    def lasting(self, seconds: float) -> Iterable[Any]:
+        """Create a task that runs for `seconds`."""
+        functions = [self.bodies.work, self.bodies.report, self.bodies.use_the_database]
+        functions += [self.bodies.work_within_a_limit] * self.limited
+        return [self.random.choice(functions).delay(seconds).id]
+
+    def create_lasting_tasks(self) -> None:
+        """Create the tasks of each duration whose time has come."""
+        for place, (due, seconds, rate) in enumerate(self.lasting_tasks):
+            if time.monotonic() >= due:
+                self.ask(f"lasting {seconds:g} s", partial(self.lasting, seconds))
+                due = time.monotonic() + self.random.expovariate(rate)
+                self.lasting_tasks[place] = (due, seconds, rate)
+
+    def is_crowded(self) -> bool:
+        """Return whether so many tasks of a campaign's load are open that they would not end on a
+        busy machine.
+        """
+        if self.most_open and time.monotonic() >= self.looks_at:
+            from django_durable_tasks.models import Task
+
+            self.looks_at = time.monotonic() + LOOK
+            try:
+                created = Task.objects.open().filter(created_at__gte=self.began)
+                self.crowded = created.count() > self.most_open
+            except Error:
+                connections.close_all()
+        return self.crowded
+
+    def stumbling_in_batches(self) -> Iterable[Any]:
+        """Create tasks that run in batches, some of which end by an exception or kill their child.
+        Other pools have no child that can be killed alone.
+        """
+        number = self.random.randint(10, 40)
+        ways = [self.random.choice(HOW) for _ in range(number)]
+        if self.pool == "prefork" and self.random.random() < 0.1:
+            ways[0] = "kill"
+        found: Iterable[Any] = self.bodies.stumble_in_batches.schedule_many(
+            [(how,) for how in ways]
+        )
+        return found
+
+    def overridden(self) -> Iterable[Any]:
+        """Create a task whose base class has a call of its own."""
+        unlucky = self.random.random() < 0.3
+        return [self.bodies.overridden.delay(unlucky=unlucky).id]
 
     def plain(self) -> Iterable[Any]:
         """Make one call outside of a transaction."""
@@ -168,18 +251,23 @@ class Load:
     def run(self) -> None:
         """Create tasks until the file STOP exists."""
         began, pause = time.monotonic(), threading.Event()
+        weights = [weight for weight, *_ in self.kinds]
         while not self.stop.exists():
+            if self.is_crowded():
+                pause.wait(0.5)
+                began += 0.5
+                continue
             wanted = self.rate * (time.monotonic() - began)
             for _ in range(MOST_AT_ONCE):
                 if self.made >= wanted:
                     break
-                self.ask()
+                _, kind, order = self.random.choices(self.kinds, weights)[0]
+                self.made += self.ask(kind, order)
+            self.create_lasting_tasks()
             pause.wait(0.02)
 
-    def ask(self) -> None:
-        """Make one call and record its result."""
-        weights = [weight for weight, *_ in self.kinds]
-        _, kind, order = self.random.choices(self.kinds, weights)[0]
+    def ask(self, kind: str, order: Callable[[], Iterable[Any]]) -> int:
+        """Make one call and record its result; return how many tasks it has created."""
         began = time.monotonic()
         try:
             tasks = [str(task) for task in order()]
@@ -189,10 +277,10 @@ class Load:
                 [{"kind": kind, "refused": type(error).__name__, "took": time.monotonic() - began}]
             )
             threading.Event().wait(0.1)
-            return
+            return 0
         took = time.monotonic() - began
-        self.made += len(tasks)
         self._write([{"task": task, "kind": kind, "took": took / len(tasks)} for task in tasks])
+        return len(tasks)
 
     def _write(self, entries: list[dict[str, Any]]) -> None:
         if entries:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from celery import current_app
@@ -22,11 +21,12 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
 from tests.chaos import bodies, counted, notified, watching
+from tests.chaos.campaign import Campaign, wait_for_the_end
 from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.faults.registry import Fault
 from tests.chaos.figures import POOLED, QUEUES, Window, figures
-from tests.chaos.plan import EVERY, SCHEDULES, further_queues
-from tests.chaos.records import Calm, History, Timetable
+from tests.chaos.plan import EVERY, SCHEDULES, SCHEDULES_OF_CAMPAIGN, further_queues
+from tests.chaos.records import Calm, History, Supervision, Timetable
 from tests.chaos.servers import RabbitMQ, pooled_transactions
 from tests.chaos.stage import Stage, query, set_origin
 from tests.chaos.verdict import histories_of, violations
@@ -34,7 +34,30 @@ from tests.processes.rows import waiting_messages
 from tests.waiting import until
 
 RECOVERY, QUIET = 90.0, 180.0
-MOST_TOLD = 20
+# Seconds after a fire time in which its task must start. In a campaign it may wait for the backlog.
+LATENESS, LATENESS_OF_CAMPAIGN = 120.0, 3_600.0
+MOST_TOLD, TOLD_WITH_HISTORY = 20, 2
+_OPEN = {
+    "postgresql": (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
+        " application_name <> 'chaos-stage'"
+    ),
+    "mysql": (
+        "SELECT count(*) FROM information_schema.processlist WHERE db = database() AND id <>"
+        " connection_id()"
+    ),
+}
+_ASLEEP = {
+    "postgresql": (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE"
+        " 'idle in transaction%' AND now() - state_change > interval '2 s'"
+    ),
+    "mysql": (
+        "SELECT count(*) FROM information_schema.processlist AS p JOIN"
+        " information_schema.innodb_trx AS t ON t.trx_mysql_thread_id = p.id WHERE p.db ="
+        " database() AND p.command = 'Sleep' AND p.time > 2"
+    ),
+}
 
 
 def play(stage: Stage) -> dict[str, Any]:
@@ -43,9 +66,15 @@ def play(stage: Stage) -> dict[str, Any]:
     call_command("migrate", verbosity=0, interactive=False)
     watching.install()
     try:
-        stage.receive()
-        schedules, windows = _acts(stage)
-        history = _judged(stage, schedules)
+        if stage.plan.configuration is None:
+            stage.receive()
+        campaign = Campaign(stage, ProgressLog(stage)) if stage.plan.configuration else None
+        if campaign is None:
+            schedules, windows = _acts(stage)
+        else:
+            schedules = [_paused(row) for row in campaign.play(lambda: _declare_all(stage))]
+            windows = campaign.windows
+        history = _judged(stage, schedules, campaign)
         broken = violations(history)
         dropped = sum(
             program.output().count("Ignored message") for program in stage.cluster.programs
@@ -56,11 +85,13 @@ def play(stage: Stage) -> dict[str, Any]:
             for name, messages in broken.items()
         }
         of_tasks = histories_of(
-            history, [text for messages in broken.values() for text in messages]
+            history, [text for messages in broken.values() for text in messages[:TOLD_WITH_HISTORY]]
         )
         plan = stage.plan
         place = {
             "broker": plan.broker,
+            "database": plan.database,
+            "configuration": plan.configuration.in_words() if plan.configuration else "",
             "pooled": plan.pooled,
             "seed": plan.seed,
             "servers": _servers(stage),
@@ -76,17 +107,11 @@ def play(stage: Stage) -> dict[str, Any]:
 
 def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
     say = ProgressLog(stage)
-    for start in (
-        stage.scheduler,
-        stage.scheduler,
-        stage.worker,
-        stage.worker,
-        partial(stage.worker, "threads", 8),
-    ):
+    for start in (stage.scheduler, stage.scheduler, stage.start_workers):
         start()
     stage.cluster.ready()
     until(lambda: query(counted.counting_has_begun), within=60, message="the metrics are counted")
-    schedules = [_declared(number) for number in range(SCHEDULES)]
+    schedules = _declare_all(stage)
     load = stage.load()
     until(
         lambda: any(watching.lines(stage.book)) or not load.alive(),
@@ -94,7 +119,6 @@ def _acts(stage: Stage) -> tuple[list[RecurringTask], list[Window]]:
         message="the load begins",
     )
     assert load.alive(), load.output()[-3000:]
-    stage.notes["baseline"] = _connections()
     windows = [_window(stage, "before", lambda: stage.linger(stage.plan.calm))]
     chosen = [
         one
@@ -177,6 +201,12 @@ def _struck(stage: Stage, one: Fault) -> Window:
 # Schedules ----------------------------------------------------------------------------------------
 
 
+def _declare_all(stage: Stage) -> list[RecurringTask]:
+    stage.notes["baseline"] = _connections()
+    number = SCHEDULES if stage.plan.configuration is None else SCHEDULES_OF_CAMPAIGN
+    return [_declared(number) for number in range(number)]
+
+
 def _declared(number: int) -> RecurringTask:
     anchor = database_now().replace(microsecond=0) + timedelta(seconds=3, milliseconds=100 * number)
     row: RecurringTask = RecurringTask.objects.upsert(
@@ -200,7 +230,7 @@ def _paused(row: RecurringTask) -> RecurringTask:
 # End ----------------------------------------------------------------------------------------------
 
 
-def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
+def _judged(stage: Stage, schedules: list[RecurringTask], campaign: Campaign | None) -> History:
     """Wait until all tasks have ended, every event is sent and everything is counted; read the
     history. Tasks that have not ended by then are lost.
     """
@@ -211,25 +241,39 @@ def _judged(stage: Stage, schedules: list[RecurringTask]) -> History:
         return query(lambda: notified.finish_deliveries(retried)) is True
 
     try:
-        until(finished, within=QUIET)
-        until(lambda: query(counted.all_is_counted) is True, within=60)
+        if campaign is None:
+            until(finished, within=QUIET)
+            until(lambda: query(counted.all_is_counted) is True, within=60)
+        else:
+            wait_for_the_end(stage)
         until(lambda: not _messages(stage), within=30)
         until(lambda: _connections() <= _baseline(stage), within=60)
     except AssertionError:
         stage.notes["quiet not reached"] += 1
     tables = tuple(
-        Timetable(str(row.pk), row.start_time.timestamp(), EVERY, row.watermark_at.timestamp())
+        Timetable(
+            str(row.pk),
+            row.start_time.timestamp(),
+            EVERY,
+            row.watermark_at.timestamp(),
+            LATENESS if campaign is None else LATENESS_OF_CAMPAIGN,
+        )
         for row in schedules
     )
     done = Task.objects.filter(status="SUCCESS").order_by()
     stage.notes[QUEUES] = done.values("queue").distinct().count()
     stage.notes[POOLED] = pooled_transactions(stage.pooler) if stage.pooler else 0
-    ledger = stage.folder / "ledger.jsonl"
+    calm, supervision = _calm(stage), campaign.supervision() if campaign else Supervision()
+    if campaign is not None and stage.notes["quiet not reached"]:
+        stage.end()  # so that nothing changes while the history is read
+    history = watching.read(stage.folder / "ledger.jsonl", stage.book, tables, calm)
+    if campaign is not None:
+        return replace(history, supervision=supervision, has_metrics=False)
     assert stage.receiver is not None
     assert stage.receiver.alive(), stage.receiver.output()[-3000:]
     creations = counted.creations()
     return replace(
-        watching.read(ledger, stage.book, tables, _calm(stage)),
+        history,
         requests=notified.requests(stage.folder),
         selections=notified.SELECTIONS,
         undelivered_events=notified.undelivered(),
@@ -243,9 +287,7 @@ def _calm(stage: Stage) -> Calm:
     now = database_now() - timedelta(seconds=10)
     return Calm(
         overdue=Task.objects.filter(Q(due_at__lt=now) | Q(lease_until__lt=now)).count(),
-        asleep_in_transactions=_sessions(
-            "state LIKE 'idle in transaction%%' AND now() - state_change > interval '2 s'"
-        ),
+        asleep_in_transactions=_sessions(_ASLEEP),
         connections=_connections(),
         baseline=_baseline(stage),
         messages=_messages(stage),
@@ -261,15 +303,15 @@ def _baseline(stage: Stage) -> int:
 
 
 def _connections() -> int:
-    return _sessions("application_name <> 'chaos-stage'")
+    return _sessions(_OPEN)
 
 
-def _sessions(condition: str) -> int:
+def _sessions(queries: Mapping[str, str]) -> int:
+    """Return a number of sessions. Files have none."""
+    if connection.vendor not in queries:
+        return 0
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
-            f" {condition}"
-        )
+        cursor.execute(queries[connection.vendor])
         (found,) = cursor.fetchone()
     return int(found)
 
@@ -285,7 +327,9 @@ def _servers(stage: Stage) -> list[str]:
     """Return the servers of this run with their versions."""
     with current_app.connection_for_write() as opened:
         channel = opened.default_channel
-        if stage.plan.broker == "redis":
+        if stage.plan.broker == "filesystem":
+            broker = "files"
+        elif stage.plan.broker == "redis":
             broker = f"Redis {channel.client.info('server')['redis_version']}"
         else:
             broker = f"RabbitMQ {opened.connection.server_properties['version']}"

@@ -26,7 +26,9 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A record written by a body: it begins, or it ends (``good``: by a return)."""
+    """A record written by a body: it begins, or it ends (``good``: by a return). ``group`` is the
+    process group of its worker.
+    """
 
     task: str
     attempt: int
@@ -35,11 +37,14 @@ class Mark:
     at: float
     good: bool = True
     key: str = ""
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record of the trigger: a task was created (no ``old``), changed, or deleted (no ``new``)."""
+    """A record of the trigger: a task was created (no ``old``), changed, or deleted (no ``new``).
+    ``due`` is its deadline after the change; None if it is not open or waits for a limit.
+    """
 
     task: str
     old: str | None
@@ -49,6 +54,7 @@ class Change:
     attempt: int = 0
     run: str | None = None
     at: float = 0.0
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A row of the execution log."""
+    """A row of the execution log. ``at``: when the attempt ended."""
 
     task: str
     attempt: int
     status: str
     run: str | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,59 @@ class Selection:
     digest: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process while it could run tasks: its process group, how many it runs at once, the
+    queues that it consumes, and the names that it does not know.
+    """
+
+    group: int
+    slots: int
+    queues: frozenset[str]
+    began: float
+    over: float = float("inf")
+    unknown: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A period between two times. ``what`` happened in it."""
+
+    began: float
+    over: float
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest number of running tasks of a name, or of all names if it is empty."""
+
+    number: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What the suite knows about the processes of a campaign.
+
+    ``faults`` are the periods in which a fault was injected or processes were replaced. ``grace``
+    is how many seconds after a fault everything that is due runs again; ``lease`` how long the
+    lease of a run lasts without a renewal. ``delays`` are the periods in which the suite's own
+    heartbeat was late, so that this machine had no processor for anything. ``errors`` are
+    unexpected errors in the logs of the processes. ``backlog_messages`` is the number of messages
+    per task of the backlog, if there was no fault meanwhile.
+    """
+
+    workers: tuple[Worker, ...] = ()
+    faults: tuple[Interval, ...] = ()
+    grace: float = 0.0
+    lease: float = 60.0
+    delays: tuple[Interval, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    errors: tuple[str, ...] = ()
+    backlog_messages: float = 0.0
+
+
 Series = tuple[str, str, str, str]
 """A series of the metrics: its kind, queue, task name and status."""
 
@@ -232,3 +292,5 @@ class History:
     creations: CreationCounts = CreationCounts()
     retried: frozenset[str] = frozenset()  # tasks whose next attempt an operator made due
     calm: Calm = Calm()
+    supervision: Supervision = Supervision()
+    has_metrics: bool = True

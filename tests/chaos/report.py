@@ -89,6 +89,8 @@ def rendered(answer: Mapping[str, Any]) -> str:
         f"Seed `{answer['seed']}`, {answer['seconds']:.0f} seconds. {where['versions']}"
         f"{''.join(f', {version}' for version in servers)}."
     )
+    drawn = [text for result in results if (text := result.get("configuration"))]
+    how += "".join(f"\n* `{text}`" for text in drawn)
     tables = (_counts(results), _times(results), _invariants(results), _faults(results))
     return "\n\n".join([how, *map("\n".join, tables)])
 
@@ -135,7 +137,7 @@ def main() -> int:
 
 
 def _counts(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    heads = ["figure", *(f"PostgreSQL × {_name(result)}" for result in results), "wanted"]
+    heads = ["figure", *(f"{_database(result)} × {_name(result)}" for result in results), "wanted"]
     lines = _head(heads)
     for names, wanted in ((OTHERS, ""), (NONE_WANTED, "0"), (SOME_WANTED, "> 0")):
         lines += [
@@ -221,8 +223,15 @@ def _longest(result: Mapping[str, Any]) -> float:
 
 
 def _name(result: Mapping[str, Any]) -> str:
-    name = {"redis": "Redis", "rabbitmq": "RabbitMQ"}[result["broker"]]
+    names = {"redis": "Redis", "rabbitmq": "RabbitMQ", "filesystem": "files"}
+    name = names[result["broker"]]
     return f"{name}, PgBouncer" if result.get("pooled") else name
+
+
+def _database(result: Mapping[str, Any]) -> str:
+    """Return the name of the database; runs that were recorded without one used PostgreSQL."""
+    names = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
+    return names[result.get("database", "postgresql")]
 
 
 def _head(cells: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,11 +13,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 import redis
 from psycopg.rows import dict_row
 
 from tests.addresses import problem_at
-from tests.starting import _program, start_postgresql, start_rabbitmq, start_redis
+from tests.starting import (
+    _program,
+    start_mariadb,
+    start_postgresql,
+    start_rabbitmq,
+    start_redis,
+)
 from tests.waiting import until
 
 PATIENCE = 60
@@ -69,7 +77,9 @@ class Server:
     def end(self) -> None:
         """Continue it if it is frozen, and end it."""
         self.send(signal.SIGCONT)
-        self.stop(signal.SIGKILL if self.name == "redis" else signal.SIGINT)
+        self.stop(
+            {"redis": signal.SIGKILL, "mariadb": signal.SIGTERM}.get(self.name, signal.SIGINT)
+        )
 
 
 def _lives(pid: int) -> bool:
@@ -79,11 +89,56 @@ def _lives(pid: int) -> bool:
         return False
 
 
+def translated(folder: Path, language: str) -> bool:
+    """Make a locale for the messages of a server that is started from now on, and return whether
+    that is possible here.
+    """
+    tool = shutil.which("localedef")
+    if not tool:
+        return False
+    place = folder / "locale"
+    place.mkdir(exist_ok=True)
+    place.chmod(0o755)
+    locale = place / f"{language}.UTF-8"
+    subprocess.run(
+        [tool, "-c", "-i", language, "-f", "UTF-8", str(locale)],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    os.environ["LOCPATH"] = str(place)
+    return locale.exists()
+
+
+def mariadb(folder: Path, stack: ExitStack) -> Server:
+    """Start MariaDB, durable as in production."""
+    url = start_mariadb(folder, stack)
+    return Server("mariadb", url, _pid_in(_home(folder, "mariadb") / "pid"), stack)
+
+
 def postgresql(folder: Path, stack: ExitStack) -> Server:
     """Start PostgreSQL, durable as in production."""
     url = start_postgresql(folder, stack)
-    pid = int((folder / "postgresql" / "data" / "postmaster.pid").read_text().splitlines()[0])
+    pid = _pid_in(_home(folder, "postgresql") / "data" / "postmaster.pid")
     return Server("postgresql", url, pid, stack)
+
+
+def _home(folder: Path, name: str) -> Path:
+    """Return the folder of the only server of this name, which has a random ending."""
+    (home,) = folder.glob(f"{name}-*")
+    return home
+
+
+def _pid_in(file: Path) -> int:
+    """Return the number in the first line of this file, which MariaDB writes after its first
+    connection.
+    """
+    lines = until(
+        lambda: file.read_text().splitlines() if file.exists() else [],
+        within=PATIENCE,
+        message=str(file),
+    )
+    return int(lines[0])
 
 
 def redis_server(folder: Path, stack: ExitStack) -> Server:
@@ -99,7 +154,7 @@ def redis_server(folder: Path, stack: ExitStack) -> Server:
         "--bind",
         "127.0.0.1",
         "--dir",
-        str(folder / "redis"),
+        str(_home(folder, "redis")),
     ]
     argv = [info["executable"], "--port", str(info["tcp_port"]), *kept]
     return Server("redis", url, int(info["process_id"]), stack, argv)
@@ -117,7 +172,7 @@ class RabbitMQ:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.url = start_rabbitmq(folder, stack)
-        mark = f"RABBITMQ_MNESIA_BASE={folder / 'rabbitmq' / 'data'}".encode()
+        mark = f"RABBITMQ_MNESIA_BASE={_home(folder, 'rabbitmq') / 'data'}".encode()
         place = next(
             place for place in _processes() if mark in _read(place / "environ") and _is_beam(place)
         )
@@ -169,3 +224,16 @@ def administrator(url: str) -> Iterator[Any]:
         application_name="chaos-administrator",
     ) as session:
         yield session
+
+
+def mariadb_session(url: str) -> Any:
+    """Return a session of MariaDB's administrator, in autocommit."""
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=parts.username or "root",
+        password=parts.password or "",
+        autocommit=True,
+        connect_timeout=5,
+    )

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +22,9 @@ from tests.backends import POOLED_ADDRESS, address
 from tests.chaos import bodies
 from tests.chaos.apps import VARIABLE
 from tests.chaos.notified import create_settings
-from tests.chaos.plan import CALLBACKS, SETTINGS, Plan, further_queues
+from tests.chaos.plan import CALLBACKS, Plan, further_queues
 from tests.chaos.receiver import PORT
+from tests.chaos.records import Worker
 from tests.chaos.servers import RabbitMQ, Server
 from tests.processes.cluster import Cluster, Program
 from tests.processes.proxy import Proxy
@@ -31,6 +33,11 @@ from tests.servers import variable_of
 from tests.waiting import until
 
 T = TypeVar("T")
+# Seconds between two heartbeats of the suite: a twentieth of the shortest stall that it must see.
+BEAT = 0.5
+NEVER = float("inf")
+READY = " ready."
+"""The end of the line with which a worker reports that it consumes its queues."""
 ROLES = ("scheduler", "worker", "web")
 SECOND_BROKER, INDEX = "CHAOS_SECOND_BROKER", "CHAOS_INDEX"
 """The environment variables with the second address of the broker list, and with the address of the
@@ -45,15 +52,15 @@ class Stage:
         self,
         plan: Plan,
         folder: Path,
-        postgres: Server | None,
+        database: Server | None,
         broker: Server | RabbitMQ | None,
         proxies: dict[str, Proxy],
         pooler: str | None = None,
     ) -> None:
-        self.plan, self.folder, self.postgres, self.broker, self.proxies, self.pooler = (
+        self.plan, self.folder, self.database, self.broker, self.proxies, self.pooler = (
             plan,
             folder,
-            postgres,
+            database,
             broker,
             proxies,
             pooler,
@@ -70,9 +77,11 @@ class Stage:
         self.receiver: Program | None = None
         self.callbacks = ""
         self.roles, self._numbers = dict[str, str](), count(1)
+        self._replacements = dict[str, Callable[[], Program]]()
+        self.watch = Watch()
         self.cluster = Cluster(
             folder,
-            SETTINGS,
+            plan.settings,
             DJANGO_SETTINGS_MODULE="tests.chaos.settings",
             **{VARIABLE: str(self.orders)},
         )
@@ -89,15 +98,40 @@ class Stage:
         self.schedulers.append(program)
         return program
 
-    def worker(self, pool: str = "prefork", slots: int = 2, **environment: str) -> Program:
-        """Start another worker. One with threads also serves the further queues of the load."""
+    def worker(
+        self,
+        pool: str = "prefork",
+        slots: int = 2,
+        queues: Sequence[str] = (),
+        **environment: str,
+    ) -> Program:
+        """Start another worker. Without ``queues`` it serves those of the load; on several workers of
+        different pools only one with threads serves the further queues.
+        """
         wired, default = self.wired("worker"), settings.CELERY_TASK_DEFAULT_QUEUE
-        further = further_queues(default, self.plan.broker) if pool == "threads" else []
-        queues = [default, *further]
-        self.workers.append(
-            self.cluster.worker(pool=pool, slots=slots, queues=queues, **wired, **environment)
-        )
-        return self.workers[-1]
+        further = self.plan.configuration is not None or pool == "threads"
+        served = list(queues) or [
+            default,
+            *(further_queues(default, self.plan.broker) if further else ()),
+        ]
+        own = {**wired, **environment}
+        program = self.cluster.worker(pool=pool, slots=slots, queues=served, **own)
+        self._replacements[program.name] = lambda: self.worker(pool, slots, queues, **environment)
+        self.workers.append(program)
+        unknown = own["CHAOS_ROLE"] not in bodies.ROLES_THAT_KNOW
+        self.watch.add(program, slots, served, [bodies.REMOVED] if unknown else [])
+        return program
+
+    def replace(self, program: Program) -> Program:
+        """Start another worker of the same kind."""
+        return self._replacements[program.name]()
+
+    def start_workers(self, **environment: str) -> list[Program]:
+        """Start the workers of the plan."""
+        drawn = self.plan.configuration
+        if drawn is None:
+            return [self.worker(), self.worker(), self.worker("threads", 8)]
+        return [self.worker(drawn.pool, drawn.slots, **environment) for _ in range(drawn.workers)]
 
     def load(self) -> Program:
         """Start the process that creates tasks."""
@@ -127,19 +161,20 @@ class Stage:
 
     def end(self) -> None:
         """End all processes of this run."""
+        self.watch.end()
         self.cluster.end()
         if self.receiver is not None:
             self.receiver.kill()
 
     def wired(self, role: str) -> dict[str, str]:
         """Return the environment variables with the server addresses for a process of this role."""
-        database = POOLED_ADDRESS if self.plan.pooled else variable_of("postgresql")
-        found = {
-            "CHAOS_ROLE": role,
-            database: self.proxies[f"{role} postgresql"].url,
-            variable_of(self.plan.broker): self.proxies[f"{role} broker"].url,
-            SECOND_BROKER: self.proxies[f"{role} second broker"].url,
-        }
+        found = {"CHAOS_ROLE": role}
+        if (proxy := self.proxies.get(f"{role} database")) is not None:
+            name = POOLED_ADDRESS if self.plan.pooled else variable_of(self.plan.database)
+            found[name] = proxy.url
+        if (proxy := self.proxies.get(f"{role} broker")) is not None:
+            found[variable_of(self.plan.broker)] = proxy.url
+            found[SECOND_BROKER] = self.proxies[f"{role} second broker"].url
         if self.plan.broker == "redis":  # faults of the broker also concern the due index
             found[INDEX] = self.proxies[f"{role} broker"].url
         return found
@@ -151,7 +186,7 @@ class Stage:
     @property
     def database_url(self) -> str:
         """Return the address of the database, without a proxy."""
-        return address("postgresql")
+        return address(self.plan.database)
 
     def times(self, number: int) -> int:
         """Return how often a fault is repeated, at the pace of this run."""
@@ -159,7 +194,7 @@ class Stage:
 
     def databases(self) -> list[Proxy]:
         """Return the proxies of the database."""
-        return [self.proxies[f"{role} postgresql"] for role in ROLES]
+        return [self.proxies[f"{role} database"] for role in ROLES]
 
     def brokers(self) -> list[Proxy]:
         """Return the proxies of the broker, by both addresses of the list that each process is
@@ -211,10 +246,8 @@ class Stage:
             self.forget(program)
             if scheduler:
                 self.scheduler()
-            elif "threads" in program.arguments:
-                self.worker("threads", 8)
             else:
-                self.worker()
+                self.replace(program)
 
     def plain_workers(self) -> list[Program]:
         """Return the workers whose bodies run in child processes."""
@@ -251,6 +284,55 @@ class Stage:
         with self.book.open("a") as book:
             book.write(f'{{"task": "{row.pk}", "kind": "{kind}"}}\n')
         return str(row.pk)
+
+
+class Watch:
+    """Records, in a thread, when each worker could run tasks, and its own heartbeat, which is late
+    when this machine has no processor for the suite.
+    """
+
+    def __init__(self) -> None:
+        self.workers, self.beats = list[Worker](), list[float]()
+        self._programs = list[Program]()
+        self._stop = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(
+        self, program: Program, slots: int, queues: Sequence[str], unknown: Sequence[str]
+    ) -> None:
+        """Watch a worker."""
+        self.workers.append(
+            Worker(program.process.pid, slots, frozenset(queues), NEVER, NEVER, frozenset(unknown))
+        )
+        self._programs.append(program)
+
+    def retire(self, program: Program) -> None:
+        """Record that a worker starts no more tasks from now on."""
+        place = self._programs.index(program)
+        self.workers[place] = replace(self.workers[place], over=bodies.now())
+
+    def end(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def seen(self) -> tuple[Worker, ...]:
+        """Return the workers that could run tasks, those that still can until now."""
+        now = bodies.now()
+        return tuple(
+            replace(one, over=min(one.over, now)) for one in self.workers if one.began < NEVER
+        )
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT):
+            self.beats.append(bodies.now())
+            for place, program in enumerate(self._programs):
+                worker = self.workers[place]
+                if worker.over < NEVER:
+                    continue
+                if not program.alive():
+                    self.workers[place] = replace(worker, over=bodies.now())
+                elif worker.began == NEVER and READY in program.output():
+                    self.workers[place] = replace(worker, began=bodies.now())
 
 
 def query(question: Callable[[], T]) -> T | None:

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.chaos.__main__ import failures, run_in_process
+from tests.chaos.configuration import drawn
 from tests.chaos.plan import Plan
 from tests.starting import find_pgbouncer
 
@@ -23,6 +24,9 @@ FAULTS = (
     "everything-doubled",
     "garbage",
     "receiver-frozen",
+)
+CAMPAIGN = (
+    "pool=prefork,workers=1,slots=2,backlog=150,removed=50,global_limit=4,failing_batches=True"
 )
 THROUGH_PGBOUNCER = ("child-killed", "sessions-ended", "commits-cut")
 
@@ -73,3 +77,24 @@ def test_nothing_is_lost_or_duplicated_through_pgbouncer() -> None:
     assert found["faults"] == len(THROUGH_PGBOUNCER)
     assert found["commits_cut"] > 0
     assert found["pooled_transactions"] > found["tasks"]
+
+
+@pytest.mark.timeout(600)
+def test_a_drawn_campaign_loses_nothing_and_leaves_no_worker_idle() -> None:
+    """A minute of the campaigns of `make chaos`, with shortened leases, on this run's servers."""
+    broker, database = os.environ["TEST_BROKER"], os.environ["TEST_DATABASE"]
+    places = f"database={database},broker={broker},driver=psycopg,language="
+    plan = Plan(
+        broker=broker,
+        seed="short",
+        faults=(),
+        rate=6,
+        pace=0.3,
+        seconds=60,
+        private=False,
+        configuration=drawn("short", 60, private=False).but(f"{places},{CAMPAIGN}"),
+    )
+    found = run_in_process(plan)
+    assert failures([found], tried=False) == []
+    assert found["faults"] >= 2
+    assert "quiet not reached" not in found["notes"]

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.chaos.invariants.idle import (
+    a_backlog_needs_one_message_a_task,
+    no_batch_ends_with_an_error,
+    no_worker_is_idle_beside_due_tasks,
+    returns_are_successes,
+)
 from tests.chaos.invariants.interfaces import (
     batched_tasks_succeed_once,
     callbacks_arrive,
@@ -44,6 +50,10 @@ INVARIANTS: dict[str, Callable[[History], Iterator[str]]] = {
     "H14": selected_events_are_sent,
     "H15": metrics_equal_a_recount,
     "H16": batched_tasks_succeed_once,
+    "H17": returns_are_successes,
+    "H18": no_worker_is_idle_beside_due_tasks,
+    "H19": no_batch_ends_with_an_error,
+    "H20": a_backlog_needs_one_message_a_task,
 }
 
 
@@ -59,7 +69,7 @@ def meaning(name: str) -> str:
     ]
 
 
-def histories_of(history: History, violations: list[str], most: int = 5) -> dict[str, list[str]]:
+def histories_of(history: History, violations: list[str], most: int = 20) -> dict[str, list[str]]:
     """Return all records of the first tasks that violations name, to find the cause."""
     tasks = list(
         dict.fromkeys(word for text in violations for word in text.split() if word in history.rows)

@@ -37,46 +37,113 @@ from tests.chaos.records import (
     Timetable,
 )
 
-_TABLES = """
+_HISTORY = "task, old_status, new_status, old_epoch, new_epoch, attempt, run_id, due, at"
+_TABLES = {
+    "postgresql": """
 CREATE TABLE chaos_effect (task uuid NOT NULL);
 CREATE TABLE chaos_history (
-    seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), task uuid NOT NULL,
-    old_status text, new_status text, old_epoch bigint, new_epoch bigint, attempt integer, run_id uuid);
+    seq bigserial PRIMARY KEY, at float8 NOT NULL, task uuid NOT NULL, old_status text,
+    new_status text, old_epoch bigint, new_epoch bigint, attempt integer, run_id uuid, due float8);
 CREATE TABLE chaos_term (
-    seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(), office text NOT NULL,
-    term bigint NOT NULL, holder uuid, expires_at timestamptz NOT NULL);
+    seq bigserial PRIMARY KEY, at float8 NOT NULL, office text NOT NULL, term bigint NOT NULL,
+    holder uuid, expires float8 NOT NULL);
 CREATE TABLE chaos_creations (
     seq bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
     minute timestamptz NOT NULL, queue text NOT NULL, name text NOT NULL, number bigint NOT NULL);
-"""
-_TASKS = """
-CREATE FUNCTION chaos_note_task() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF TG_OP = 'INSERT' THEN
-        INSERT INTO chaos_history (task, new_status, old_epoch, new_epoch, attempt, run_id)
-        VALUES (NEW.id, NEW.status, NEW.epoch, NEW.epoch, NEW.attempts, NEW.run_id);
-    ELSIF TG_OP = 'DELETE' THEN
-        INSERT INTO chaos_history (task, old_status, old_epoch, new_epoch, attempt, run_id)
-        VALUES (OLD.id, OLD.status, OLD.epoch, OLD.epoch, OLD.attempts, OLD.run_id);
-    ELSIF (OLD.status, OLD.epoch, OLD.attempts) IS DISTINCT FROM (NEW.status, NEW.epoch, NEW.attempts) THEN
-        INSERT INTO chaos_history (task, old_status, new_status, old_epoch, new_epoch, attempt, run_id)
-        VALUES (NEW.id, OLD.status, NEW.status, OLD.epoch, NEW.epoch, NEW.attempts, COALESCE(NEW.run_id, OLD.run_id));
-    END IF;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER chaos_note_task AFTER INSERT OR UPDATE OR DELETE ON durable_tasks_task
-FOR EACH ROW EXECUTE FUNCTION chaos_note_task();
-"""
-_TERMS = """
-CREATE FUNCTION chaos_note_term() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO chaos_term (office, term, holder, expires_at)
-    VALUES (NEW.name, NEW.term, NEW.holder, NEW.expires_at);
-    RETURN NULL;
-END $$;
-CREATE TRIGGER chaos_note_term AFTER UPDATE ON durable_tasks_scheduler_lease
-FOR EACH ROW EXECUTE FUNCTION chaos_note_term();
-"""
+""",
+    "mysql": """
+CREATE TABLE chaos_effect (task uuid NOT NULL);
+CREATE TABLE chaos_history (
+    seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL, task uuid NOT NULL,
+    old_status varchar(9), new_status varchar(9), old_epoch bigint, new_epoch bigint,
+    attempt integer, run_id uuid, due double);
+CREATE TABLE chaos_term (
+    seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL, office varchar(100) NOT NULL,
+    term bigint NOT NULL, holder uuid, expires double NOT NULL);
+""",
+    "sqlite": """
+CREATE TABLE chaos_effect (task text NOT NULL);
+CREATE TABLE chaos_history (
+    seq integer PRIMARY KEY, at real NOT NULL, task text NOT NULL, old_status text,
+    new_status text, old_epoch integer, new_epoch integer, attempt integer, run_id text, due real);
+CREATE TABLE chaos_term (
+    seq integer PRIMARY KEY, at real NOT NULL, office text NOT NULL, term integer NOT NULL,
+    holder text, expires real NOT NULL);
+""",
+}
+_NOW = {
+    "postgresql": "extract(epoch FROM clock_timestamp())::float8",
+    "mysql": "UNIX_TIMESTAMP(SYSDATE(6))",
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+}
+_SECONDS = {
+    "postgresql": "extract(epoch FROM {})::float8",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6",
+    "sqlite": "((julianday({}) - 2440587.5) * 86400.0)",
+}
+"""Unix times by the database's clock, which a trigger reads when it is executed."""
+_PARKED = "CASE WHEN NEW.waiting_for_limit IS NULL THEN {} END"
+"""A task that waits for a limit has no time at which it is due."""
+_DIFFERS = {
+    "mysql": (
+        "NOT (OLD.status <=> NEW.status AND OLD.epoch <=> NEW.epoch AND OLD.attempts <=>"
+        " NEW.attempts)"
+    ),
+    "sqlite": (
+        "OLD.status IS NOT NEW.status OR OLD.epoch IS NOT NEW.epoch OR OLD.attempts IS NOT"
+        " NEW.attempts"
+    ),
+}
+_CHANGED = (
+    "NEW.id, OLD.status, NEW.status, OLD.epoch, NEW.epoch, NEW.attempts, COALESCE(NEW.run_id,"
+    " OLD.run_id), {due}, {now}"
+)
+_CREATED = "NEW.id, NULL, NEW.status, NEW.epoch, NEW.epoch, NEW.attempts, NEW.run_id, {due}, {now}"
+_DELETED = "OLD.id, OLD.status, NULL, OLD.epoch, OLD.epoch, OLD.attempts, OLD.run_id, NULL, {now}"
+_EVENTS = (("INSERT", _CREATED), ("UPDATE", _CHANGED), ("DELETE", _DELETED))
+
+
+def _statements(vendor: str) -> Iterator[str]:
+    """Yield the statements that create the tables and the triggers of a database."""
+    yield from filter(None, map(str.strip, _TABLES[vendor].split(";")))
+    now, seconds = _NOW[vendor], _SECONDS[vendor]
+    due = _PARKED.format(seconds.format("NEW.due_at"))
+    for event, values in _EVENTS:
+        insert = (
+            f"INSERT INTO chaos_history ({_HISTORY}) VALUES ({values.format(due=due, now=now)})"
+        )
+        yield from _trigger(vendor, "durable_tasks_task", event, insert)
+    term = (
+        "INSERT INTO chaos_term (office, term, holder, expires, at) VALUES (NEW.name, NEW.term,"
+        f" NEW.holder, {seconds.format('NEW.expires_at')}, {now})"
+    )
+    yield from _trigger(vendor, "durable_tasks_scheduler_lease", "UPDATE", term)
+    if vendor == "postgresql":
+        yield _CREATIONS
+
+
+def _trigger(vendor: str, table: str, event: str, insert: str) -> Iterator[str]:
+    name = f"chaos_{event}_{table}"
+    head = f"CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW"
+    changes = table == "durable_tasks_task" and event == "UPDATE"
+    if vendor == "postgresql":
+        yield (
+            f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {insert};"
+            " RETURN NULL; END $$"
+        )
+        different = (
+            "WHEN ((OLD.status, OLD.epoch, OLD.attempts) IS DISTINCT FROM (NEW.status, NEW.epoch,"
+            " NEW.attempts))"
+        )
+        yield f"{head} {different if changes else ''} EXECUTE FUNCTION {name}()"
+    elif vendor == "mysql":
+        condition = f"IF {_DIFFERS[vendor]} THEN {insert}; END IF" if changes else insert
+        yield f"{head} BEGIN {condition}; END"
+    else:
+        condition = f"WHEN {_DIFFERS[vendor]}" if changes else ""
+        yield f"{head} {condition} BEGIN {insert}; END"
+
+
 _CREATIONS = """
 CREATE FUNCTION chaos_note_creations() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -93,7 +160,27 @@ FOR EACH ROW EXECUTE FUNCTION chaos_note_creations();
 def install() -> None:
     """Create the tables and the triggers. The load may begin after that."""
     with connection.cursor() as cursor:
-        cursor.execute(_TABLES + _TASKS + _TERMS + _CREATIONS)
+        for sql in _statements(connection.vendor):
+            cursor.execute(sql)
+
+
+def remove() -> None:
+    """Remove the tables and the triggers."""
+    vendor, name = connection.vendor, "chaos_{}_{}"
+    triggers = [("durable_tasks_task", event) for event, _ in _EVENTS]
+    triggers.append(("durable_tasks_scheduler_lease", "UPDATE"))
+    with connection.cursor() as cursor:
+        for table, event in triggers:
+            trigger = name.format(event, table)
+            if vendor == "postgresql":
+                cursor.execute(f"DROP FUNCTION {trigger}() CASCADE")
+            else:
+                cursor.execute(f"DROP TRIGGER {trigger}")
+        if vendor == "postgresql":
+            cursor.execute("DROP FUNCTION chaos_note_creations() CASCADE")
+            cursor.execute("DROP TABLE chaos_creations")
+        for table in ("chaos_effect", "chaos_history", "chaos_term"):
+            cursor.execute(f"DROP TABLE {table}")
 
 
 def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: Calm) -> History:
@@ -103,17 +190,16 @@ def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: 
             Enqueued(line["task"], line["kind"]) for line in lines(enqueued) if "task" in line
         ),
         marks=tuple(_marks(ledger)),
-        changes=tuple(_changes()),
+        changes=tuple(changes()),
         rows={row.task: row for row in _rows()},
         logs=tuple(_logs()),
         open_letters=tuple(map(str, DeadLetter.objects.open().values_list("open_task", flat=True))),
-        effects=tuple(str(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
+        effects=tuple(_uuid(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
         edges=tuple(_edges()),
         terms=tuple(
-            Term(*found)
-            for found in _asked(
-                "SELECT term, holder::text, extract(epoch FROM expires_at)::float8, extract(epoch"
-                " FROM at)::float8, office FROM chaos_term ORDER BY seq"
+            Term(term, _uuid(holder), expires, at, office)
+            for term, holder, expires, at, office in _asked(
+                "SELECT term, holder, expires, at, office FROM chaos_term ORDER BY seq"
             )
         ),
         fires=tuple(_fires()),
@@ -141,16 +227,33 @@ def _marks(ledger: Path) -> Iterator[Mark]:
     for line in lines(ledger):
         begins = line["what"] == "begin"
         yield Mark(
-            line["task"], line["attempt"], line["run"], begins, line["at"], line.get("good", True)
+            line["task"],
+            line["attempt"],
+            line["run"],
+            begins,
+            line["at"],
+            line.get("good", True),
+            group=line.get("group", 0),
         )
 
 
-def _changes() -> Iterator[Change]:
-    found = _asked(
-        "SELECT task::text, old_status, new_status, old_epoch, new_epoch, attempt, run_id::text,"
-        " extract(epoch FROM at)::float8 FROM chaos_history ORDER BY seq"
-    )
-    return (Change(*one) for one in found)
+def changes() -> Iterator[Change]:
+    """Yield the recorded changes of tasks in chronological order."""
+    found = _asked(f"SELECT {_HISTORY} FROM chaos_history ORDER BY seq")
+    for task, old, new, old_epoch, new_epoch, attempt, run, due, at in found:
+        run_id = _uuid(run) if run else None
+        yield Change(
+            _uuid(task), old, new, old_epoch, new_epoch, attempt, run_id, float(at), _float(due)
+        )
+
+
+def _uuid(value: Any) -> str:
+    """Return an id in its usual form. SQLite stores it without hyphens."""
+    return str(value if isinstance(value, uuid.UUID) else uuid.UUID(value)) if value else ""
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _rows() -> Iterator[Row]:
@@ -180,9 +283,11 @@ def _rows() -> Iterator[Row]:
 
 
 def _logs() -> Iterator[Log]:
-    names = ("task_id", "attempt_number", "status", "run_id")
-    for task, attempt, status, run in TaskExecutionLog.objects.order_by("id").values_list(*names):
-        yield Log(str(task), attempt, status, str(run) if run else None)
+    names = ("task_id", "attempt_number", "status", "run_id", "completed_at")
+    found = TaskExecutionLog.objects.order_by("id").values_list(*names)
+    for task, attempt, status, run, at in found:
+        ended = at.timestamp() if at else 0.0
+        yield Log(str(task), attempt, status, str(run) if run else None, ended)
 
 
 def _edges() -> Iterator[Edge]:

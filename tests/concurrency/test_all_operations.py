@@ -23,7 +23,7 @@ from django_durable_tasks.engine.tasks import (
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import FAILURE, PLACE
@@ -41,7 +41,7 @@ def _some(dice: random.Random) -> Any:
 def _schedule(dice: random.Random) -> None:
     now = database_now() + timedelta(hours=1)
     claim.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
-    republish.republish_overdue(now, 4)
+    claim.republish(Task.objects.republish_due(now), now, 4)
 
 
 def _work(dice: random.Random) -> None:
@@ -49,7 +49,7 @@ def _work(dice: random.Random) -> None:
     run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None) if row else None
     if not isinstance(run, Run):
         return
-    attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
+    attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0)])
     accepted = (
         attempts.succeed(run, None, "w")
         if dice.random() < 0.3

@@ -44,7 +44,7 @@ def _running(**fields: Any) -> Task:
 
 def _beat(run: Run) -> bool:
     """Renew the lease of a run and return whether its cancellation is requested."""
-    asked = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
+    asked = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0)])
     return asked[run.run_id]
 
 

@@ -16,7 +16,8 @@ from django.db import OperationalError, connection
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import code_of, retry_on_deadlock
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.error_codes import code_of
 from django_durable_tasks.engine.limits import usage
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import Limit

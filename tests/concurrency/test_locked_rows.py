@@ -27,7 +27,6 @@ from django_durable_tasks.models import ApiKey, OccurrenceRecord, RecurringTask,
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.recurring.policies import FireOutcome
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance import republish
 from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
 from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
@@ -69,7 +68,12 @@ def _due(past: float) -> Task:
 
 
 SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
-    "republish": (_overdue, lambda: republish.republish_overdue(database_now(), LIMIT)),
+    "republish": (
+        _overdue,
+        lambda: claim.republish(
+            tables.tasks().republish_due(database_now()), database_now(), LIMIT
+        ),
+    ),
     "lose": (
         lambda past: a_task(Status.RUNNING, due=-past),
         lambda: attempts.end_runs(tables.tasks().running(), lambda _: CRASH, limit=LIMIT),

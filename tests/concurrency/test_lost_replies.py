@@ -13,6 +13,7 @@ from django.db import OperationalError
 from django_durable_tasks.celery.execution import endings
 from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.transitions import Unstarted
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
@@ -101,7 +102,7 @@ def test_a_start_whose_reply_was_lost_ends_by_its_lease_and_not_by_a_second_body
         transitions.start(_run_of(row.pk, row.epoch))
     row.refresh_from_db()
     assert (row.status, row.attempts) == (Status.RUNNING, 1)
-    assert transitions.start(_run_of(row.pk, 1)) is None
+    assert isinstance(transitions.start(_run_of(row.pk, 1)), Unstarted)
 
 
 def _run_of(task_id: uuid.UUID, epoch: int) -> transitions.NewRun:

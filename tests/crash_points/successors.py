@@ -40,6 +40,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from tests.crash_points.bodies import ExpectedFailure
 from tests.crash_points.promises import exceeded_limits
 from tests.factories import QUEUE
+from tests.republishing import Leader
 from tests.waiting import until
 
 ROUNDS = 40
@@ -95,8 +96,9 @@ def go_on(again: Callable[[], None]) -> None:
     """
     _keep_limits()
     until(lambda: _answered(again), within=20, message="the caller is answered")
+    messages = Leader()
     for _ in range(ROUNDS):
-        for step in (_work, _lead, _work):
+        for step in (_work, _lead, messages.compare, _work):
             step()
             _keep_limits()
         if _settled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +67,27 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
         elif fence and line.startswith(fence):
             yield Block(page, start, info, "\n".join(lines[start : number - 1]) + "\n")
             fence = ""
+
+
+def set_names(block: Block) -> set[str]:
+    """Return the settings that a Python block assigns or changes at its top level; none for other
+    blocks.
+    """
+    if block.language != "python":
+        return set()
+    targets: list[ast.expr] = []
+    for statement in ast.parse(block.text).body:
+        if isinstance(statement, ast.Assign):
+            targets += statement.targets
+        elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
+            targets.append(statement.target)
+    names = set()
+    for target in targets:
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Name) and target.id.isupper():
+            names.add(target.id)
+    return names
 
 
 def prose(page: Path) -> str:

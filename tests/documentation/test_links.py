@@ -45,6 +45,20 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert {page for page in listed if not page.exists()} == set()
 
 
+def _linked(page: Path) -> set[Path]:
+    found = {link.partition("#")[0] for link in links(page) if "://" not in link}
+    return {(page.parent / path).resolve() for path in found if path.endswith(".md")}
+
+
+def test_every_page_is_linked_where_a_reader_on_github_sees_it() -> None:
+    """GitHub does not show the table of contents that Sphinx makes of ``toctree``."""
+    index, decisions = DOCS / "index.md", DOCS / "adr" / "index.md"
+    seen = _linked(index) | _linked(decisions) | {index}
+    written = {page for page in pages() if DOCS in page.parents}
+    assert sorted(map(name_of, written - seen)) == []
+    assert index in _linked(ROOT / "README.md")
+
+
 def test_the_guarantees_are_in_the_order_of_the_readme() -> None:
     promised = re.findall(r"(?m)^(\d)\. \*\*(\w+ \w+)", (ROOT / "README.md").read_text())
     explained = re.findall(

@@ -15,9 +15,8 @@ from django.core import mail
 from django.db import transaction
 from django.test import TestCase
 
-from django_durable_tasks import conf
 from django_durable_tasks.models import Task
-from tests.documentation.pages import Block, blocks, name_of, pages
+from tests.documentation.pages import Block, blocks, name_of, pages, set_names
 
 NOT_RUN = "no-run:"
 _runs_so_far = itertools.count(1)
@@ -28,7 +27,8 @@ def _python(page: Path) -> list[Block]:
 
 
 def _runs(block: Block) -> bool:
-    return not block.rest.startswith(NOT_RUN)
+    """Return whether a block runs here. Settings are pasted into a project by test_settings."""
+    return not block.rest.startswith(NOT_RUN) and not set_names(block)
 
 
 def _run(page: Path) -> dict[str, Any]:
@@ -45,8 +45,6 @@ def _run(page: Path) -> dict[str, Any]:
 )
 def test_every_snippet_of_a_page_runs(page: Path, eager: None) -> None:
     names = _run(page)
-    if "DURABLE_TASKS" in names:
-        conf.read(names["DURABLE_TASKS"])
     cases = [
         case for case in names.values() if isinstance(case, type) and issubclass(case, TestCase)
     ]
@@ -67,7 +65,7 @@ def test_a_block_that_does_not_run_is_valid_python_and_has_a_reason() -> None:
         for block in _python(page):
             compile(block.text, f"{name_of(page)}:{block.line}", "exec")
             reason = block.rest.removeprefix(NOT_RUN).strip()
-            assert _runs(block) or len(reason.split()) > 2, (
+            assert _runs(block) or set_names(block) or len(reason.split()) > 2, (
                 f"{name_of(page)}:{block.line} gives no reason"
             )
 

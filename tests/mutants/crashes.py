@@ -41,9 +41,9 @@ def with_followups_after_the_commit() -> None:
     """Create follow-ups after the commit of the success."""
     from django_durable_tasks.engine.tasks import enqueue
 
-    bear = enqueue.schedule_followup
+    create = enqueue.create_followups
 
-    def later(followup: Any, tenant_id: int) -> Any:
-        transaction.on_commit(lambda: bear(followup, tenant_id))
+    def later(followups: Any) -> Any:
+        transaction.on_commit(lambda: create(followups))
 
-    setattr(enqueue, "schedule_followup", later)  # noqa: B010 - mypy knows it as a function
+    setattr(enqueue, "create_followups", later)  # noqa: B010 - mypy knows it as a function

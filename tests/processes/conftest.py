@@ -20,6 +20,7 @@ ONCE_A_DATABASE = {
     "test_outages",
     "test_pools",
     "test_recurring",
+    "test_returned_functions",
     "test_rolling",
     "test_two_databases",
     "test_unmigrated",

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks.models import Task, TaskExecutionLog
 from tests.processes.cluster import Cluster, cluster_in
 from tests.processes.rows import all_ended, ended, lines, logged
-from tests.project import batched
+from tests.project import batched, observed
 from tests.waiting import until
 
 
@@ -106,3 +106,23 @@ def test_only_the_task_that_kills_its_process_uses_its_crash_budget(
     assert found == {("SUCCESS", 0): 29, ("FAILED", 2): 1}
     deadly = Task.objects.get(status="FAILED")
     assert (deadly.args[0], logged(deadly)) == (7, ["LOST", "LOST", "LOST"])
+
+
+def test_an_exception_that_would_end_the_process_ends_its_own_task(
+    pool: Cluster, rows: None
+) -> None:
+    kinds = ["closes", "interrupts", "breaks", "exits", "fails", "retries", "rejects"]
+    given = [(kind,) for kind in [*kinds, *["succeeds"] * 30]]
+    observed.unhooked.using(max_attempts=1, max_crashes=1).schedule_many(given)
+
+    def succeeded() -> bool:
+        return int(Task.objects.filter(status="SUCCESS").count()) == 30
+
+    until(succeeded, within=90, message="the other tasks of the batch ran")
+    until(lambda: Task.objects.open().count() == 0, within=60, message="every task has ended")
+    others = Task.objects.filter(status="SUCCESS")
+    assert set(others.values_list("attempts", "failures", "crashes")) == {(1, 0, 0)}
+    ends = {row.args[0]: row for row in Task.objects.exclude(status="SUCCESS")}
+    assert {row.status for row in ends.values()} == {"FAILED"}
+    assert {kind for kind, row in ends.items() if logged(row)[-1] == "LOST"} <= {"exits"}
+    assert all(logged(ends[kind]) == ["FAILED"] for kind in kinds if kind != "exits")

@@ -10,6 +10,7 @@ from celery import current_app
 from celery.exceptions import Retry
 from django.db import transaction
 
+from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Task
 from tests.processes.rows import logged, row
 from tests.project import bodies
@@ -62,3 +63,10 @@ def test_a_rolled_back_call_never_runs(eager: bool) -> None:
         bodies.add.delay(1, 2)
         transaction.set_rollback(True)
     assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize("eager", [False], indirect=True, ids=["kept"])
+def test_as_many_tasks_as_a_test_schedules_run_at_once(eager: bool) -> None:
+    """Windows count messages in a broker, and here there is none."""
+    results = [bodies.add.delay(number, 1) for number in range(SMALLEST_WINDOW * 2)]
+    assert {row(result).status for result in results} == {"SUCCESS"}

@@ -129,6 +129,11 @@ def test_a_process_that_dies_under_the_body_uses_the_budget_of_crashes(
     assert (found.crashes, found.failures, found.attempts) == (crashes, 0, crashes)
 
 
+def test_a_process_that_dies_before_the_start_uses_the_budget_of_crashes_too() -> None:
+    found = _spent(bodies.lose_before_the_start.schedule(), "CRASHED", "LOST", "LOST")
+    assert (found.crashes, found.failures, found.attempts) == (2, 0, 2)
+
+
 def test_a_lost_run_that_must_not_run_twice_is_a_dead_letter_at_once() -> None:
     _spent(bodies.leave_an_orphan.schedule(), "ORPHANED", "LOST")
 

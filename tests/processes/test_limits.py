@@ -69,3 +69,21 @@ def test_a_limit_of_two_is_never_exceeded_and_everything_runs(
         assert ended(task, within=60).status == "SUCCESS"
     assert _most_at_once(folder) == _PLACES
     assert len(list(folder.glob("ended-*"))) == _TASKS
+
+
+def test_published_tasks_behind_a_long_one_do_not_use_the_places_of_another_queue(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    operator_limits.set_limit("tenant:1", max_concurrency=4, rate=None, burst=None, by="ann")
+    folder = tmp_path / "held"
+    cluster.worker(slots=1, queues=["long"])
+    cluster.worker(slots=2)
+    cluster.scheduler()
+    cluster.ready()
+    long = [bodies.hold.using(queue="long").schedule(str(folder)) for _ in range(4)]
+    until(lambda: any(folder.glob("started-*")), within=30, message="the first one runs")
+    until(lambda: Task.objects.queued().count() == 3, within=30, message="they use all places")
+    assert ended(bodies.add.schedule(1, 2), within=40).result == 3
+    assert not any(folder.glob("ended-*"))
+    release(folder)
+    assert [ended(task, within=60).status for task in long] == ["SUCCESS"] * 4

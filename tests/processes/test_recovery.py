@@ -51,7 +51,8 @@ def test_the_runs_of_a_killed_worker_are_lost_and_run_again(
     release(tmp_path / "held")
     for task in tasks:
         found = ended(task, within=60)
-        assert (found.status, found.attempts, found.crashes) == ("SUCCESS", 2, 1)
+        # They died together for the first time, which is not charged to either.
+        assert (found.status, found.attempts, found.crashes) == ("SUCCESS", 2, 0)
         assert logged(task) == ["LOST", "SUCCESS"]
 
 
@@ -167,12 +168,15 @@ def test_a_message_received_by_a_process_that_dies_before_the_start_is_republish
         until(lambda: worker.process.poll() == -signal.SIGKILL, within=20)
         cluster.worker().ready()
     found = ended(task, within=40)
-    assert (found.status, found.attempts, found.crashes, logged(task)) == (
+    # The parent of a child that died counts an attempt if it knows that the child had the message.
+    # Otherwise, and if the whole worker died, the message is published again.
+    lost = found.crashes
+    assert (found.status, found.attempts, logged(task)) == (
         "SUCCESS",
-        1,
-        0,
-        ["SUCCESS"],
+        1 + lost,
+        ["LOST"] * lost + ["SUCCESS"],
     )
+    assert lost <= (place == "prerun")
 
 
 def test_a_stopping_worker_finishes_its_runs_and_signs_off(

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from celery import shared_task
+from celery import shared_task, signals
 from celery.exceptions import Ignore, Reject
 from django.contrib.auth.models import Group
 
@@ -146,6 +147,31 @@ def leave(how: str, code: int = 0) -> None:
         ctypes.string_at(0)
     os.kill(os.getpid(), signal.Signals[how])
     until(lambda: False, within=30)
+
+
+@durable_task
+def last(seconds: float) -> None:
+    """Run for this long."""
+    threading.Event().wait(seconds)
+
+
+@durable_task
+def end_the_worker(seconds: float) -> None:
+    """Run for this long, then kill the process group of the worker, with all its processes."""
+    threading.Event().wait(seconds)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+@durable_task(max_crashes=2, **FAST)
+def lose_before_the_start() -> None:
+    """Is never called: a receiver of ``task_prerun`` ends the process first."""
+
+
+def _end_process(**_: Any) -> None:
+    os._exit(3)
+
+
+signals.task_prerun.connect(_end_process, sender=lose_before_the_start, weak=False)
 
 
 @durable_task(on_orphan="DEAD_LETTER")

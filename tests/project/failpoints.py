@@ -9,8 +9,6 @@ from typing import Any
 
 from celery import signals
 
-from tests.project import deferrals
-
 
 def _before_the_gate(sender: Any = None, **_: Any) -> None:
     place, _colon, file = os.environ["TEST_FAILPOINT"].partition(":")
@@ -24,8 +22,6 @@ def _before_the_gate(sender: Any = None, **_: Any) -> None:
 
 def arm() -> None:
     """Connect the failpoints if the environment names one."""
-    place, _colon, file = os.environ.get("TEST_FAILPOINT", "").partition(":")
-    if place in deferrals.PLACES:
-        deferrals.arm(place, file)
-    elif place:
+    place, _colon, _file = os.environ.get("TEST_FAILPOINT", "").partition(":")
+    if place:
         signals.task_prerun.connect(_before_the_gate, weak=False)

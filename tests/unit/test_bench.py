@@ -15,7 +15,7 @@ from benchmarks.stage import Stage
 
 SERVERS = Servers("postgresql://x/y", "redis://x/14", "amqp://x//", "abc")
 PYTHONS = dict.fromkeys(known(), "python")
-A_QUARTER_OF_AN_HOUR = 15 * 60
+LONGEST = 22 * 60
 
 
 @pytest.mark.parametrize("part", bench.PARTS, ids=lambda part: part.name)
@@ -38,10 +38,10 @@ def test_each_peer_is_measured_in_each_part_in_which_it_has_a_meaning() -> None:
     assert "django-celery-beat" in peers["recurring"]
 
 
-def test_the_parts_are_expected_to_take_at_most_a_quarter_of_an_hour(tmp_path: Path) -> None:
+def test_the_parts_are_expected_to_take_at_most_22_minutes(tmp_path: Path) -> None:
     none = tmp_path / "none.json"
     whole = sum(bench.expected(part, quick=False, before=none) for part in bench.PARTS)
-    assert whole <= A_QUARTER_OF_AN_HOUR
+    assert whole <= LONGEST
 
 
 def test_the_durations_of_the_last_run_are_expected_again(tmp_path: Path) -> None:

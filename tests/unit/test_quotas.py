@@ -68,8 +68,9 @@ def test_the_check_names_a_wrong_setting(settings: Any, quotas: dict[str, Any]) 
     assert "QUOTAS" in found[0].msg
 
 
-def test_tenants_have_a_request_rate_unless_the_setting_takes_it_away(settings: Any) -> None:
+def test_tenants_are_bounded_by_default_unless_the_setting_takes_it_away(settings: Any) -> None:
     settings.DURABLE_TASKS = {"QUOTAS": {"open_tasks": 5}}
-    assert conf.quotas() == {"open_tasks": 5, "requests": "6000/m"}
+    bounds = {"recurring_tasks": 1_000, "runs_per_day": 1_440, "calendars": 100}
+    assert conf.quotas() == {"open_tasks": 5, "requests": "6000/m", **bounds}
     settings.DURABLE_TASKS = {"QUOTAS": {"requests": None}}
     assert quotas_of(conf.quotas()).requests is None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
+from django.db.models import Q
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
+from django_durable_tasks.api.authentication import KEY_ACTOR
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, OneOf, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
@@ -22,6 +26,11 @@ from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 _LONGEST = 250
 _FILTERS = ("operation", "actor", "object_id")
+OPERATOR = "operator"
+"""Stands for the name of an operator, whatever it is."""
+_NAMES = frozenset({"status_by", "updated_by", "set_by", "created_by"})
+_REASONS = frozenset({"reason", "status_reason"})
+_OF_STAFF = ("tenant.assign_staff", "tenant.unassign_staff")
 
 
 class AuditAnswer(Body):
@@ -49,9 +58,25 @@ def entries_of(tenant_id: int) -> AuditEntryQuerySet:
 
 
 def entry_json(row: AuditEntry) -> dict[str, Any]:
-    """Return an entry as JSON values; the addresses of operators are left out."""
+    """Return an entry as JSON values for a key of the tenant. The names, reasons and addresses of
+    operators are left out, because operators write them for each other.
+    """
     found = shown_by(AuditAnswer, row)
-    return found if row.source == AuditSource.API else {**found, "address": None}
+    if _is_own(row):
+        return found
+    hidden = {
+        side: {
+            name: OPERATOR if name in _NAMES and value else value
+            for name, value in found[side].items()
+            if name not in _REASONS
+        }
+        for side in ("before", "after")
+    }
+    return {**found, **hidden, "actor": OPERATOR, "reason": "", "address": None}
+
+
+def _is_own(row: AuditEntry) -> bool:
+    return row.source == AuditSource.API and row.actor.startswith(KEY_ACTOR)
 
 
 class AuditEndpoint(ApiEndpoint):
@@ -65,9 +90,26 @@ class AuditEndpoint(ApiEndpoint):
     def get(self, request: Request) -> Response:
         """Return the entries that match the filters, the newest first."""
         tenant_id = self.caller.tenant.pk
-        rows = entries_of(tenant_id).filter(**_filters_of(request))
-        page = page_of(rows, cursor_of(request, tenant_id, AuditEntry), limit_of(request))
-        return listed(request, tenant_id, page, entry_json)
+        rows, filters = entries_of(tenant_id), _filters_of(request)
+        if self.caller.user is not None:
+            found = rows.filter(**filters)
+            show: Callable[[AuditEntry], dict[str, Any]] = partial(shown_by, AuditAnswer)
+        else:
+            found = _for_keys(rows.exclude(operation__in=_OF_STAFF), filters)
+            show = entry_json
+        page = page_of(found, cursor_of(request, tenant_id, AuditEntry), limit_of(request))
+        return listed(request, tenant_id, page, show)
+
+
+def _for_keys(rows: AuditEntryQuerySet, filters: dict[str, Any]) -> AuditEntryQuerySet:
+    """Apply the filters, of which ``actor`` must not reveal the names of operators."""
+    own = Q(source=AuditSource.API, actor__startswith=KEY_ACTOR)
+    actor = filters.pop("actor", None)
+    if actor == OPERATOR:
+        rows = rows.exclude(own)
+    elif actor is not None:
+        rows = rows.filter(own, actor=actor)
+    return rows.filter(**filters)
 
 
 def _filters_of(request: Request) -> dict[str, Any]:

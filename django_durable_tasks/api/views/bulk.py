@@ -40,8 +40,12 @@ from django_durable_tasks.engine.db.publish_on_commit import created_so_far
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call, new_task
 from django_durable_tasks.engine.tenants import bulk_operations
-from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.engine.tenants.quotas import (
+    charge_open_tasks,
+    charge_some_open_tasks,
+    quota_of_open_tasks,
+)
+from django_durable_tasks.exceptions import DurableTasksError, QuotaExceeded
 from django_durable_tasks.models import BulkKind
 from django_durable_tasks.operations.tasks import CANCEL, REPLAY
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
@@ -51,13 +55,23 @@ from django_durable_tasks.rules.tenants.task_filters import TaskFilter
 
 _ITEMS_MAX = 1_000
 _SAMPLE = 5
+_EXPLAINED = 20
+"""How many refused items have all of their unknown fields named, with hints."""
+
+
+class _Item(JsonObject):
+    """A body of POST /tasks, which is validated alone, so that a wrong one refuses no other."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the value."""
+        return data
 
 
 class BulkCreateBody(Body):
     """Tasks to create. The result of each item has the index of the item."""
 
     items = BoundedList(
-        child=JsonObject(),
+        child=_Item(),
         max_length=_ITEMS_MAX,
         allow_empty=False,
         help_text="Up to 1,000 bodies of POST /tasks.",
@@ -84,22 +98,38 @@ class BulkCreateEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Create up to 1,000 tasks; an item that is refused does not affect the others."""
-        given = BulkCreateBody.valid(self.body(request))
+        body = self.body(request)
+        items = body.get("items")
+        self.charge_items(len(items) if isinstance(items, list) else 0)
+        given = BulkCreateBody.valid(body)
         return self.write(request, lambda: self._created(given["items"], given["atomic"]))
 
     def _created(self, items: list[Any], atomic: bool) -> Answer:
         before, results = created_so_far(), dict[int, dict[str, Any]]()
         together: dict[int, NewTask] = {}
+        explained, is_full = 0, False
         for index, item in enumerate(items):
             try:
-                call, given = self._call(index, item)
+                call, given = self._call(item, briefly=explained >= _EXPLAINED)
                 task = new_task(call)
                 if enqueue.needs_own_insert(call, task):
-                    results[index] = self._created_alone(call, given)
+                    results[index] = self._created_alone(
+                        call, given, charged=not atomic, is_full=is_full
+                    )
                 else:
                     together[index] = task
             except (Problem, DurableTasksError, serializers.ValidationError) as error:
                 results[index] = _refused(index, problem_of(error))
+                explained += 1
+                # The open tasks are not counted again for each further item.
+                is_full = is_full or isinstance(error, QuotaExceeded)
+        if not atomic:
+            admitted = charge_some_open_tasks(self.caller.tenant, len(together))
+            for index in list(together)[admitted:]:
+                del together[index]
+                results[index] = _refused(
+                    index, problem_of(quota_of_open_tasks(self.caller.tenant))
+                )
         enqueue.insert_many(list(together.values()))
         results |= {index: _made(task.id) for index, task in together.items()}
         refused = [results[index] for index in sorted(results) if "problem" in results[index]]
@@ -111,7 +141,8 @@ class BulkCreateEndpoint(WritingEndpoint):
                 more={"errors": parts[:_ITEMS_MAX]},
             )
         new = len(together) + created_so_far() - before
-        charge_open_tasks(self.caller.tenant, new)
+        if atomic:
+            charge_open_tasks(self.caller.tenant, new)
         data = [results[index] for index in range(len(items))]
         self._record([one["task_id"] for one in data if one["status"] == 201])
         return Answer(200, {"created": new, "refused": len(refused), "data": data})
@@ -122,15 +153,21 @@ class BulkCreateEndpoint(WritingEndpoint):
         with recorded("task.create_many") as entry:
             entry.several("task", [(key, tenant_id) for key in ids], {}, {"created": len(ids)})
 
-    def _call(self, index: int, item: Any) -> tuple[Call, Mapping[str, Any]]:
-        given: Mapping[str, Any] = NewTaskBody.valid(item)
+    def _call(self, item: Any, *, briefly: bool) -> tuple[Call, Mapping[str, Any]]:
+        given: Mapping[str, Any] = NewTaskBody.valid(item, briefly=briefly)
         return new_call(given, self.caller), given
 
-    def _created_alone(self, call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _created_alone(
+        self, call: Call, given: Mapping[str, Any], *, charged: bool, is_full: bool
+    ) -> dict[str, Any]:
         before = created_so_far()
         with tables.atomic():
             key = enqueue.submit(call)
             is_new = created_so_far() > before
+            if is_new and is_full:
+                raise quota_of_open_tasks(self.caller.tenant)
+            if is_new and charged:
+                charge_open_tasks(self.caller.tenant, 1)
             if not is_new:
                 check_existing(given, key, self)
         return _made(key, 201 if is_new else 200)
@@ -198,7 +235,9 @@ class _BulkOperationEndpoint(WritingEndpoint):
             row = bulk_operations.start(
                 caller.tenant, self.kind, which, by=caller.name, reason=given.get("reason", "")
             )
-            charge_open_tasks(caller.tenant, 1)
+            if self.kind is BulkKind.REPLAY:
+                # A cancellation frees the quota, so that it must not be refused by it.
+                charge_open_tasks(caller.tenant, 1)
             shown = operation_json(row) | (
                 self._sample(which, row.until_id) if self.dry_run else {}
             )

@@ -29,6 +29,7 @@ from django_durable_tasks.api.objects import entity_tag, require_version, shown_
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.engine.tenants.quotas import charge
 from django_durable_tasks.models import Calendar
 from django_durable_tasks.operations.calendars import DELETE, SAVE
 from django_durable_tasks.operations.operation import Operation
@@ -147,6 +148,7 @@ class CalendarsEndpoint(WritingEndpoint):
             if _calendars(caller.tenant.pk).filter(name=name).exists():
                 raise Problem(problems.CONFLICT, f"The tenant has a calendar named {name!r}.")
             done = SAVE.perform(name, by=caller.name, tenant=caller.tenant, **_special(given))
+            charge(caller.tenant, "calendars")
             row = calendar_of(caller, done.value.pk)
             shown = _whole(row, caller)
             address = address_of("calendar", calendar_id=row.pk)

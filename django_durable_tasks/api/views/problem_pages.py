@@ -39,6 +39,11 @@ class UnknownEndpoint(ApiEndpoint):
     is_hidden = True
     http_method_names = (*ApiEndpoint.http_method_names, "put", "options", "trace")
 
+    @property
+    def allowed_methods(self) -> list[str]:
+        """No method is allowed."""
+        return []
+
     def http_method_not_allowed(self, request: Any, *args: Any, **kwargs: Any) -> Response:
         """Answer 404 to every method."""
         raise Problem(problems.NOT_FOUND, "There is no such address.")

@@ -16,7 +16,7 @@ from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.argument_edits import edited_arguments, refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.new_tasks import check_queue
+from django_durable_tasks.api.new_tasks import arguments_in, check_queue
 from django_durable_tasks.api.objects import entity_tag, require_version, tagged
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem, invalid_parameter
@@ -24,6 +24,7 @@ from django_durable_tasks.api.schedule_fields import (
     NewScheduleBody,
     ScheduleAnswer,
     ScheduleEditBody,
+    errors_of_timetable,
     options_of,
     schedule_json,
 )
@@ -32,11 +33,13 @@ from django_durable_tasks.api.views.object_operations import ObjectAction, Resou
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import schedules as engine
-from django_durable_tasks.engine.tenants.quotas import charge_recurring_task, check_payload
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
+from django_durable_tasks.engine.tenants.quotas import charge, check_payload, check_runs_per_day
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
 from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import OperationResult
+from django_durable_tasks.rules.recurring.declarations import API
 from django_durable_tasks.rules.recurring.options import columns
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -59,6 +62,13 @@ def schedule_of(caller: Caller, key: uuid.UUID, *, lock: bool = False) -> Recurr
 
 def _address(key: uuid.UUID) -> str:
     return address_of("recurring-task", recurring_task_id=key)
+
+
+_TIMES = frozenset(
+    {"interval_seconds", "cron", "rrule", "at", "timezone", "calendar", "roll", "start_time"}
+    | {"end_time", "dst_gap", "dst_overlap"}
+)
+"""The fields that determine how often a recurring task runs."""
 
 
 class RecurringTasksEndpoint(WritingEndpoint):
@@ -89,19 +99,26 @@ class RecurringTasksEndpoint(WritingEndpoint):
     def post(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         given: Mapping[str, Any] = NewScheduleBody.valid(self.body(request))
+        check_payload(self.caller.tenant, arguments_in(given))
         check_queue(given, self.caller.tenant)
         refuse_masks(given["target_config"])
         target = call_of(given["target_type"], given["target_config"], self.caller.tenant)
-        check_payload(self.caller.tenant, [target.args, target.kwargs])
-        return self.write(request, lambda: self._created(given, target))
+
+        def act() -> Answer:
+            with errors_of_timetable(given):
+                return self._created(given, target)
+
+        return self.write(request, act)
 
     def _created(self, given: Mapping[str, Any], target: TargetCall) -> Answer:
         name, tenant_id = given["name"], self.caller.tenant.pk
         options = options_of(given) | {"args": list(target.args), "kwargs": dict(target.kwargs)}
         values = columns(name, options, may_never_fire=given["paused"])
-        values["task"] = target.registered.options.name
+        values |= {"task": target.registered.options.name, "source": API}
         known = given.get("idempotency_key")
         same = known and schedules_of(tenant_id).filter(idempotency_key=known).exists()
+        if not same:
+            engine.release_name(name, tenant_id)
         try:
             with tables.atomic():
                 row = engine.create(name, tenant_id, values, given["paused"])
@@ -111,7 +128,8 @@ class RecurringTasksEndpoint(WritingEndpoint):
                 f"The tenant has a recurring task with the name {name!r}.",
             ) from None
         if not same:
-            charge_recurring_task(self.caller.tenant)
+            check_runs_per_day(self.caller.tenant, agenda_of(row), row.watermark_at)
+            charge(self.caller.tenant, "recurring_tasks")
         shown = schedule_json(schedule_of(self.caller, row.pk), self.caller.without_secrets())
         headers = {"Location": _address(row.pk), "ETag": entity_tag(row.revision, shown)}
         return Answer(200 if same else 201, shown, headers)
@@ -141,14 +159,17 @@ class RecurringTaskEndpoint(WritingEndpoint):
             row = schedule_of(caller, recurring_task_id, lock=True)
             require_version(request, row.revision)
             options = self._options(row, valid)
-            RecurringTask.objects.upsert(
-                name=row.name,
-                task=row.task,
-                tenant=caller.tenant,
-                revision=row.revision,
-                **options,
-            )
-            changed = schedule_of(caller, recurring_task_id)
+            with errors_of_timetable(valid):
+                RecurringTask.objects.upsert(
+                    name=row.name,
+                    task=row.task,
+                    tenant=caller.tenant,
+                    revision=row.revision,
+                    **options,
+                )
+                changed = schedule_of(caller, recurring_task_id)
+                if _TIMES & valid.keys():
+                    check_runs_per_day(caller.tenant, agenda_of(changed), changed.watermark_at)
             shown = schedule_json(changed, caller)
             return Answer(200, shown, {"ETag": entity_tag(changed.revision, shown)})
 
@@ -163,9 +184,7 @@ class RecurringTaskEndpoint(WritingEndpoint):
         if "target_config" not in given:
             return options
         config = given["target_config"]
-        edited = edited_arguments(row.task, row.args, row.kwargs, config, self.caller)
-        check_payload(self.caller.tenant, [edited["args"], edited["kwargs"]])
-        return {**options, **edited}
+        return {**options, **edited_arguments(row.task, row, config, self.caller)}
 
 
 def _created_task(done: OperationResult) -> dict[str, Any]:

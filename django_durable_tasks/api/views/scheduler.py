@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from django.db import Error
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, Text
 from django_durable_tasks.api.objects import shown_by
@@ -29,6 +30,8 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
 
 _DAY = timedelta(hours=24)
+_HEALTH_KEPT = 1.0
+"""Seconds for which a process gives the same answer to /health."""
 COUNTED = 100_000
 """Endings are counted up to this number, because a full count would read a whole day."""
 
@@ -67,14 +70,31 @@ class HealthEndpoint(ApiEndpoint):
         The status is 503 unless a leader is alive and no task is due for longer than
         OLDEST_DUE_MAX.
         """
-        try:
-            found = _firing()
-        except Error:
-            found = {"leader": False, "oldest_due_age": None, "firing": False}
-            return Response({"alive": True, "ready": False, **found}, status=503)
-        return Response(
-            {"alive": True, "ready": True, **found}, status=200 if found["firing"] else 503
-        )
+        found = process_state.of(RecentHealth).read()
+        return Response({"alive": True, **found}, status=200 if found["firing"] else 503)
+
+
+class RecentHealth:
+    """The last answer of this process. Anyone may ask, so that an answer is given for a second."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._until = 0.0
+
+    def forget(self) -> None:
+        """Read again at the next request."""
+        self._until = 0.0
+
+    def read(self) -> dict[str, Any]:
+        """Return the answer of the last second, or a new one."""
+        if not self._found or time.monotonic() >= self._until:
+            try:
+                self._found = {"ready": True, **_firing()}
+            except Error:
+                self._found = {"ready": False, "leader": False, "oldest_due_age": None}
+                self._found["firing"] = False
+            self._until = time.monotonic() + _HEALTH_KEPT
+        return self._found
 
 
 def _firing() -> dict[str, Any]:

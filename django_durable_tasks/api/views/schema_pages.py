@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.endpoint import ApiEndpoint
-from django_durable_tasks.api.openapi import document
+from django_durable_tasks.api.openapi import document_text
 
 _HTML = "text/html"
 
@@ -24,7 +24,7 @@ class SchemaEndpoint(ApiEndpoint):
     def get(self, request: Request) -> Response:
         """Return the document."""
         root = address_of("schema").removesuffix("/schema")
-        return Response(document(root))
+        return Response(document_text(root))
 
 
 class DocsEndpoint(ApiEndpoint):

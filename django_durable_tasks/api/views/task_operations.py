@@ -11,7 +11,6 @@ from django_durable_tasks.api.fields import JsonObject
 from django_durable_tasks.api.problems import invalid_field
 from django_durable_tasks.api.task_fields import is_past
 from django_durable_tasks.api.views.object_operations import ObjectAction
-from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations import gates, tasks, workflows
 from django_durable_tasks.operations.operation import Operation
@@ -33,9 +32,7 @@ def _arguments(task: Task, given: Mapping[str, Any], caller: Caller) -> Mapping[
     if "target_config" not in given:
         return given
     config = given["target_config"]
-    edited = edited_arguments(task.name, task.args, task.kwargs, config, caller)
-    check_payload(caller.tenant, [edited["args"], edited["kwargs"]])
-    return {**given, **edited}
+    return {**given, **edited_arguments(task.name, task, config, caller)}
 
 
 def _not_in_the_past(_task: Task, given: Mapping[str, Any], _caller: Caller) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.answered_tasks import create_with_answer
 from django_durable_tasks.engine.tenants.idempotent_requests import RequestIdentity
-from django_durable_tasks.engine.tenants.quotas import charge_open_tasks, check_payload
+from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.rules.tenants.api_keys import ApiScope
@@ -176,9 +176,7 @@ class TaskEndpoint(WritingEndpoint):
         if "target_config" not in given:
             return changes
         config = given["target_config"]
-        edited = edited_arguments(row.name, row.args, row.kwargs, config, self.caller)
-        check_payload(self.caller.tenant, [edited["args"], edited["kwargs"]])
-        return {**changes, **edited}
+        return {**changes, **edited_arguments(row.name, row, config, self.caller)}
 
 
 class ExecutionsEndpoint(ApiEndpoint):

@@ -16,7 +16,7 @@ from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Id, Instant, Integer, OneOf, Text
 from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.new_workflows import NewWorkflowBody
+from django_durable_tasks.api.new_workflows import NewWorkflowBody, items_of
 from django_durable_tasks.api.new_workflows import workflow_of as workflow_from
 from django_durable_tasks.api.objects import entity_tag, shown_by, tagged
 from django_durable_tasks.api.openapi import list_of
@@ -99,7 +99,9 @@ class WorkflowsEndpoint(WritingEndpoint):
 
     def post(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
-        given: Mapping[str, Any] = NewWorkflowBody.valid(self.body(request))
+        body = self.body(request)
+        self.charge_items(items_of(body))
+        given: Mapping[str, Any] = NewWorkflowBody.valid(body)
         flow = workflow_from(given, self.caller)
         return self.write(request, lambda: self._started(given, flow))
 

@@ -15,6 +15,7 @@ from celery import Task as CeleryTask
 from celery import signals, states
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
+from celery.utils.serialization import get_pickleable_exception
 
 from django_durable_tasks.celery.execution.live_runs import LiveRun
 
@@ -68,31 +69,47 @@ class TaskEvents:
         self.follow_success = follow_success(task)
 
     def before(self, live: LiveRun) -> None:
-        """Call the receivers before the function."""
+        """Call the receivers before the function, and the method of the project's loader."""
         if self._signals["task_prerun"]:
             self._send("task_prerun", **self._of(live))
+        self._task.app.loader.on_task_init(live.run.celery_id, self._task)
 
     def succeeded(self, live: LiveRun, value: Any) -> None:
         """Call receivers and hooks after a success was recorded."""
         self._call("on_success", value, str(live.run.task_id), live.args, live.kwargs)
         self._send("task_success", result=value)
-        self._after(live, states.SUCCESS, value, None)
+        self._after(live, states.SUCCESS, value)
 
     def failed(self, live: LiveRun, error: BaseException) -> None:
-        """Call receivers and hooks after another ending was recorded; ``error`` is what the gate
-        would raise to Celery.
+        """Call receivers and hooks after another ending was recorded.
+
+        ``error`` is what the gate raised to Celery. Called while it is handled. An exception that
+        is no Exception ends a message without hooks.
         """
-        if isinstance(error, Ignore | Reject):
-            self._after(live, states.IGNORED, None, None)
-            return
-        einfo = ExceptionInfo((type(error), error, error.__traceback__))
-        row = (error, str(live.run.task_id), live.args, live.kwargs, einfo)
         if isinstance(error, CeleryRetry):
-            self._call("on_retry", *row)
-            self._send("task_retry", request=self._task.request, reason=error, einfo=einfo)
-            self._after(live, states.RETRY, error, einfo)
+            if self._follows("on_retry", "task_retry"):
+                einfo = ExceptionInfo()
+                self._call("on_retry", error.exc, *self._row(live), einfo)
+                self._send("task_retry", request=self._task.request, reason=error, einfo=einfo)
+            state: str | None = states.RETRY
+        elif isinstance(error, Ignore | Reject):
+            state = states.IGNORED if isinstance(error, Ignore) else states.REJECTED
+        elif isinstance(error, Exception):
+            self._send_failure(live, error)
+            state = states.FAILURE
+        else:
+            state = None
+        self._after(live, state, None if state is None else error)
+        if state is None:
+            self._send_failure(live, error)  # by the pool, after Celery's tracer
+
+    def _send_failure(self, live: LiveRun, error: BaseException) -> None:
+        if not self._follows("on_failure", "task_failure"):
             return
-        self._call("on_failure", *row)
+        einfo = ExceptionInfo()
+        if isinstance(error, Exception):
+            error = get_pickleable_exception(error)  # as Celery does
+            self._call("on_failure", error, *self._row(live), einfo)
         self._send(
             "task_failure",
             task_id=live.run.celery_id,
@@ -102,12 +119,17 @@ class TaskEvents:
             traceback=error.__traceback__,
             einfo=einfo,
         )
-        self._after(live, states.FAILURE, error, einfo)
 
-    def _after(self, live: LiveRun, state: str, value: Any, einfo: Any) -> None:
-        row = (state, value, str(live.run.task_id), live.args, live.kwargs, einfo)
-        self._call("after_return", *row)
+    def _follows(self, hook: str, signal: str) -> bool:
+        return hook in self._hooks or bool(self._signals[signal])
+
+    def _after(self, live: LiveRun, state: str | None, value: Any) -> None:
+        if state in (states.SUCCESS, states.FAILURE):
+            self._call("after_return", state, value, *self._row(live), None)
         self._send("task_postrun", retval=value, state=state, **self._of(live))
+
+    def _row(self, live: LiveRun) -> tuple[str, list[Any], dict[str, Any]]:
+        return str(live.run.task_id), live.args, live.kwargs
 
     def _of(self, live: LiveRun) -> dict[str, Any]:
         return {
@@ -121,7 +143,9 @@ class TaskEvents:
         for receiver in self._signals[name]:
             try:
                 receiver(signal=getattr(signals, name), sender=self._task, **named)
-            except Exception:
+            except SystemExit:
+                raise
+            except BaseException:
                 logger.exception("The receiver %r of %s raised an exception.", receiver, name)
 
     def _call(self, hook: str, *given: Any) -> None:
@@ -129,5 +153,7 @@ class TaskEvents:
             return
         try:
             getattr(self._task, hook)(*given)
-        except Exception:
+        except SystemExit:
+            raise
+        except BaseException:
             logger.exception("%s of %s raised an exception.", hook, self._task.name)

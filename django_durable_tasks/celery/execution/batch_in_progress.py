@@ -14,10 +14,11 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
-from django.db import DataError, Error, IntegrityError
+from django.db import Error
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import registry
 from django_durable_tasks.celery.execution import endings
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.execution.outcomes import outcome_of
@@ -74,7 +75,7 @@ class BatchInProgress:
             with self._lock:
                 done, self._done = self._done, []
             if done:
-                _record(done, self._worker)
+                _record(done, self._worker, time.monotonic() + done[0][0].write_timeout)
 
     def finish(self) -> None:
         """Record the successes, and return the tasks that were not called."""
@@ -131,68 +132,69 @@ class BatchInProgress:
             with self._lock:
                 self._done = done + self._done
             return
-        _finish(done, accepted)
+        if done:
+            _finish(done, accepted)
 
 
 def _write(done: Sequence[RecordedSuccess], worker: str) -> set[uuid.UUID]:
-    """Record these successes; return the run ids of those accepted.
+    """Record these successes with one try; return the run ids of those accepted."""
+    with dedicated_connection():
+        return batches.succeed([success for _, success in done], worker)
 
-    If the database refuses a value, they are recorded one by one, so that the others are recorded.
+
+def _record(done: Sequence[RecordedSuccess], worker: str, until: float) -> None:
+    """Record these successes, and repeat failed writes until this time of the monotonic clock.
+
+    If they cannot be recorded together, each half is recorded alone, so that a result that the
+    database refuses, or a statement that is too large for it, does not affect the others.
     """
+    if len(done) == 1:
+        _record_alone(*done[0], until)
+        return
     try:
-        with dedicated_connection():
-            return batches.succeed([success for _, success in done], worker)
-    except (DataError, IntegrityError) as error:
-        if len(done) == 1:
-            raise
-        failed: Exception = error
-    accepted, failures = set[uuid.UUID](), 0
-    for one in done:
+        accepted = _write(done, worker)
+    except Exception as error:  # noqa: BLE001 - whatever failed, the functions have ended
+        logger.debug("Successes of a batch are recorded in halves: %s", type(error).__name__)
+        half = len(done) // 2
         try:
-            accepted |= _write([one], worker)
-        except (DataError, IntegrityError) as error:
-            failed, failures = error, failures + 1
-    if failures:
-        raise failed
-    return accepted
-
-
-def _record(done: Sequence[RecordedSuccess], worker: str) -> None:
-    try:
-        accepted = endings.persist(
-            lambda: _write(done, worker), conf.settings().RESULT_WRITE_TIMEOUT
-        )
-    except EndingNotRecorded:
-        process_runs.leases.remove(*(live for live, _ in done))
-        raise
-    except Exception as error:
-        if len(done) > 1:  # a result that cannot be stored must not affect the others
-            for one in done:
-                _record([one], worker)
-            return
-        ((live, _),) = done
-        logger.exception("The success of run %s cannot be recorded.", live.run.celery_id)
-        endings.close(live, outcome_of(error, registry.get(live.run.name).options))
+            _record(done[:half], worker, until)
+        finally:
+            _record(done[half:], worker, until)
         return
     _finish(done, accepted)
 
 
-def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
-    if not done:
+def _record_alone(live: LiveRun, success: Success, until: float) -> None:
+    try:
+        accepted = endings.persist(
+            lambda: _write([(live, success)], live.worker),
+            live,
+            partial(endings.is_refused, live),
+            seconds=max(0.0, until - time.monotonic()),
+        )
+    except EndingNotRecorded:
+        process_runs.leases.remove(live)
+        raise
+    except Exception as error:
+        logger.exception("The success of run %s cannot be recorded.", live.run.celery_id)
+        live.success = None
+        endings.close(live, outcome_of(error, registry.get(live.run.name).options))
         return
+    _finish([(live, success)], accepted)
+
+
+def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
     ended = [live for live, _ in done]
     process_runs.leases.remove(*ended)
     # One verdict for all: that of a success depends neither on the result nor on the budgets.
     outcome = Outcome(kind=EndingKind.SUCCEEDED)
-    verdict = decide(outcome, attempts.spent(ended[0].run))
+    succeeded = [live for live in ended if live.run.run_id in accepted and not live.recorded]
+    for live in succeeded:
+        live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
+    endings.after_endings(succeeded, outcome)
     for live in ended:
-        if live.run.run_id in accepted:
-            live.verdict, live.recorded = verdict, True
-            endings.report(live, outcome)
-            endings.resolve_dependents(live)
-        else:
+        if live.run.run_id not in accepted:
             endings.close_fenced(live)
-    endings.hand_over(ended)
 
 
 class BatchThread:

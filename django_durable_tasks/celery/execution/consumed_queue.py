@@ -1,5 +1,5 @@
-"""Records from which queue a message was consumed. The worker's consumer writes it, the gate reads
-it.
+"""Records from which queue a message was consumed. The worker's consumer writes it; the gate and
+the report of the worker read it.
 
 The exchange and routing key of a message show where it was sent, not where it arrived. Only the
 consumer knows the queue. It overwrites what the message contains.
@@ -7,6 +7,7 @@ consumer knows the queue. It overwrites what the message contains.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,7 +44,31 @@ def _deliver(queue: str, callback: Callable[[Any], Any], message: Any) -> Any:
     )
     if headers and (HEADER in headers or BATCH_HEADER in headers):
         headers[CONSUMED_FROM] = queue
+    else:
+        mixed.received_foreign(queue)
     return callback(message)
+
+
+class MixedQueues:
+    """The queues from which this worker has consumed messages that belong to no task."""
+
+    _FOR = 3_600.0
+    """Seconds. Long enough for a queue whose foreign messages run for a long time."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+
+    def received_foreign(self, queue: str) -> None:
+        """Record such a message."""
+        self._at[queue] = time.monotonic()
+
+    def recent(self) -> list[str]:
+        """Return these queues."""
+        since = time.monotonic() - self._FOR
+        return [queue for queue, at in list(self._at.items()) if at > since]
+
+
+mixed = MixedQueues()
 
 
 def record_queues(app: Any) -> None:

@@ -11,45 +11,62 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
-from django.db import Error, OperationalError, transaction
+from django.db import (
+    Error,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    transaction,
+)
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery.execution import (
     consumed_queue,
-    deferred_success,
     endings,
     worker_node,
 )
 from django_durable_tasks.celery.execution.body_request import of_row
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.execution.outcomes import outcome_of_result, picklable, text_of
+from django_durable_tasks.celery.execution.outcomes import (
+    outcome_of_result,
+    picklable,
+    raisable,
+    text_of,
+)
 from django_durable_tasks.celery.publishing.message_id import Envelope
+from django_durable_tasks.engine.db import left_transactions
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.db.deadlocks import SERIALIZATION_FAILURE, code_of
+from django_durable_tasks.engine.db.error_codes import ABORTED, SERIALIZATION_FAILURE, code_of
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.dependencies import results
-from django_durable_tasks.engine.tasks import attempts, endpoints, next_run
+from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
-from django_durable_tasks.engine.tasks.dead_child_processes import new_run_id
 from django_durable_tasks.engine.workflows.followups import succeed as record_success
-from django_durable_tasks.exceptions import EndingNotRecorded, IsolationTooStrict
+from django_durable_tasks.exceptions import (
+    EndingNotRecorded,
+    IsolationTooStrict,
+    UnserializableResult,
+)
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.endings import Outcome
+from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.followups import FollowUp, followups_of
 from django_durable_tasks.rules.workflows.plan import REFERS
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# Seconds until a function is called that an error of the database prevented. No attempt is charged.
+_WAIT_FOR_DATABASE = 5.0
 _idle = threading.Event()
 """Never set: waiting for it is a pause."""
 
@@ -58,37 +75,51 @@ class Fenced(Exception):
     """The success was refused, so the transaction of an atomic task is rolled back."""
 
 
+class TransactionLost(Exception):
+    """The transaction of an atomic task was lost after its function had returned."""
+
+
 def run_message(task: Any, envelope: Envelope) -> Any:
     """Run the task of this message and return its value.
 
     Raises Ignore if the message is refused or the run was fenced, Retry or the exception of the
     task if it failed.
     """
-    live = _open(task, envelope)
+    live = open_run(task, envelope)
     body = atomic_body if task.durable_options.atomic else _plain_body
     try:
         if not live.eager:
             process_runs.leases.add(live)
         with process_runs.running(live):
             task.request.retries = live.run.failures
-            try:
-                with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
-                    return body(task, live)
-            except EndingNotRecorded:
-                raise
-            except BaseException as error:  # noqa: BLE001 - interrupts are endings too
-                if deferred_success.of_process().holds(live):
-                    # The function returned in time, and a limit interrupted what follows.
-                    deferred_success.of_process().record()
-                raise closed_by(task, live, error) from None
+            return _run(body, task, live)
+    except EndingNotRecorded:
+        if live.success is None or live.eager:
+            raise
+        # The function returned, so hooks such as ``on_failure`` must not be called.
+        raise Ignore("The success was not recorded; the lease ends the run.") from None
     finally:
-        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway,
-        # unless its success is deferred.
-        if not deferred_success.of_process().holds(live):
-            process_runs.leases.remove(live)
+        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway.
+        process_runs.leases.remove(live)
 
 
-def _open(task: Any, envelope: Envelope) -> LiveRun:
+def _run(body: Callable[[Any, LiveRun], Any], task: Any, live: LiveRun) -> Any:
+    try:
+        with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
+            return body(task, live)
+    except EndingNotRecorded:
+        raise
+    except BaseException as error:
+        ended = closed_by(task, live, error)
+        if ended is None:
+            return live.value
+        if ended is error:
+            raise  # with its own cause
+        raise ended from ended.__cause__
+
+
+def open_run(task: Any, envelope: Envelope) -> LiveRun:
+    """Start the run of this message; raises Ignore if it is refused."""
     options: TaskOptions = task.durable_options
     lease = options.lease or conf.settings().LEASE
     eager = bool(task.request.is_eager)
@@ -126,7 +157,7 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
     have been executed, or may still be executed. After HEARTBEAT seconds without an answer the
     error is raised: a run that was read back later could lose its lease before its first heartbeat.
     """
-    row, celery_id, run_id = envelope.task_id, envelope.celery_id, new_run_id()
+    row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
     start = partial(
         _open_run,
         task,
@@ -139,15 +170,6 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
         run_id=run_id,
     )
     deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
-    try:
-        opened = _start_with_success(task, envelope, place, run_id)
-    except Error:
-        sent = True
-        if time.monotonic() > deadline:
-            raise
-    else:
-        if opened is not None:
-            return opened
     while True:
         try:
             with nullcontext() if eager else dedicated_connection():
@@ -161,32 +183,6 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
                 raise
         _idle.wait(pause)
         pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
-
-
-def _start_with_success(
-    task: Any, envelope: Envelope, place: RunLocation, run_id: uuid.UUID
-) -> Run | Refusal | None:
-    """Record the deferred success of this process, with the start of this run if possible. Return
-    None if the run was not started. After an error it may have been.
-    """
-    deferred = deferred_success.of_process()
-    if task.durable_options.unique_for is not None or _has_endpoint(task):
-        deferred.record()
-        return None
-
-    def start(ended: Run, result: str | None) -> tuple[bool, Run | Refusal]:
-        return next_run.succeed_and_open(
-            ended,
-            result,
-            envelope.task_id,
-            envelope.epoch,
-            place,
-            envelope.celery_id,
-            name=task.name,
-            run_id=run_id,
-        )
-
-    return deferred.record_with(start)
 
 
 def _has_endpoint(task: Any) -> bool:
@@ -214,34 +210,72 @@ def _start_or_read_back(
 
 
 def _plain_body(task: Any, live: LiveRun) -> Any:
-    value = call_function(task, live)
-    followups = live.followups(value)
-    outcome = outcome_of_result(task.name, value)
-    try:
-        if not followups and deferred_success.may_wait(task, live):
-            deferred_success.of_process().defer(live, outcome)
-            return value
-        verdict = endings.close(live, outcome, followups)
-    except SoftTimeLimitExceeded:
-        # The function returned in time. The limit interrupted the write of the ending, which may
-        # have been committed, so it is repeated.
-        if deferred_success.of_process().holds(live):
-            return value
-        verdict = endings.close(live, outcome, followups)
-    if verdict is None:
+    call_function(task, live)
+    if endings.close_success(live) is None:
         raise Fenced
-    return None if followups_of(value) else value
+    return live.value
 
 
-def call_function(task: Any, live: LiveRun) -> Any:
-    """Call the function. Raise the retry that ``self.retry(throw=False)`` requested."""
+def returned(live: LiveRun, value: Any) -> None:
+    """Decide the success of a run whose function returned this value.
+
+    From here on no error makes the run a failure, unless the value itself cannot be stored. Raises
+    UnserializableResult or ResultTooLarge.
+    """
+    try:
+        live.succeed(value, outcome_of_result(live, value))
+    except (SoftTimeLimitExceeded, UnserializableResult):
+        # The function returned in time. An interrupt of the encoder, which calls code of the
+        # project, looks like a value that cannot be encoded.
+        live.succeed(value, outcome_of_result(live, value))
+    process_runs.share_returned(live)
+
+
+def call_function(task: Any, live: LiveRun) -> None:
+    """Call the function, and decide the success of the run when it returns. Raise the retry that
+    ``self.retry(throw=False)`` requested.
+    """
     live.args, live.kwargs = _arguments(live)
-    with of_row(task.request, live):
-        task.before_start(str(live.run.task_id), live.args, live.kwargs)
-        value = task.run(*live.args, **live.kwargs)
-    if live.requested_retry is not None:
-        raise live.requested_retry
-    return value
+    atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
+    if not live.eager and not atomic:
+        left_transactions.roll_back_left("An earlier task of this process")
+    before, values = left_transactions.open_blocks(), list[Any]()
+    live.called = True
+
+    def decide(value: Any) -> None:
+        left = _roll_back_left(task.name, before)
+        if atomic and alias in left:
+            raise left_transactions.left_open(task.name)
+        if live.requested_retry is not None:
+            raise live.requested_retry
+        returned(live, value)
+
+    try:
+        with of_row(task.request, live):
+            task.before_start(str(live.run.task_id), live.args, live.kwargs)
+            values.append(task.call_function(*live.args, **live.kwargs))
+        decide(values[0])
+    except SoftTimeLimitExceeded:
+        if not values:
+            _roll_back_left(task.name, before)
+            raise
+        decide(values[0])  # the function returned in time
+    except BaseException:
+        if not values:
+            _roll_back_left(task.name, before)
+        raise
+
+
+def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
+    """Roll back what the function left open. An error of that changes nothing about how the
+    function ended; the next task of the process tries it again.
+    """
+    try:
+        return left_transactions.roll_back_left(name, before)
+    except Exception:  # noqa: BLE001 - logged
+        text = "Transactions that %s may have left were not rolled back."
+        endings.log(logging.ERROR, text, name, exc_info=True)
+        return []
 
 
 def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
@@ -257,31 +291,45 @@ def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
 def atomic_body(task: Any, live: LiveRun) -> Any:
     """Call the function and record its success in one transaction on the project's connection.
 
-    If the success is refused, the writes of the function are rolled back.
+    If the success is refused, the writes of the function are rolled back. If the transaction is
+    lost after the function returned, the run is LOST: the function is called again, and the loss is
+    charged to ``max_crashes``, because a transaction may exceed a limit of the database each time.
     """
+    if not live.eager:
+        left_transactions.roll_back_left("An earlier task of this process")
+    before = left_transactions.open_blocks()
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
-            value = call_function(task, live)
-            followups = live.followups(value)
-            outcome = outcome_of_result(task.name, value)
-            if not _succeed_within(live, outcome, followups):
+            call_function(task, live)
+            if not _succeed_within(live):
                 raise Fenced
-    except Exception as error:
-        # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
-        if isinstance(error, Fenced) or not _is_committed(live):
+        if _roll_back_left(task.name, before):
+            raise left_transactions.left_open(task.name)
+    except BaseException as error:
+        if isinstance(error, Fenced) or live.success is None:
             raise
-        logger.warning(
-            "Run %s succeeded and was committed, but an error followed: %s",
-            live.run.celery_id,
-            text_of(error),
-        )
-    endings.close_committed(live, outcome)
-    return None if followups_of(value) else value
+        # Django does not roll back after every error of a COMMIT. The row would stay locked.
+        _roll_back_left(task.name, before)
+        # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
+        if not _is_committed(live):
+            live.success = None
+            if _is_fault_of_function(live, error):
+                raise
+            raise TransactionLost from error
+        endings.log_error_after_ending(live, error)
+        if not isinstance(error, Exception):
+            endings.close_committed(live)
+            raise
+    endings.close_committed(live)
+    return live.value
 
 
-def _succeed_within(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp]) -> bool:
+def _succeed_within(live: LiveRun) -> bool:
+    outcome, followups = live.decided
     try:
-        return record_success(live.run, outcome.result, live.worker, followups)
+        return endings.repeated(
+            lambda: record_success(live.run, outcome.result, live.worker, followups)
+        )
     except OperationalError as error:
         if code_of(error) != SERIALIZATION_FAILURE:
             raise
@@ -292,26 +340,43 @@ def _succeed_within(live: LiveRun, outcome: Outcome, followups: Sequence[FollowU
         ) from error
 
 
+def _is_fault_of_function(live: LiveRun, error: BaseException) -> bool:
+    """Return whether an error after the return of an atomic function is its own: it has broken or
+    closed its transaction, or violated a constraint that is checked at the COMMIT.
+    """
+    return (
+        endings.is_refused(live, error)
+        or isinstance(error, IntegrityError | transaction.TransactionManagementError)
+        or (isinstance(error, InternalError) and code_of(error) == ABORTED)
+    )
+
+
 def _is_committed(live: LiveRun) -> bool:
-    try:
-        with nullcontext() if live.eager else dedicated_connection():
+    def read() -> bool:
+        with endings.connection_of(live):
             return attempts.succeeded(live.run)
-    except Error:
-        return False
+
+    return endings.persist(read, live)
 
 
 def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
-    """Record the ending of a run by this exception; return the exception to raise to Celery."""
+    """Record the ending of a run by this exception; return the exception to raise to Celery, or
+    None if the run succeeded.
+    """
     if isinstance(error, Fenced):
         endings.close_fenced(live)
         return Ignore("Fenced: the task has another epoch.")
-    if not isinstance(error, Exception) and worker_node.in_pool_child():
-        # sys.exit(), an interrupt, or a kill by the parent process, which records the reason.
+    if isinstance(error, TransactionLost):
+        return _lost(live, error.__cause__ or error)
+    if isinstance(error, SystemExit) and worker_node.in_pool_child():
+        # sys.exit(), or a kill by the parent process, which records the reason.
         process_runs.leases.remove(live)
         return error
+    if live.success is not None:
+        return _close_returned(task, live, error)
     if live.requested_retry is not None and isinstance(error, Exception):
         error = live.requested_retry
-    verdict = endings.close(live, endings.outcome_for(live, error, task.durable_options))
+    verdict = endings.close(live, _outcome_by(task, live, error))
     if not isinstance(error, Exception):
         return error
     if verdict is None or verdict.status == Status.CANCELLED:
@@ -324,4 +389,38 @@ def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
         return MaxRetriesExceededError(
             f"Can't retry {task.name}[{live.run.task_id}]: {verdict.reason}."
         )
-    return picklable(cause)
+    return raisable(cause)
+
+
+def _close_returned(task: Any, live: LiveRun, error: BaseException) -> Any:
+    """Record the success of a run that was interrupted after its function had returned."""
+    if not live.recorded:
+        if task.durable_options.atomic:  # interrupted before the state of its COMMIT was known
+            return _lost(live, error)
+        try:
+            endings.close_success(live)
+        except EndingNotRecorded:
+            raise
+        except Exception as refused:  # noqa: BLE001 - the value that the function returned
+            return closed_by(task, live, refused)
+    if not isinstance(error, Exception):
+        return error
+    if not live.has_succeeded:
+        return Ignore("Fenced: the task has another epoch.")
+    endings.log_error_after_ending(live, error)
+    return None
+
+
+def _lost(live: LiveRun, error: BaseException) -> Any:
+    endings.close_lost(live, error)
+    if not isinstance(error, Exception):
+        return error
+    return Ignore("The transaction of the function was lost; the function is called again.")
+
+
+def _outcome_by(task: Any, live: LiveRun, error: BaseException) -> Outcome:
+    outcome = endings.outcome_for(live, error, task.durable_options)
+    if not live.called and isinstance(error, OperationalError | InterfaceError):
+        # Its arguments could not be read, or its transaction not be opened.
+        return replace(outcome, kind=EndingKind.POSTPONED, delay=_WAIT_FOR_DATABASE)
+    return outcome

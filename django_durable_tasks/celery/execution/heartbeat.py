@@ -1,5 +1,8 @@
 """Renews the leases of the runs of this process.
 
+The leases of all runs are renewed first, by a statement that contains nothing that a task function
+supplied. What the functions have reported is written after it.
+
 The thread runs in the process that executes the tasks. A process that is stuck or killed renews
 nothing, so its leases expire. A run enters when it starts and leaves when its ending is recorded
 or could not be recorded. In the second case its lease expires too.
@@ -11,9 +14,10 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django.db import Error
+from django.db import DataError, Error, IntegrityError
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db.connections import dedicated_connection
@@ -83,7 +87,8 @@ class LeaseHeartbeat:
             return {}
 
     def renew(self, behind: dict[uuid.UUID, LiveRun] | None = None) -> dict[uuid.UUID, LiveRun]:
-        """Renew the leases of all runs, or of those in ``behind``; return the ones not renewed.
+        """Renew the leases of all runs, or of those in ``behind``, and then write their progress;
+        return the ones not renewed.
 
         Runs that exceed their time limit are left out.
         """
@@ -94,7 +99,9 @@ class LeaseHeartbeat:
                 else {key: live for key, live in behind.items() if key in self._runs}
             )
             runs = {key: live for key, live in named.items() if not live.out_of_time}
-        return self._renew(runs) if runs else {}
+        behind = self._renew(runs) if runs else {}
+        self._write_progress([live for key, live in runs.items() if key not in behind])
+        return behind
 
     def _renew(self, runs: dict[uuid.UUID, LiveRun]) -> dict[uuid.UUID, LiveRun]:
         """Renew these leases, except those of locked rows.
@@ -103,7 +110,7 @@ class LeaseHeartbeat:
         """
         began = time.monotonic()
         beats = [
-            (live.run.task_id, live.run.epoch, live.run.run_id, live.lease, live.new_progress())
+            (live.run.task_id, live.run.epoch, live.run.run_id, live.lease)
             for live in runs.values()
         ]
         try:
@@ -128,3 +135,48 @@ class LeaseHeartbeat:
                 live.lost = True
                 self.remove(live)
         return {key: live for key, live in runs.items() if key in locked}
+
+    def _write_progress(self, lives: Sequence[LiveRun]) -> None:
+        """Write what these runs have reported since the last heartbeat.
+
+        If that fails, each report is written alone, for at most half of HEARTBEAT. One that the
+        database refuses is not written again; any other is repeated at the next heartbeat.
+        """
+        reports = [
+            (live, live.progress)
+            for live in lives
+            if live.progress is not None and live.progress is not live.written_progress
+        ]
+        until = time.monotonic() + conf.settings().HEARTBEAT / 2
+        if not reports or self._wrote(reports) or len(reports) == 1:
+            return
+        for report in reports:
+            if time.monotonic() < until:
+                self._wrote([report])
+
+    def _wrote(self, reports: Sequence[tuple[LiveRun, str]]) -> bool:
+        """Write these reports together; return whether there was no error."""
+        try:
+            with dedicated_connection():
+                written = attempts.write_progress(
+                    [
+                        (live.run.task_id, live.run.epoch, live.run.run_id, text)
+                        for live, text in reports
+                    ]
+                )
+        except Exception as error:  # noqa: BLE001 - it must not end the heartbeat
+            ((live, text), *others) = reports
+            if not others:
+                refused = isinstance(error, DataError | IntegrityError)
+                live.written_progress = text if refused else live.written_progress
+                logger.warning(
+                    "The progress of run %s was not written: %s",
+                    live.run.celery_id,
+                    type(error).__name__,
+                    extra={"task_id": str(live.run.task_id)},
+                )
+            return False
+        for live, text in reports:
+            if live.run.run_id in written:
+                live.written_progress = text
+        return True

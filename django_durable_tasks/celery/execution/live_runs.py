@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+from billiard import current_process
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
-from django_durable_tasks.rules.tasks.endings import Verdict
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH
+from django_durable_tasks.rules.tasks.endings import Outcome, Verdict
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.builder import AddedTasks
 from django_durable_tasks.rules.workflows.followups import FollowUp, followups_of
+
+
+class Success(NamedTuple):
+    """The success that a function returned: the outcome, and the tasks to create with it."""
+
+    outcome: Outcome
+    followups: tuple[FollowUp, ...]
 
 
 class LiveRun:
@@ -29,8 +40,24 @@ class LiveRun:
         self.run, self.worker, self.eager = run, worker, eager
         self.lease, self.timeout = lease, timeout
         self.began = self.renewed = time.monotonic()
+        # Read now, so that nothing has to be read between the return of the function and the
+        # record of its ending.
+        settings = conf.settings()
+        self.result_limits = settings.RESULT_MAX_BYTES, JSON_MAX_DEPTH
+        self.write_timeout = settings.RESULT_WRITE_TIMEOUT
         self.cancel_requested = self.lost = False
-        self.progress: dict[str, Any] | None = None
+        self.progress: str | None = None
+        """What the function reported last, as JSON. It was checked and encoded at the report."""
+        self.written_progress: str | None = None
+        """What a heartbeat has written of it, or the database refused."""
+        self.start_is_durable = eager
+        """Whether it is known that no crash of the server can undo the start."""
+        self.called = False
+        """Whether the function, or a hook before it, was called."""
+        self.success: Success | None = None
+        """The ending that the return of the function decided; no later error changes it."""
+        self.value: Any = None
+        """What Celery receives as the result."""
         self.recorded = False
         self.growth: AddedTasks | None = None
         self.verdict: Verdict | None = None
@@ -43,8 +70,14 @@ class LiveRun:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the run exceeds its time limit, for pools in which Celery cannot interrupt it."""
-        return self.timeout is not None and time.monotonic() - self.began > self.timeout
+        """Whether the function exceeds its time limit, for pools in which Celery cannot interrupt
+        it.
+        """
+        return (
+            self.timeout is not None
+            and self.success is None
+            and time.monotonic() - self.began > self.timeout
+        )
 
     @property
     def lease_may_be_over(self) -> bool:
@@ -54,18 +87,37 @@ class LiveRun:
         """
         return time.monotonic() - self.renewed > self.lease - conf.settings().HEARTBEAT
 
-    def followups(self, value: object) -> tuple[FollowUp, ...]:
-        """Return the tasks to create with the success of this run: returned and added ones."""
-        grown = () if self.growth is None or not len(self.growth) else (self.growth,)
-        return (*followups_of(value), *grown)
+    def succeed(self, value: object, outcome: Outcome) -> None:
+        """Decide the success of the run. Its follow-ups are the returned and the added tasks."""
+        returned = followups_of(value)
+        added = () if self.growth is None or not len(self.growth) else (self.growth,)
+        self.value = None if returned else value
+        self.success = Success(outcome, (*returned, *added))
 
-    def new_progress(self) -> str | None:
-        """Return the progress as JSON; None if the task has not reported any."""
-        return None if self.progress is None else json.dumps(self.progress)
+    @property
+    def decided(self) -> Success:
+        """The success. Raises RuntimeError if the function has not returned."""
+        if self.success is None:
+            raise RuntimeError(f"The function of run {self.run.celery_id} has not returned.")
+        return self.success
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the success of this run is recorded."""
+        return self.verdict is not None and self.verdict.status == Status.SUCCESS
 
 
 class _OfThread(threading.local):
     live: LiveRun | None = None
+
+
+_STARTS = "dQ"
+"""The shared memory of a worker: when the last run started, and the number of starts."""
+_RETURNED = struct.Struct("=16sq")
+"""The run of a child whose function returned last: task and epoch."""
+# More than a pool has children. If there were more, some runs that returned would be regarded as
+# interrupted by their time limit.
+_CHILDREN = 1024
 
 
 class LiveRuns:
@@ -87,9 +139,11 @@ class LiveRuns:
         return self._of_thread.live
 
     @contextmanager
-    def running(self, live: LiveRun) -> Iterator[None]:
+    def running(self, live: LiveRun, *, in_batch: bool = False) -> Iterator[None]:
         """Make this the run of the thread. `find` returns it until `forget` is called."""
-        struct.pack_into("d", self._last_start, 0, time.monotonic())
+        starts = self.starts() if in_batch else self.starts() + 1
+        # Without a lock, which a process that is killed would keep. A lost increment does no harm.
+        struct.pack_into(_STARTS, self._last_start, 0, time.monotonic(), starts)
         before, self._of_thread.live = self._of_thread.live, live
         self._by_celery_id[live.run.celery_id] = live
         try:
@@ -106,12 +160,29 @@ class LiveRuns:
         self._by_celery_id.pop(celery_id, None)
 
     def share_last_start(self) -> None:
-        """Share the time of the last start with the processes that are forked from now on."""
-        self._last_start = mmap.mmap(-1, 8)
+        """Share memory with the processes that are forked from now on."""
+        self._last_start = mmap.mmap(-1, struct.calcsize(_STARTS))
+        self._returned = mmap.mmap(-1, _CHILDREN * _RETURNED.size)
+
+    def share_returned(self, live: LiveRun) -> None:
+        """Let the parent of this child process know that the function of this run has returned."""
+        place = int(getattr(current_process(), "index", 0)) % _CHILDREN * _RETURNED.size
+        _RETURNED.pack_into(self._returned, place, live.run.task_id.bytes, live.run.epoch)
+
+    def has_returned(self, task_id: uuid.UUID, epoch: int) -> bool:
+        """Return whether this run is the last one of a child whose function has returned."""
+        run = task_id.bytes, epoch
+        return any(slot == run for slot in _RETURNED.iter_unpack(self._returned))
 
     def last_start(self) -> float | None:
         """Return when this process or a child last started a run; None before the first."""
-        return float(struct.unpack_from("d", self._last_start, 0)[0]) or None
+        return float(struct.unpack_from(_STARTS, self._last_start, 0)[0]) or None
+
+    def starts(self) -> int:
+        """Return about how many runs this process and its children have started outside of
+        batches.
+        """
+        return int(struct.unpack_from(_STARTS, self._last_start, 0)[1])
 
 
 process_runs = LiveRuns()

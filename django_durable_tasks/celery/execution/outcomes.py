@@ -7,9 +7,11 @@ from __future__ import annotations
 import pickle
 import traceback
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import exceptions as celery_exceptions
+from celery.utils.serialization import get_pickleable_exception
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.stored_exceptions import described
@@ -24,10 +26,13 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.rules.tasks.arguments import encode_result
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+from django_durable_tasks.rules.tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.tasks.retries import Retry
 from django_durable_tasks.rules.workflows.followups import followups_of
+
+if TYPE_CHECKING:
+    from django_durable_tasks.celery.execution.live_runs import LiveRun
 
 _WAIT_FOR_KEY = 60.0
 """Seconds until a run whose arguments cannot be decrypted is tried again."""
@@ -40,9 +45,9 @@ def text_of(error: BaseException) -> str:
     except Exception as unprintable:  # noqa: BLE001 - an exception's own __str__ may raise anything
         message = f"<no text: its __str__ raised {type(unprintable).__name__}>"
     settings = conf.settings()
-    masked = masked_text(message, settings.SECRET_NAMES)
+    masked = masked_excerpt(message, settings.SECRET_NAMES, ERROR_MAX_BYTES)
     line = f"{type(error).__name__}: {masked}" if message else type(error).__name__
-    return shortened(line, settings.ERROR_MAX_BYTES)
+    return shortened(line, ERROR_MAX_BYTES)
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -51,18 +56,18 @@ def _traceback_of(error: BaseException) -> str:
         lines = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - formatting calls the exception's own code
         lines = text_of(error)
-    return shortened(masked_text(lines, settings.SECRET_NAMES), settings.ERROR_MAX_BYTES)
+    return masked_excerpt(lines, settings.SECRET_NAMES, ERROR_MAX_BYTES)
 
 
-def outcome_of_result(name: str, value: object) -> Outcome:
-    """Return the success with this result; raises UnserializableResult or ResultTooLarge."""
-    settings = conf.settings()
+def outcome_of_result(live: LiveRun, value: object) -> Outcome:
+    """Return the success of a run with this result; raises UnserializableResult or
+    ResultTooLarge.
+    """
+    max_bytes, max_depth = live.result_limits
     result = (
         None
         if followups_of(value)
-        else encode_result(
-            name, value, max_bytes=settings.RESULT_MAX_BYTES, max_depth=settings.JSON_MAX_DEPTH
-        )
+        else encode_result(live.run.name, value, max_bytes=max_bytes, max_depth=max_depth)
     )
     return Outcome(kind=EndingKind.SUCCEEDED, result=result)
 
@@ -114,19 +119,42 @@ def _wait(when: object) -> float | None:
     if isinstance(when, datetime):
         aware = when if when.tzinfo else when.replace(tzinfo=UTC)
         return max(0.0, (aware - estimated_now()) / timedelta(seconds=1))
-    return float(when) if isinstance(when, int | float) else None
+    return max(0.0, float(when)) if isinstance(when, int | float) else None
 
 
 def picklable(error: BaseException) -> BaseException:
-    """Return the exception if it can be pickled and unpickled, else a BodyFailed with its text.
+    """Return the exception if it can be pickled and unpickled, else a BodyFailed with its text."""
+    return error if _survives(error) else BodyFailed(text_of(error))
 
-    A MemoryError is replaced too, because Celery raises it again in the parent process, which would
-    end the worker.
+
+def raisable(error: BaseException) -> BaseException:
+    """Return the exception to raise to Celery: the own one of the function, so that wrappers of
+    other packages report its class and frames. Celery replaces it afterwards if it cannot be
+    pickled.
+
+    A BodyFailed with the exception as its cause is returned if Celery could not do that, and for a
+    MemoryError, which Celery raises again in the parent process, which would end the worker.
     """
-    if not isinstance(error, MemoryError):
-        try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own object, just dumped
-        except Exception:  # noqa: BLE001 - pickling calls the exception's own code
-            return BodyFailed(text_of(error))
+    if not isinstance(error, MemoryError) and (_survives(error) or _is_replaced(error)):
         return error
-    return BodyFailed(text_of(error))
+    failed = BodyFailed(text_of(error))
+    failed.__cause__ = error
+    return failed
+
+
+def _is_replaced(error: BaseException) -> bool:
+    """Return whether Celery replaces the exception by one that can be pickled."""
+    try:
+        return _survives(get_pickleable_exception(error))
+    except Exception:  # noqa: BLE001 - it calls the exception's own code
+        return False
+
+
+def _survives(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return False
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own object, just dumped
+    except Exception:  # noqa: BLE001 - pickling calls the exception's own code
+        return False
+    return True

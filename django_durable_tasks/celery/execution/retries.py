@@ -94,7 +94,7 @@ def _max_retries(given: Mapping[str, Any]) -> int | None:
 
 
 def _attempts(max_retries: int | None) -> int:
-    return ATTEMPTS_MAX if max_retries is None else max_retries + 1
+    return ATTEMPTS_MAX if max_retries is None else min(max_retries + 1, ATTEMPTS_MAX)
 
 
 def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:

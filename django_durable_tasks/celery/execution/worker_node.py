@@ -16,10 +16,10 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,7 +29,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import remote_control
 from django_durable_tasks.celery.execution import (
     consumed_queue,
-    dead_children,
     prefetch_count,
     redis_messages,
     wake_consumer,
@@ -38,17 +37,26 @@ from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import message_id
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db import clock_estimate
-from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.db import clock_estimate, direct
+from django_durable_tasks.engine.db.connections import dedicated_connection, name_connections
 from django_durable_tasks.engine.db.outages import reason_of
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import NodeKind
+from django_durable_tasks.rules.tasks.masking import shortened
 
 logger = logging.getLogger("django_durable_tasks.nodes")
 _RETRY_PAUSE = 1.0
 """Seconds between attempts of a failed heartbeat. The first attempt has no pause."""
+_LOOK_INTERVAL = 1.0
+"""Seconds between two looks whether the last report has become wrong."""
 _MEASURED_EVERY = 6
 """Heartbeats between two measurements of the clock: half a minute by default."""
+
+
+_NAME_BYTES = 255
+"""Bytes of a worker's name, as many as its columns have characters. A longer name (``-n``) is
+truncated, because the database would refuse the endings of its runs.
+"""
 
 
 class _ThisProcess:
@@ -73,15 +81,16 @@ class NodeBeat(threading.Thread):
         name: str,
         kind: NodeKind,
         report: Callable[[], NodeReport] = NodeReport,
-        children: Callable[[], Collection[int]] = frozenset[int],
+        is_outdated: Callable[[], bool] = lambda: False,
         **details: Any,
     ) -> None:
         super().__init__(name="durable-node", daemon=True)
-        self._children = dead_children.DeadChildren(children)
+        self._is_outdated = is_outdated
         self.node, self.details = node, {"name": name, "kind": kind, **details}
         self._report, self._clock = report, _Clock()
         self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
         self._registered = self._failing = False
+        self._names: Collection[str] | None = None
 
     def run(self) -> None:
         """Send heartbeats until `leave` is called. An outage of the database is logged once.
@@ -104,20 +113,31 @@ class NodeBeat(threading.Thread):
             pause = conf.settings().NODE_HEARTBEAT
             if failed:
                 pause = 0.0 if failed == 1 else min(pause, _RETRY_PAUSE)
-            with suppress(Empty):
-                self._wake.get(timeout=pause)
+            self._wait(pause)
             if self._stopping:
+                return
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the next heartbeat. It follows at once if the report has become wrong, which
+        is looked at once a second.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._is_outdated():
+            with suppress(Empty):
+                self._wake.get(timeout=min(left, _LOOK_INTERVAL))
                 return
 
     def _beat(self) -> None:
         draining = self._draining
         report = replace(self._reported(), skew=self._clock.measure(), draining=draining or None)
-        if not (self._registered and nodes.beat(self.node, report)):
+        # The names are many, and written only if they changed since the last heartbeat.
+        changed = report if report.names != self._names else replace(report, names=None)
+        if not (self._registered and nodes.beat(self.node, changed)):
             if self._registered:
                 logger.warning("This node had been declared dead; it registers again.")
             nodes.register(self.node, **self.details, report=report)
             self._registered = True
-        self._children.end_runs(self.node, str(self.details["name"]))
+        self._names = report.names
 
     def _reported(self) -> NodeReport:
         """Return the report; an empty one if it raises, because a node without heartbeats loses its
@@ -200,28 +220,88 @@ class _Reconnections:
         return self._number
 
 
-def _report(state: Any, consumer: Any, reconnections: _Reconnections) -> NodeReport:
-    """Return the report of this worker from Celery's state in the parent process.
+class _WorkerReport:
+    """Collects the report of this worker from Celery's state in the parent process."""
 
-    Without a connection to the broker the worker cannot start tasks. It then reports a start just
-    now, so that it is not considered stalled.
+    def __init__(self, state: Any, consumer: Any, concurrency: int) -> None:
+        self._state, self._consumer, self._reconnections = state, consumer, _Reconnections()
+        self._concurrency = concurrency
+        self._starts, self._at = process_runs.starts(), time.monotonic()
+        self._busy = 0
+
+    def has_free_process_again(self) -> bool:
+        """Return once whether a process is free after all of them were busy for REPUBLISH_AFTER, so
+        that schedulers may publish nothing to this worker.
+        """
+        if len(self._state.active_requests) >= self._busy:
+            return False
+        self._busy = 0
+        pause = time.monotonic() - (process_runs.last_start() or 0.0)
+        return pause > conf.settings().REPUBLISH_AFTER
+
+    def __call__(self) -> NodeReport:
+        """Return the report.
+
+        Without a connection to the broker the worker cannot start tasks. It then reports a start
+        just now, so that it is not considered stalled.
+        """
+        connection = getattr(self._consumer, "connection", None)
+        outages = self._reconnections.count(connection)
+        names = self._names()
+        if connection is None:
+            return NodeReport(started=time.monotonic(), broker_outages=outages, names=names)
+        try:
+            active = list(self._state.active_requests)
+            held = held_by_queue(set(self._state.reserved_requests).difference(active))
+        except RuntimeError:  # the consumer changed the set while we read it
+            return NodeReport(
+                started=process_runs.last_start(), broker_outages=outages, names=names
+            )
+        self._busy = len(active) if len(active) >= self._concurrency else 0
+        messages = (message_id.parse(request.id) for request in active)
+        return NodeReport(
+            active=[message.task_id for message in messages if message is not None],
+            busy=len(active),
+            held=held,
+            starts=self._starts_per_second(),
+            mixed=consumed_queue.mixed.recent(),
+            queues=self._queues(),
+            started=process_runs.last_start(),
+            broker_outages=outages,
+            names=names,
+        )
+
+    def _starts_per_second(self) -> float:
+        before, began = self._starts, self._at
+        self._starts, self._at = process_runs.starts(), time.monotonic()
+        return max(0, self._starts - before) / max(self._at - began, 0.001)
+
+    def _queues(self) -> list[str] | None:
+        """Return the queues that are consumed now: the remote control can change them."""
+        consumer = getattr(self._consumer, "task_consumer", None)
+        return None if consumer is None else [str(queue.name) for queue in list(consumer.queues)]
+
+    def _names(self) -> frozenset[str]:
+        """Return the durable tasks that the consumer accepts. It refuses those that are registered
+        after its start, because it has no strategy for them.
+        """
+        registered = self._consumer.app.tasks
+        return frozenset(
+            name
+            for name in tuple(self._consumer.strategies)
+            if hasattr(registered.get(name), "durable_options")
+        )
+
+
+def held_by_queue(requests: Iterable[Any]) -> Counter[str]:
+    """Return the number of these requests of tasks by the queue from which they were consumed, and
+    of the others under an empty name.
     """
-    connection = getattr(consumer, "connection", None)
-    outages = reconnections.count(connection)
-    if connection is None:
-        return NodeReport(started=time.monotonic(), broker_outages=outages)
-    try:
-        requests = list(state.active_requests)
-    except RuntimeError:  # the consumer changed the set while we read it
-        return NodeReport(started=process_runs.last_start(), broker_outages=outages)
-    messages = (message_id.parse(request.id) for request in requests)
-    active = [message.task_id for message in messages if message is not None]
-    return NodeReport(
-        active=active,
-        busy=len(requests),
-        started=process_runs.last_start(),
-        broker_outages=outages,
-    )
+    found = Counter[str]()
+    for request in requests:
+        of_task = message_id.parse(request.id) is not None
+        found.update((consumed_queue.names_of(request.request_dict) if of_task else ()) or ("",))
+    return found
 
 
 def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
@@ -247,9 +327,10 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     redis_messages.add_to(app)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
-        str(getattr(sender, "hostname", _ThisProcess.name)),
+        shortened(str(getattr(sender, "hostname", _ThisProcess.name)), _NAME_BYTES),
     )
     _ThisProcess.worker_pid = os.getpid()
+    name_connections(f"worker {_ThisProcess.name}")
 
 
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
@@ -258,13 +339,13 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
-    report = partial(_report, controller.state, sender, _Reconnections())
+    report = _WorkerReport(controller.state, sender, concurrency)
     _ThisProcess.beat = NodeBeat(
         _ThisProcess.node,
         _ThisProcess.name,
         NodeKind.WORKER,
         report,
-        partial(dead_children.children_of, controller.pool),
+        report.has_free_process_again,
         pool=pool,
         concurrency=concurrency,
         queues=queues,
@@ -288,6 +369,8 @@ def on_worker_shutdown(**_: Any) -> None:
 def on_pool_child(**_: Any) -> None:
     """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
     _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
+    if _ThisProcess.is_pool_child:
+        direct.use()
 
 
 def connect() -> None:

@@ -16,6 +16,7 @@ from django.db import Error
 from django_durable_tasks.celery.publishing import broker_outage, dispatcher
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.outages import reason_of
+from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.tasks import batch_messages
 from django_durable_tasks.engine.tasks.batch_messages import ReservedMessage
 from django_durable_tasks.ports import TaskMessage
@@ -57,8 +58,15 @@ def _publish(
     pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0][:room]
     if not pairs:
         return 0
+    parts: dict[bool, list[tuple[str, str]]] = {}
+    for pair in pairs:
+        parts.setdefault(not backpressure.is_unserved(pair[0]), []).append(pair)
     with connection():
-        reserved = batch_messages.reserve(pairs)
+        reserved = [
+            one
+            for consumed, part in parts.items()
+            for one in batch_messages.reserve(part, consumed=consumed)
+        ]
     messages = [_message(one, priorities[one.queue, one.name]) for one in reserved]
     refused = dispatcher.publish_or_refuse(messages) if messages else ()
     for one in refused:

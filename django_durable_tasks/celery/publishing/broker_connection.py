@@ -7,7 +7,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from amqp.exceptions import AMQPNotImplementedError, InternalError, InvalidComma
 from celery import Celery, current_app
 from kombu import Connection
 from kombu.exceptions import KombuError
+from kombu.transport.virtual.base import AbstractChannel
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing.prepared_messages import RedisTexts
@@ -27,6 +28,8 @@ _NOT_PRIMARY = ("ReadOnlyError", "MasterDownError", "ClusterDownError")
 """Errors of Redis for a write to a replica. The connection is made again; the queue is not
 rejected.
 """
+_NOT_FOUND = "404"
+"""The code of the reply if a queue does not exist. In Redis and in a folder it is then empty."""
 _CLOSED_FOR = (InvalidCommand, NotAllowed, AMQPNotImplementedError, InternalError)
 """Errors after which RabbitMQ closes the connection, for example an unknown type of exchange."""
 
@@ -117,6 +120,26 @@ class BrokerConnection:
         self.declared[name] = queue
         return queue
 
+    def count(self, name: str) -> int | None:
+        """Return how many messages wait in this queue; None if the broker cannot count them.
+
+        Messages that a worker has received are not included. Raises an error of the connection only
+        if the broker does not respond.
+        """
+        channel, conf_ = self._declaring(), self.app.conf
+        if getattr(type(channel), "_size", None) is AbstractChannel._size:
+            return None  # Kombu's default, which returns 0 for every queue
+        if not is_same_broker(conf_.broker_read_url, conf_.broker_write_url):
+            return None  # the messages are moved to another broker
+        try:
+            queue = self.app.amqp.queues[name].name
+            return int(channel.queue_declare(queue=queue, passive=True).message_count)
+        except Exception as error:
+            self._declaring_channel = None
+            if self.is_lost(error):
+                raise
+            return 0 if str(getattr(error, "reply_code", "")) == _NOT_FOUND else None
+
     def _declaring(self) -> Any:
         if self.driver != "amqp":
             return self.channel
@@ -169,6 +192,20 @@ class BrokerConnection:
     def close(self) -> None:
         """Close the connection without waiting for the broker."""
         self.connection.collect()
+
+
+def is_same_broker(read: str | Sequence[str] | None, write: str | Sequence[str] | None) -> bool:
+    """Return whether workers read from the brokers to which messages are published, whatever the
+    users and options in their addresses are.
+    """
+    return read == write or _places(read) == _places(write)
+
+
+def _places(urls: str | Sequence[str] | None) -> set[tuple[Any, ...]]:
+    if isinstance(urls, str):
+        urls = urls.split(";")
+    found = (Connection(url).info() for url in urls or ())
+    return {(one["transport"], one["hostname"], one["port"], one["virtual_host"]) for one in found}
 
 
 def failures_of(connection: Connection) -> tuple[type[BaseException], ...]:

@@ -15,7 +15,7 @@ is logged. While it is open:
 4. After BROKER_BACKOFF a single message is sent as a probe. If it fails, the breaker opens for
    another BROKER_BACKOFF. If it is accepted, the breaker closes and one warning is logged.
 5. The broker may have lost its messages, for example a Redis without persistence. The leader then
-   publishes all QUEUED tasks again (``scheduler/maintenance/republish_after_outage.py``).
+   compares all QUEUED tasks with the messages at once (``scheduler/republishing.py``).
 
 A broker that responds but rejects one queue (it cannot be declared, is full or does not exist) does
 not open the breaker. ``QueueBackoff`` then stops claims for this queue only, for BROKER_BACKOFF

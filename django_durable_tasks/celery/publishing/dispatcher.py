@@ -48,12 +48,14 @@ class Dispatched:
     publish, and accepted messages.
 
     ``cut`` contains the queues that may have more due tasks, because the joint limit was reached.
+    ``ids`` are the claimed tasks.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
     claimed: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     cut: set[str] = field(default_factory=set)
+    ids: list[uuid.UUID] = field(default_factory=list)
 
 
 def dispatch_of(
@@ -90,6 +92,7 @@ def dispatch_of(
             taken = of_queues.total()
             done.taken.update(of_queues)
             done.claimed.update(Counter(message.queue for message in messages))
+            done.ids.extend(message.task_id for message in messages)
             done.sent.update(_send(messages))
         limit = max(0, limit - taken)
         if taken >= share:

@@ -11,7 +11,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from celery import signals
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from django_durable_tasks.celery.publishing.message_id import celery_id_of, headers_of
 from django_durable_tasks.ports import TaskMessage
@@ -75,7 +75,7 @@ def prepare(channel: Any, driver: str, message: TaskMessage, queue: Any) -> Any:
     if signals.before_task_publish.receivers:
         signals.before_task_publish.send(
             sender=message.name,
-            body=body,
+            body=tuple(loads(body)),  # as Celery: (args, kwargs, embed)
             exchange=DEFAULT_EXCHANGE,
             routing_key=queue.name,
             headers=headers,

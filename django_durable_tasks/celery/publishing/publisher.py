@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from celery import current_app
 
@@ -26,6 +26,7 @@ from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.ports import TaskMessage
 
 logger = logging.getLogger("django_durable_tasks.broker")
+_Answer = TypeVar("_Answer")
 
 
 @functools.lru_cache(maxsize=4)
@@ -46,20 +47,41 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
         return waiting
     if not broker_outage.breaker.allows():
         raise BrokerUnavailable
+    rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
+    return waiting + _judged(attempted, rejections)
+
+
+def count(queue: str) -> int | None:
+    """Return how many messages wait in this queue in the broker; None if that is unknown.
+
+    Raises BrokerUnavailable within the time limits if the broker does not respond.
+    """
+    if not broker_outage.breaker.allows():
+        raise BrokerUnavailable
+    return _answered(functools.partial(_count_once, queue), f"the count of queue {queue!r}")
+
+
+def _count_once(queue: str) -> int | None:
+    with borrowed() as broker:
+        return broker.count(queue)
+
+
+def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
+    """Ask the broker, with one retry on a new connection, and record whether it responded."""
     failures = _failures(current_app._get_current_object())
     try:
         try:
-            rejections = _publish_once(attempted)
+            answer = ask()
         except failures:
             close_idle()  # idle connections lead to the same broker
-            rejections = _publish_once(attempted)
+            answer = ask()
     except failures as error:
         broker_outage.breaker.failed_with(error)
         raise BrokerUnavailable(
-            f"The broker did not take {len(messages)} messages: {type(error).__name__}."
+            f"The broker did not respond to {subject}: {type(error).__name__}."
         ) from error
     broker_outage.breaker.succeeded()
-    return waiting + _judged(attempted, rejections)
+    return answer
 
 
 def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:

@@ -9,27 +9,25 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from celery import current_app
+from kombu.serialization import registry as serializers
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, borrowed
+from django_durable_tasks.celery.publishing.task_queues import refuse_task_queues
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidTarget, MessageRejected
-from django_durable_tasks.rules.targets.queue_message import QueueMessage
+from django_durable_tasks.rules.targets.queue_message import QueueMessage, sent_content_type
 
 _PERSISTENT = 2
 
 
-def publish(message: QueueMessage, message_id: uuid.UUID) -> bool:
-    """Publish the message once; return whether the broker has confirmed it.
+def publish(message: QueueMessage, message_id: uuid.UUID, tenant: str | None = None) -> bool:
+    """Publish the message once; return whether the broker has confirmed it. ``tenant``: the slug
+    of the task's tenant, for which ``{tenant}`` stands in API_QUEUES.
 
     Raises MessageRejected if the broker refuses it or no queue would receive it, BrokerUnavailable
     if the broker does not respond, and InvalidTarget for a queue of Celery tasks.
     """
-    if not message.exchange and message.routing_key in current_app.amqp.queues:
-        # A message in such a queue could start any Celery task.
-        raise InvalidTarget(
-            f"{message.place} is a queue of Celery tasks: create a durable task instead."
-        )
+    refuse_task_queues(message.exchange, message.routing_key, tenant)
     try:
         with borrowed() as broker:
             return _publish(broker, message, str(message_id))
@@ -42,11 +40,14 @@ def publish(message: QueueMessage, message_id: uuid.UUID) -> bool:
 
 
 def _publish(broker: BrokerConnection, message: QueueMessage, message_id: str) -> bool:
+    content_type = sent_content_type(message.content_type)
+    if content_type in serializers.type_to_name:
+        raise InvalidTarget(f"content_type={content_type!r} is one that Celery workers decode.")
     channel = broker.connection.channel() if broker.driver == "amqp" else broker.channel
     prepared = channel.prepare_message(
         message.body,
         0,
-        message.content_type,
+        content_type,
         "utf-8",
         {**message.headers, "durable-task-id": message_id},
         {"message_id": message_id, "delivery_mode": _PERSISTENT},

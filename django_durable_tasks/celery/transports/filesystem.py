@@ -56,13 +56,18 @@ def register() -> None:
     TRANSPORT_ALIASES[ALIAS] = f"{__name__}:Transport"
 
 
+# Bytes. File systems allow 255, and an upper-case letter is encoded as three.
+_LONGEST_FOLDER = 255
+
+
 def _folder_name(name: str) -> str:
     # Lower case and no dots: neither a case-blind file system nor a name such as ".." may join two
     # queues.
-    return (
-        re.sub(rb"[^a-z0-9_-]", lambda match: b"%%%02x" % ord(match[0]), name.encode()).decode()
-        or "%"
-    )
+    encoded = re.sub(rb"[^a-z0-9_-]", lambda match: b"%%%02x" % ord(match[0]), name.encode())
+    if len(encoded) > _LONGEST_FOLDER:
+        # "%-" is no escaped byte, so that no other name has this folder.
+        encoded = encoded[:100] + b"%-" + hashlib.sha256(name.encode()).hexdigest().encode()
+    return encoded.decode() or "%"
 
 
 # Errors of a folder are reported as a lost connection. Celery's worker then reconnects. An error of

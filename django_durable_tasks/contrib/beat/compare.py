@@ -19,6 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab, Fields
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.rules.recurring.effective import Agenda
 from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockChange, clock_changes
 from django_durable_tasks.rules.recurring.timetables.zones import zone
@@ -67,7 +68,7 @@ def fields_of(crontab: Crontab) -> Fields | None:
     """
     zone(crontab.timezone)
     try:
-        read = _crontab(crontab, _Clock(datetime.now(UTC)))
+        read = _crontab(crontab, _Clock(host_now()))
     except (ValueError, TypeError, schedules.ParseException):
         return None
     parts = (read.minute, read.hour, read.day_of_month, read.month_of_year, read.day_of_week)

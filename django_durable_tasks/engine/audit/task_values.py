@@ -35,7 +35,7 @@ def task_values(row: Task) -> dict[str, Any]:
 
 def encrypted_mark(value: Any) -> str:
     """Return a text that differs if the value was encrypted again."""
-    data = str(value.envelope["data"]) if isinstance(value, EncryptedValue) else ""
+    data = str(value.envelope.get("data")) if isinstance(value, EncryptedValue) else ""
     return f"{ENCRYPTED} {hashlib.sha256(data.encode()).hexdigest()[:8]}".strip()
 
 

@@ -1,8 +1,7 @@
-"""Reads the values of the metrics that are not totals: queues, leader, nodes, limits, dead letters,
-partitions of the ledger.
+"""Reads the values of the metrics that are not totals: queues, leader, nodes, limits, dead letters.
 
-At most nine statements for 500 queues, ten with partitions. None reads an ended task, and backlogs
-are counted up to ``queues.COUNTED``.
+At most nine statements for 500 queues. None reads an ended task, and backlogs are counted up to
+``queues.COUNTED``.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.engine.limits import config, usage
 from django_durable_tasks.engine.limits.usage import Usage
-from django_durable_tasks.engine.recurring import ledger_partitions
 from django_durable_tasks.engine.tasks import dead_letters
 from django_durable_tasks.models import MetricPosition, Node, SchedulerLease, TaskExecutionLog
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.metrics.counts import MetricKind
 from django_durable_tasks.rules.metrics.gauges import QueueGauge, busiest_queues, fullest_limits
-from django_durable_tasks.rules.recurring.partitions import PartitionGauge, measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +33,9 @@ class Gauges:
 
     ``queues`` and ``limits`` (usage and maximum by scope) have at most METRICS_SERIES_MAX names.
     ``nodes``: the number of nodes by kind and state. ``skews``: by kind, the largest difference
-    between the clock of a node and the database's, in seconds. ``uncounted_ids``: how many ids of
-    log entries are not counted yet. ``partitions``: those of the ledger.
+    between the clock of a node and the database's, in seconds. ``clock_step``: by how many seconds
+    the database's clock was set in the last hour. ``uncounted_ids``: how many ids of
+    log entries are not counted yet.
     """
 
     queues: Mapping[str, QueueGauge]
@@ -45,18 +43,18 @@ class Gauges:
     is_led: bool
     nodes: Mapping[tuple[str, str], int]
     skews: Mapping[str, float]
+    clock_step: float
     limits: Mapping[str, tuple[int, int]]
     dead_letters: int
     uncounted_ids: int
-    partitions: PartitionGauge
 
 
 def read_gauges() -> Gauges:
     """Read all values."""
     now, term, is_led, uncounted_ids = _leadership()
-    alive = list(
-        Node.objects.using(database()).alive().only("kind", "skew", "last_seen_at", "draining")
-    )
+    columns = ("kind", "skew", "last_seen_at", "draining", "clock_step", "clock_step_at")
+    alive = list(Node.objects.using(database()).alive().only(*columns))
+    noticed = health.recent_clock_step(alive, now)
     used, most = usage.count(), conf.settings().METRICS_SERIES_MAX
     return Gauges(
         queues=busiest_queues(_queues(now, used), most),
@@ -64,10 +62,10 @@ def read_gauges() -> Gauges:
         is_led=is_led,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
         skews=_skews(alive),
+        clock_step=noticed.clock_step or 0.0 if noticed else 0.0,
         limits=fullest_limits(_limits(used), most),
         dead_letters=dead_letters.open_count_up_to(queues.COUNTED),
         uncounted_ids=uncounted_ids,
-        partitions=_partitions(now),
     )
 
 
@@ -101,12 +99,6 @@ def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
         open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
         found[queue] = found.get(queue, QueueGauge()).plus(open_tasks)
     return found
-
-
-def _partitions(now: datetime) -> PartitionGauge:
-    """Return the partitions of the ledger; one statement if LEDGER_PARTITION_DAYS is set."""
-    existing = ledger_partitions.partitions() if ledger_partitions.wanted_days() else []
-    return measured(existing, now)
 
 
 def _state(node: Node, now: datetime) -> str:

@@ -21,10 +21,27 @@ from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.node import NodeQuerySet
 from django_durable_tasks.rules.tasks.explanations import ago
 
+CLOCK_STEP_SHOWN = timedelta(hours=1)
+"""How long a step of the database's clock is reported. Afterwards nothing depends on it."""
+
 
 def is_silent(node: Node, now: datetime) -> bool:
-    """Return whether the last heartbeat of the node is older than the node timeout."""
-    return node.last_seen_at < now - timedelta(seconds=nodes.timeout())
+    """Return whether the last heartbeat of the node is older than the node timeout. One that is
+    later than now by more than that was sent before the database's clock was set back.
+    """
+    return abs(now - node.last_seen_at) > timedelta(seconds=nodes.timeout())
+
+
+def recent_clock_step(nodes_: Iterable[Node], now: datetime) -> Node | None:
+    """Return the node that noticed the last step of the database's clock, if that was less than
+    CLOCK_STEP_SHOWN ago.
+    """
+    found = [
+        (node.clock_step_at, node.pk, node)
+        for node in nodes_
+        if node.clock_step_at is not None and node.clock_step_at > now - CLOCK_STEP_SHOWN
+    ]
+    return max(found)[2] if found else None
 
 
 def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
@@ -68,7 +85,7 @@ def _has_free_processes(node: Node) -> bool:
 
 
 def _waiting_since(now: datetime) -> dict[str, datetime]:
-    """Return the queues with tasks that were republished and not started for STALLED_AFTER seconds,
+    """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
     each with the oldest time.
     """
     long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
@@ -77,10 +94,9 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
         .filter(paused_at__isnull=False)
         .values_list("name", flat=True)
     )
-    # Only republished tasks: if the broker is unavailable nothing is republished, and a worker
-    # without messages is not stalled.
-    republished = tasks().queued().filter(updated_at__lt=long_ago, publish_count__gt=1)
-    waiting = republished.exclude(queue__in=list(paused)).order_by()
+    # A worker without a connection to the broker reports a start just now and is not judged.
+    published = tasks().queued().filter(updated_at__lt=long_ago)
+    waiting = published.exclude(queue__in=list(paused)).order_by()
     return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
 
 

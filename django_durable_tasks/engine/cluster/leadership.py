@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import uuid
 
-from django.db.models import F
+from django.db.models import F, Q
 
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.models import SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.lease import LONG_EXPIRED, lease_name
+
+LONGEST = 60.0
+"""Seconds. A lease that expires later, by more than three times its usual duration, was written
+before the database's clock was set back. It counts as expired.
+"""
+
+
+def longest(seconds: float) -> float:
+    """Return in how many seconds a lease expires at the latest, if leases last this long."""
+    return max(LONGEST, 3 * seconds)
 
 
 def _insert_row(name: str) -> bool:
@@ -26,7 +36,9 @@ def _insert_row(name: str) -> bool:
 
 
 def take(holder: uuid.UUID, seconds: float) -> int | None:
-    """Take the lease if it has expired; return the new term, or None if it is valid."""
+    """Take the lease if it has expired, or expires later than any lease can by the database's
+    clock; return the new term, or None if it is valid.
+    """
     name = lease_name()
     if not _taken(name, holder, seconds) and not (
         _insert_row(name) and _taken(name, holder, seconds)
@@ -38,7 +50,8 @@ def take(holder: uuid.UUID, seconds: float) -> int | None:
 
 
 def _taken(name: str, holder: uuid.UUID, seconds: float) -> bool:
-    ended = SchedulerLease.objects.using(database()).filter(name=name, expires_at__lt=DatabaseNow())
+    invalid = Q(expires_at__lt=DatabaseNow()) | Q(expires_at__gt=after(longest(seconds)))
+    ended = SchedulerLease.objects.using(database()).filter(invalid, name=name)
     return bool(
         ended.update(
             holder=holder, term=F("term") + 1, acquired_at=DatabaseNow(), expires_at=after(seconds)

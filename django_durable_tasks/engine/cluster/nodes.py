@@ -6,28 +6,33 @@ clock of another host. Called by the scheduler, the worker and the maintenance j
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import django
-from django.db.models import F
+from django.db.models import F, Max
 
 from django_durable_tasks import __version__, conf
+from django_durable_tasks.engine.cluster import leadership
 from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.clock_steps import ClockStep
 from django_durable_tasks.engine.db.connections import on_sqlite
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.node import TOLD_MAX, NodeQuerySet
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+from django_durable_tasks.rules.tasks.shared_crashes import Crash
 
 SHOWN = 20
 """At most this many ids of running tasks and failing parts are kept."""
@@ -38,17 +43,26 @@ class NodeReport:
     """The values that a node reports with a heartbeat; None keeps the value reported before.
 
     ``active`` contains the ids of running tasks, and ``busy`` the number of busy processes or
-    threads. ``scanned`` and ``started`` are instants of this host's monotonic clock: the last scan
+    threads. ``held`` counts the messages that a worker has received and not started, by the queue
+    of their tasks, and those that belong to no task under an empty name. ``starts`` is how many
+    tasks it started per second since its last report, ``mixed`` are the queues in which it received
+    messages that belong to no task, and ``queues`` those that it consumes.
+    ``scanned`` and ``started`` are instants of this host's monotonic clock: the last scan
     for due tasks, and the last start of a task. ``skew`` is in seconds. ``index_state`` and
     ``wakeups_state`` describe the due index and the wakeups of a scheduler. ``failing`` are the
     failing parts of a scheduler: ``what``, ``error``, ``number`` of consecutive failures and
     ``since`` (seconds). ``rejected_queues`` maps queues to the reason why the broker rejects their
     messages. ``broker_outages`` counts how often this process lost the broker and could use it
-    again.
+    again. ``names`` are the tasks that the consumer of a worker has registered. ``clock_step`` is
+    the last step of the database's clock that a leader noticed.
     """
 
     active: Sequence[uuid.UUID] | None = None
     busy: int | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+    starts: float = 0.0
+    mixed: Collection[str] = ()
+    queues: Sequence[str] | None = None
     shards: Collection[int] | None = None
     keeps_to_shards: bool | None = None
     scanned: float | None = None
@@ -60,6 +74,8 @@ class NodeReport:
     rejected_queues: Mapping[str, str] | None = None
     failing: Sequence[Mapping[str, Any]] | None = None
     broker_outages: int | None = None
+    names: Collection[str] | None = None
+    clock_step: ClockStep | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return the reported values as columns of the Node row."""
@@ -83,7 +99,18 @@ class NodeReport:
             reported["active"] = {
                 "number": number,
                 "ids": [str(one) for one in self.active[:SHOWN]],
+                "held": dict(self.held),
+                "starts": round(self.starts, 1),
+                "mixed": sorted(self.mixed),
             }
+        if self.queues is not None:
+            reported["queues"] = list(self.queues)
+        if self.names is not None:
+            names = sorted(self.names)
+            reported["names"], reported["names_digest"] = names, names_digest(names)
+        if self.clock_step is not None:
+            reported["clock_step"] = self.clock_step.seconds
+            reported["clock_step_at"] = _ago(self.clock_step.noticed)
         if self.shards is not None:
             reported["shards"] = sorted(self.shards)
         reported["last_scan_at"], reported["last_start_at"] = _ago(self.scanned), _ago(self.started)
@@ -91,6 +118,11 @@ class NodeReport:
 
 
 _NOTHING = NodeReport()
+
+
+def names_digest(names: Sequence[str]) -> str:
+    """Return a short text that is equal for equal lists of names."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
 def _ago(instant: float | None) -> Any:
@@ -198,13 +230,25 @@ def beats() -> dict[uuid.UUID, int]:
 
     The leader of a region reaps the nodes of that region.
     """
-    leases = SchedulerLease.objects.using(database()).filter(expires_at__gte=after(-timeout()))
+    latest = after(leadership.longest(conf.settings().LEADER_LEASE or 0.0))
+    leases = SchedulerLease.objects.using(database()).filter(
+        expires_at__gte=after(-timeout()), expires_at__lte=latest
+    )
     led = {name.partition("@")[2] for name in leases.values_list("name", flat=True)} - {
         conf.settings().REGION
     }
     return dict(
         Node.objects.using(database()).alive().exclude(region__in=led).values_list("pk", "beats")
     )
+
+
+def seen_later(now: datetime) -> float:
+    """Return by how many seconds the last heartbeat of a node is later than ``now``; 0 if none is.
+
+    The database's clock was set back since that heartbeat.
+    """
+    last = Node.objects.using(database()).aggregate(last=Max("last_seen_at"))["last"]
+    return max(0.0, (last - now).total_seconds()) if last else 0.0
 
 
 def broker_outages() -> dict[uuid.UUID, int]:
@@ -245,6 +289,10 @@ class HeartbeatMonitor:
         self._broker_outages: Mapping[uuid.UUID, int] | None = None
         self.broker_outage_at = float("-inf")
         """The monotonic instant at which the last outage of the broker was read from a node."""
+        self.clock_step: ClockStep | None = None
+        """The last step of the database's clock that this process noticed as the leader."""
+        self.judged: dict[uuid.UUID, Crash] = {}
+        """How runs of dead nodes are judged that were not yet marked LOST, by run id."""
         self._lock = threading.RLock()
 
     def record(

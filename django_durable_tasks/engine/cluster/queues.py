@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -67,10 +68,12 @@ class Depth:
     """The state of one queue: its tasks by status, its pause, and its workers with their
     concurrency.
 
-    ``due`` are the PENDING tasks whose time has come, ``unanswered`` the QUEUED tasks published
-    more than once, and ``late`` the RUNNING tasks past their expected duration. ``oldest_due_at``
-    is since when a task could have started. ``pending`` and ``due`` are counted up to COUNTED.
-    ``rejected`` is why the broker rejects messages of the queue, as a running scheduler reports.
+    ``due`` are the PENDING tasks whose time has come, ``limited`` those that wait for a limit or
+    for the turn of their tenant, which are not counted as due, ``unanswered`` the QUEUED tasks
+    published more than once, and ``late`` the RUNNING tasks past their expected duration.
+    ``oldest_due_at`` is since when a task could have started. ``pending`` and ``due`` are counted
+    up to COUNTED, ``limited`` up to COUNTED in all queues together. ``rejected`` is why the
+    broker rejects messages of the queue, as a running scheduler reports.
     ``misrouted`` counts the messages that were consumed from another queue; ``misrouted_at`` and
     ``misrouted_from`` are the time and the queue of the last one.
     """
@@ -78,6 +81,7 @@ class Depth:
     queue: str
     pending: int = 0
     due: int = 0
+    limited: int = 0
     queued: int = 0
     unanswered: int = 0
     running: int = 0
@@ -111,8 +115,12 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
             unanswered=Count("publish_count", filter=republished),
             published=Min("updated_at"),
         ),
-        _by_queue(tasks().running(), running=Count("*")),
-        _by_queue(tasks().overdue(now), late=Count("*")),
+        _limited(),
+        _by_queue(
+            tasks().running().with_over(),
+            running=Count("*"),
+            late=Count("pk", filter=Q(expected_duration__isnull=False, over__lt=now)),
+        ),
         QueueControl.objects.using(database()).values(
             "paused_at",
             "paused_by",
@@ -143,9 +151,33 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
 
 
+def _limited() -> list[dict[str, Any]]:
+    """Return how many tasks of each queue wait for a limit; reads at most COUNTED rows."""
+    found = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)[:COUNTED]
+    return [{"queue": queue, "limited": number} for queue, number in Counter(found).items()]
+
+
+def totals(found: Sequence[Depth]) -> dict[str, tuple[int, bool]]:
+    """Return the number of PENDING, QUEUED and RUNNING tasks of these queues, and whether it is
+    exact: a queue with COUNTED tasks may have more.
+    """
+    exact = all(depth.pending < COUNTED for depth in found)
+    return {
+        "PENDING": (sum(depth.pending for depth in found), exact),
+        "QUEUED": (sum(depth.queued for depth in found), True),
+        "RUNNING": (sum(depth.running for depth in found), True),
+    }
+
+
 def shown_count(number: int) -> str:
     """Return a number of waiting tasks as text, with a plus sign if it reached COUNTED."""
     return f"{number}+" if number >= COUNTED else str(number)
+
+
+def shown_total(numbers: Iterable[int]) -> str:
+    """Return the sum of these numbers, with a plus sign if one of them reached COUNTED."""
+    found = list(numbers)
+    return f"{sum(found)}{'+' if any(number >= COUNTED for number in found) else ''}"
 
 
 def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:

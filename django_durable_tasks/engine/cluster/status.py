@@ -18,7 +18,7 @@ from django_durable_tasks.engine.cluster import health, nodes, queues
 from django_durable_tasks.engine.cluster.queues import Depth
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, tasks
-from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.engine.limits import config, operator_limits
 from django_durable_tasks.engine.limits.operator_limits import LimitUsage
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.tasks import dead_letters
@@ -34,10 +34,10 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.lease import lease_name
 from django_durable_tasks.rules.recurring.policies import QUARANTINED
-from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.states import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.rules.tasks.explanations import OutstandingMessage, TaskSituation
 
-_PER_CHILD, _PER_THREAD, _PER_SCHEDULER = 3, 2, 8
+_PER_CHILD, _PER_THREAD, PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
@@ -75,6 +75,11 @@ class Overview:
     def is_led(self) -> bool:
         """Whether the leader's lease is valid."""
         return self.led_until is not None and self.led_until > self.now
+
+    @property
+    def clock_step(self) -> Node | None:
+        """Return the node that noticed the last recent step of the database's clock, if any."""
+        return health.recent_clock_step(self.nodes, self.now)
 
     def alive(self, kind: NodeKind) -> list[Node]:
         """Return the nodes of this kind with a heartbeat within the node timeout."""
@@ -139,7 +144,7 @@ def connections_needed(all_nodes: Sequence[Node]) -> int:
     number = 0
     for node in all_nodes:
         if node.kind == NodeKind.SCHEDULER:
-            number += _PER_SCHEDULER
+            number += PER_SCHEDULER
         elif node.pool == _FORKING:
             number += 1 + _PER_CHILD * node.concurrency
         else:
@@ -175,6 +180,7 @@ def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[Ta
         now=now,
         status=task.status,
         queue=task.queue,
+        name=task.name,
         due_at=task.due_at,
         lease_until=task.lease_until,
         started_at=task.started_at,
@@ -198,6 +204,8 @@ def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[Ta
         pause_reason=pause.reason if pause else "",
         schedulers=sum(node.kind == NodeKind.SCHEDULER for node in alive),
         workers=sum(node.kind == NodeKind.WORKER and task.queue in node.queues for node in alive),
+        no_worker_has_it=task.status in WITH_DUE_AT
+        and config.limits_in_force().lacks_worker(task.name, task.queue),
         known=known,
     )
     return found, led

@@ -9,21 +9,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.utils import timezone
+from django.db.models import ExpressionWrapper
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.instants import InstantField, instant
 
 
 def database_now() -> datetime:
     """Return the current time of the database, aware and in UTC."""
     sql = statement("now")
     if sql is None:
-        return timezone.now()
+        return host_now()
     with connections[conf.settings().DATABASE].cursor() as cursor:
         cursor.execute(sql)
-        return aware(cursor.fetchone()[0])
+        return aware(instant(cursor.fetchone()[0], cursor.db))
 
 
 def aware(time: datetime) -> datetime:
@@ -33,4 +35,4 @@ def aware(time: datetime) -> datetime:
 
 def after(seconds: float) -> Any:
     """Return the expression for the time of the database plus ``seconds``."""
-    return DatabaseNow() + timedelta(seconds=seconds)
+    return ExpressionWrapper(DatabaseNow() + timedelta(seconds=seconds), InstantField())

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import Error
-from django.utils import timezone
 
 from django_durable_tasks import process_state
 from django_durable_tasks.engine.db.clock import database_now
@@ -24,6 +23,7 @@ from django_durable_tasks.engine.db.connections import (
     in_transaction,
     on_sqlite,
 )
+from django_durable_tasks.host_clock import host_now
 
 _FRESH, _SOON = 60.0, 3.0
 """Seconds until the next query: after a success, and after a failure or a slow answer."""
@@ -69,7 +69,7 @@ class ReceivedTime:
 
 def read_clock() -> ClockReading:
     """Query the database's time on the connection of this thread."""
-    host, requested = timezone.now(), time.monotonic()
+    host, requested = host_now(), time.monotonic()
     database = database_now()
     return ClockReading(database, requested, time.monotonic(), host)
 
@@ -118,7 +118,7 @@ def _recent() -> ClockReading | None:
 def has_passed(instant: datetime) -> bool:
     """Return whether this instant has passed by the database's clock; False if that is unknown."""
     if on_sqlite():
-        return instant <= timezone.now()
+        return instant <= host_now()
     seen = _recent()
     # The database answered before the answer was received, so its clock is at least this far.
     return seen is not None and instant <= seen.database_time + timedelta(
@@ -132,5 +132,5 @@ def estimated_now() -> datetime:
     """
     seen = None if on_sqlite() else _recent()
     if seen is None:
-        return timezone.now()
+        return host_now()
     return seen.database_time + timedelta(seconds=time.monotonic() - seen.requested)

@@ -28,8 +28,8 @@ from django_durable_tasks.engine.db.statements import text
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.idle_pool import IdlePool
 
-_LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
-"""Imported on first use, because it needs a driver of PostgreSQL."""
+_DRIVER = "django.db.backends.postgresql.psycopg_any"
+"""Imported on first use, because it needs a driver of PostgreSQL: psycopg 3 or psycopg 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,18 @@ class TimeLimits:
 
 WORK = TimeLimits()
 LEADER = TimeLimits(statement=1.0, lock=1.0, idle=2.0)
+
+
+_APPLICATION_BYTES = 63
+"""PostgreSQL cuts longer names."""
+
+
+def name_connections(process: str) -> None:
+    """Name the connections that this process opens from now on for ``pg_stat_activity``, unless its
+    environment or DATABASES names them. The driver of PostgreSQL reads this variable.
+    """
+    name = f"durable {process}".encode()[:_APPLICATION_BYTES].decode(errors="ignore")
+    os.environ.setdefault("PGAPPNAME", name)
 
 
 _FORK_PATIENCE = 30.0
@@ -113,8 +125,8 @@ def _no_fork_meanwhile(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 def prepares(settings: dict[str, Any]) -> bool:
     """Return whether statements are prepared on a connection with these settings."""
-    wish = conf.settings().PREPARED_STATEMENTS
-    return not settings.get("DISABLE_SERVER_SIDE_CURSORS") if wish is None else wish
+    # The same pools of connections that break server-side cursors break prepared statements.
+    return not settings.get("DISABLE_SERVER_SIDE_CURSORS")
 
 
 def _options_for(
@@ -122,10 +134,11 @@ def _options_for(
 ) -> dict[str, Any]:
     options.pop("pool", None)
     if vendor == "postgresql":
-        options |= {"server_side_binding": True, "prepare_threshold": 1 if prepared else None}
+        if import_string(f"{_DRIVER}.is_psycopg3"):
+            options |= {"server_side_binding": True, "prepare_threshold": 1 if prepared else None}
         # The statements of this package lock rows and check the locked version. A stricter level
         # would raise an error instead.
-        options["isolation_level"] = import_string(_LEVELS).READ_COMMITTED
+        options["isolation_level"] = import_string(f"{_DRIVER}.IsolationLevel").READ_COMMITTED
         # Without keepalives, a request to a server that vanished after receiving it waits for two
         # hours.
         alive = {"keepalives_idle": 5, "keepalives_interval": 3, "keepalives_count": 3}

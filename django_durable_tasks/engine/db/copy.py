@@ -15,6 +15,7 @@ from typing import Any
 
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.models.instants import instant
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -41,7 +42,7 @@ def copy_time() -> datetime | None:
             return None
         sql_cursor.execute(sql)
         now, allowed = sql_cursor.fetchone()
-    return now if allowed else None
+    return instant(now, sql_cursor.db) if allowed else None
 
 
 @contextmanager

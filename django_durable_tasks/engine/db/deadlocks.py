@@ -10,25 +10,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from django.db import OperationalError, connections
 
 from django_durable_tasks import conf
+from django_durable_tasks.engine.db.error_codes import DEADLOCKS, code_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _TRIES = 5
-SERIALIZATION_FAILURE = "40001"
-_DEADLOCKS = frozenset({"40P01", SERIALIZATION_FAILURE, 1213})
-LOCKED = frozenset({"55P03", 1205})
-"""The codes of a lock timeout (``code_of``)."""
-
-
-def code_of(error: OperationalError) -> Any:
-    """Return the error code of the database: SQLSTATE of PostgreSQL, number of MariaDB."""
-    first = error.args[0] if error.args else None
-    return first if isinstance(first, int) else getattr(error.__cause__, "sqlstate", None)
 
 
 def retry_on_deadlock(act: Callable[P, R]) -> Callable[P, R]:
@@ -47,7 +38,7 @@ def retry_on_deadlock(act: Callable[P, R]) -> Callable[P, R]:
             except OperationalError as error:
                 connection = connections[conf.settings().DATABASE]
                 outside = connection.get_autocommit() and not connection.in_atomic_block
-                if not (outside and remaining and code_of(error) in _DEADLOCKS):
+                if not (outside and remaining and code_of(error) in DEADLOCKS):
                     raise
         raise AssertionError
 

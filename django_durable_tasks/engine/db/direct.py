@@ -2,8 +2,7 @@
 
 A cursor of Django and psycopg uses more processor time for a statement of one row than PostgreSQL
 does. A child of a prefork pool executes two such statements per task, so it calls libpq through
-``psycopg.pq``, with psycopg's adaptation of parameters and results. Several statements can be
-executed together: in one transaction and one round trip.
+``psycopg.pq``, with psycopg's adaptation of parameters and results.
 
 libpq waits for the server without returning to Python. This would block all greenlets of a process
 and delays signal handlers, so only processes that call ``use`` execute statements in this way: they
@@ -25,8 +24,6 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db.connections import is_dedicated, prepares
 
-Statement = tuple[str, Mapping[str, Any]]
-"""The text of a statement with named parameters, as for a cursor, and their values."""
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|%)")
 _BINARY = 1
 
@@ -51,33 +48,13 @@ class _Session:
         self._disconnected = import_string("psycopg.OperationalError")
         self._error_of = import_string("psycopg.errors.error_from_result")
         status = import_string("psycopg.pq.ExecStatus")
-        self._good = {int(status.TUPLES_OK), int(status.COMMAND_OK), int(status.PIPELINE_SYNC)}
+        self._good = {int(status.TUPLES_OK), int(status.COMMAND_OK)}
         self._prepared: dict[str, tuple[bytes, list[str]]] = {}
 
     def execute(self, sql: str, parameters: Mapping[str, Any]) -> Result:
         """Execute one statement in a transaction of its own."""
         name, values = self._bound(sql, parameters)
         return self._result(self._pgconn.exec_prepared(name, values, result_format=_BINARY))
-
-    def execute_together(self, statements: Sequence[Statement]) -> list[Result]:
-        """Execute statements in one transaction: PostgreSQL commits at the end of a pipeline."""
-        bound = [self._bound(*statement) for statement in statements]
-        link, found = self._pgconn, []
-        # In blocking mode libpq reads while it writes. Otherwise both sides could wait for the
-        # other one to read.
-        link.nonblocking = 0
-        link.enter_pipeline_mode()
-        for name, values in bound:
-            link.send_query_prepared(name, values, result_format=_BINARY)
-        link.pipeline_sync()
-        for _ in bound:
-            found.append(link.get_result())
-            link.get_result()  # None: the end of the results of a statement
-        found.append(link.get_result())  # the end of the pipeline, or the error of its COMMIT
-        results = [self._result(one) for one in found]
-        link.exit_pipeline_mode()
-        link.nonblocking = 1
-        return results[:-1]
 
     def _bound(self, sql: str, parameters: Mapping[str, Any]) -> tuple[bytes, Sequence[Any]]:
         """Return the prepared statement and its values, in the text format. So the statement
@@ -103,13 +80,13 @@ class _Session:
         return name, names
 
     def _result(self, result: Any) -> Result:
-        """Return what a statement returned, or raise its error. The pool closes the connection
-        then, whose pipeline may be incomplete.
-        """
+        """Return what a statement returned, or raise its error."""
         if result is None:
             raise self._disconnected("The connection was lost before the statement ended.")
         if result.status not in self._good:
-            raise self._error_of(result, encoding="utf-8")
+            error = self._error_of(result, encoding="utf-8")
+            # The server sends a code with each error, libpq none if it lost the connection.
+            raise error if error.sqlstate is not None else self._disconnected(str(error))
         rows: list[tuple[Any, ...]] = []
         if result.ntuples:
             self._adapter.set_pgresult(result)
@@ -121,7 +98,7 @@ class _Process:
     """Whether this process executes statements directly, and its sessions."""
 
     def __init__(self) -> None:
-        self.requested = self.used = False
+        self.requested = False
         self.sessions = weakref.WeakKeyDictionary[BaseDatabaseWrapper, _Session]()
 
 
@@ -141,33 +118,13 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def is_used() -> bool:
-    """Return whether this process has executed a statement directly, so that its dedicated
-    connections support it.
-    """
-    return _process.used
-
-
 def execute(sql: str, parameters: Mapping[str, Any]) -> Result | None:
     """Execute a statement; return None if the caller has to use a cursor."""
     session = _session() if _process.requested else None
     if session is None:
         return None
     with connections[conf.settings().DATABASE].wrap_database_errors:
-        result = session.execute(sql, parameters)
-    _process.used = True
-    return result
-
-
-def execute_together(statements: Sequence[Statement]) -> list[Result] | None:
-    """Execute statements in one transaction and one round trip; return None, and execute nothing,
-    if this connection does not support it.
-    """
-    session = _session() if _process.requested else None
-    if session is None:
-        return None
-    with connections[conf.settings().DATABASE].wrap_database_errors:
-        return session.execute_together(statements)
+        return session.execute(sql, parameters)
 
 
 def _session() -> _Session | None:

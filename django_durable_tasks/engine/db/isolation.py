@@ -31,7 +31,13 @@ from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import process_state
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.deadlocks import code_of
+from django_durable_tasks.engine.db.error_codes import (
+    DEADLOCKS,
+    LOCK_TIMEOUTS,
+    STATEMENT_TIMEOUT,
+    code_of,
+    is_about_a_statement,
+)
 
 logger = logging.getLogger("django_durable_tasks.isolation")
 K = TypeVar("K", bound=Hashable)
@@ -39,13 +45,7 @@ R = TypeVar("R")
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 600.0
 _ALONE_FOR = 10.0
 _MOST = 1_000
-_ABOUT_SOME_ROWS = frozenset({"55P03", "57014", "40P01", "40001", 1205, 1213})
-"""Lock timeout, statement timeout, deadlock, serialization failure: PostgreSQL's SQLSTATE,
-MariaDB's number.
-"""
-# MariaDB's driver raises OperationalError for this. SQLite's driver does so for every wrong
-# statement.
-_UNKNOWN_COLUMN = 1054
+_ABOUT_SOME_ROWS = DEADLOCKS | LOCK_TIMEOUTS | {STATEMENT_TIMEOUT}
 
 
 def is_of_another_database(error: BaseException) -> bool:
@@ -71,8 +71,8 @@ def is_outage(error: BaseException) -> bool:
         return False
     if not isinstance(error, OperationalError):
         return isinstance(error, InterfaceError)
-    wrong_statement = getattr(error.__cause__, "sqlite_errorname", "") == "SQLITE_ERROR"
-    return code_of(error) not in _ABOUT_SOME_ROWS | {_UNKNOWN_COLUMN} and not wrong_statement
+    code = code_of(error)
+    return code not in _ABOUT_SOME_ROWS and not is_about_a_statement(code)
 
 
 def may_be_caused_by_an_item(error: BaseException) -> bool:

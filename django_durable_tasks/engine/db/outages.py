@@ -6,21 +6,21 @@ The management commands call it.
 
 from __future__ import annotations
 
+from django.db import DataError, IntegrityError
+
 from django_durable_tasks import conf
+from django_durable_tasks.engine.db.error_codes import UNDEFINED, code_of
+from django_durable_tasks.engine.db.isolation import is_outage
 
 _PREFIX = "durable_tasks_"
-_MISSING = frozenset({"42P01", "42703", 1146, 1054})
-"""Undefined table and undefined column: PostgreSQL's SQLSTATE, MySQL's and MariaDB's numbers."""
+# SQLite has one code for all wrong statements, and one language.
 _MISSING_IN_SQLITE = ("no such table", "no such column", "has no column named")
 
 
 def is_unmigrated(error: BaseException) -> bool:
     """Return whether a table or column of this package is missing: ``migrate`` has not run."""
     text = str(error)
-    codes = {getattr(error.__cause__, "sqlstate", None), *error.args[:1]}
-    return _PREFIX in text and (
-        not _MISSING.isdisjoint(codes) or text.startswith(_MISSING_IN_SQLITE)
-    )
+    return _PREFIX in text and (code_of(error) in UNDEFINED or text.startswith(_MISSING_IN_SQLITE))
 
 
 def reason_of(error: BaseException) -> str:
@@ -35,4 +35,9 @@ def reason_of(error: BaseException) -> str:
             f"the tables of django_durable_tasks in database {alias!r} are missing or older than"
             f" this release ({str(error).splitlines()[0]}); run `manage.py migrate{where}`"
         )
-    return f"the database is unavailable ({type(error).__name__})"
+    kind = type(error).__name__
+    if is_outage(error):
+        return f"the database is unavailable ({kind})"
+    if isinstance(error, DataError | IntegrityError):
+        return f"the database refused a value ({kind})"
+    return f"the database refused a statement ({kind}: {str(error).partition(chr(10))[0]})"

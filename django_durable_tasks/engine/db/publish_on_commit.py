@@ -17,6 +17,9 @@ from django_durable_tasks.engine.db.commit_hooks import (
 )
 from django_durable_tasks.ports import TaskMessage
 
+# Tasks of one transaction that are published at its COMMIT. The caller waits until they are sent.
+FAST_PATH_MAX = 100
+
 
 class _PublishHook(CommitHook):
     """Publishes all messages added in a transaction or savepoint."""

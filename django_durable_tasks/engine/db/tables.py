@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import F, Lookup, Model, QuerySet
 
@@ -15,6 +17,7 @@ from django_durable_tasks.engine.db.arrays import text_array, uuid_array
 from django_durable_tasks.engine.db.connections import cursor
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.instants import instant
 from django_durable_tasks.models.task_queries import TaskQuerySet
 
 M = TypeVar("M", bound=Model)
@@ -125,10 +128,21 @@ def read(
     """
     result = direct.execute(sql, parameters) if frequent else None
     if result is not None:
-        return result.rows
+        return _instants(result.rows)
     with cursor(binary=binary) as sql_cursor:
         sql_cursor.execute(sql, parameters)
-        return list(sql_cursor.fetchall())
+        return _instants(list(sql_cursor.fetchall()))
+
+
+def _instants(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the rows with aware times. With ``USE_TZ = False`` Django removes their zones."""
+    if settings.USE_TZ:
+        return rows
+    connection = connections[database()]
+    return [
+        tuple(instant(one, connection) if isinstance(one, datetime) else one for one in row)
+        for row in rows
+    ]
 
 
 def first_of_each(

@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from django.db import connections
-from django.utils import timezone
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.dependencies import (
     FORCED,
@@ -131,7 +131,7 @@ class LockedSubgraph:
         for key in self.forced:
             for edge in self.above[key]:
                 if not edge.met:
-                    edge.resolved_at, edge.outcome, edge.met = timezone.now(), FORCED, True
+                    edge.resolved_at, edge.outcome, edge.met = host_now(), FORCED, True
 
     def rearm(self, replayed: set[uuid.UUID]) -> None:
         """Make the edges of these upstreams unresolved, and write what their dependents need.

@@ -22,6 +22,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.db.publish_on_commit import FAST_PATH_MAX
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.transitions import BlockedDependent, attempt_log
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
@@ -113,7 +114,7 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
 def _open_queues(ready: Sequence[BlockedDependent]) -> set[str]:
     """Return the queues of these tasks in which released tasks may be published at once."""
     settings = conf.settings()
-    if not settings.FAST_PATH or len(ready) > settings.FAST_PATH_MAX or not ports.broker_open():
+    if not settings.FAST_PATH or len(ready) > FAST_PATH_MAX or not ports.broker_open():
         return set()
     return {
         one.queue for one in ready if ports.fast_path.is_open(one.name, one.queue, one.tenant_id)
@@ -332,7 +333,7 @@ def release(rows: Sequence[Task]) -> list[TaskMessage]:
     """Release locked BLOCKED tasks; return the messages of those that may be published at once."""
     settings = conf.settings()
     published = (
-        [row for row in rows if _may_publish_at_once(row)][: settings.FAST_PATH_MAX]
+        [row for row in rows if _may_publish_at_once(row)][:FAST_PATH_MAX]
         if settings.FAST_PATH
         else []
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django_durable_tasks import conf
 from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.transitions.stored_arguments import place
@@ -13,6 +12,10 @@ from django_durable_tasks.rules.encryption import stored_value
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.workflows.plan import check_size, referred, resolved
+
+# Bytes, as JSON, of the results to which the arguments of one task refer. A worker reads all of
+# them into its memory before it starts the task.
+_REFERENCES_MAX_BYTES = 1_048_576
 
 
 def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
@@ -32,7 +35,7 @@ def resolve(
     """Return the arguments with results instead of references, None for a task without success and
     for the task of another tenant.
 
-    Raises ResultTooLarge if the results together are larger than REFERENCES_MAX_BYTES, and
+    Raises ResultTooLarge if the results together are larger than 1 MiB, and
     InvalidReference if a result does not have the referenced part.
     """
     references = referred(args) | referred(kwargs)
@@ -41,8 +44,5 @@ def resolve(
         task_id: decrypted(result, place(tenant_id, "result", task_id))
         for task_id, result in ended.values_list("pk", "result")
     }
-    check_size(
-        sum(len(json.dumps(result)) for result in results.values()),
-        conf.settings().REFERENCES_MAX_BYTES,
-    )
+    check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
     return resolved(args, results), resolved(kwargs, results)

@@ -17,7 +17,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits import backpressure, usage, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig
-from django_durable_tasks.engine.limits.shares import ShareAdmission, free_of_share
+from django_durable_tasks.engine.limits.shares import ShareAdmission, free_of_share, is_selected
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
@@ -36,6 +36,7 @@ _COLUMNS = (
     "weight",
     "priority",
     "waiting_for_limit",
+    "due_at",
 )
 
 
@@ -107,6 +108,11 @@ class LimitAdmission:
 
         ``in_turn``: they are the first of their waitlists, so no capacity of these is reserved.
         """
+        idle = self._limit_config.without_worker((one.id, one.name, one.queue) for one in claimed)
+        if idle:
+            epochs = {task.id: task.epoch for task in claimed}
+            transitions.make_claimed_wait(idle, epochs)
+            claimed = [task for task in claimed if task.id not in idle]
         if not self._limit_config.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
         judged = claimed
@@ -124,6 +130,7 @@ class LimitAdmission:
                     task.weight,
                     task.priority,
                     task.waiting_for_limit,
+                    task.ready_at,
                 )
                 for task in judged
             ],
@@ -142,10 +149,14 @@ class LimitAdmission:
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
-        """Make those of the next due tasks wait that a limit would refuse, so that the next claim
-        reads the tasks behind them.
+        """Make those of the next due tasks wait that a limit would refuse, or whose name no worker
+        has, so that the next claim reads the tasks behind them.
         """
-        return self.refuse(next_due(queues, now, limit), now)
+        ids = next_due(queues, now, limit)
+        rows = tables.tasks().filter(pk__in=ids).values_list("pk", "name", "queue")
+        idle = self._limit_config.without_worker(rows)
+        number = transitions.make_due_wait(idle, now)
+        return number + self.refuse([task_id for task_id in ids if task_id not in idle], now)
 
     def refuse(self, ids: Sequence[uuid.UUID], now: datetime) -> int:
         """Make those of these due tasks wait that a limit would refuse; return how many. The
@@ -191,7 +202,7 @@ class LimitAdmission:
         """
         if not any(row.scopes for row in bound):
             return {}
-        self._count_usage(bound if claimed else (), strict=_strict(bound))
+        self._count_usage(bound if claimed else (), strict=self._is_strict(bound))
         self._open(self._allowed(bound), bound)
         turns = turns or {}
         self._reserve_for_heavy(
@@ -248,6 +259,7 @@ class LimitAdmission:
         weight: int,
         priority: int,
         waiting_for_limit: str | None,
+        due_since: datetime | None,
     ) -> _Bound:
         """Return a task with the scopes that may refuse it.
 
@@ -256,10 +268,14 @@ class LimitAdmission:
         config = self._limit_config
         scopes = [*config.wide(queue), *config.narrow(name, tenant_id, limit_key)]
         share = rules.of_share(queue, tenant_id) if config.tenants else None
-        selected = share is not None and share == waiting_for_limit
+        selected = (
+            share is not None
+            and waiting_for_limit is not None
+            and is_selected(waiting_for_limit, queue, tenant_id, config)
+        )
         if share is not None and not selected:
             scopes.append(share)
-        request = waitlist.admission_request(task_id, scopes, weight, priority)
+        request = waitlist.admission_request(task_id, scopes, weight, (priority, due_since))
         return _Bound(task_id, name, queue, tenant_id, limit_key, request, share, selected)
 
     def _allowed(self, tasks: Iterable[_Bound]) -> dict[str, Allowance]:
@@ -284,6 +300,16 @@ class LimitAdmission:
         for row in own:
             found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.request.weight)
         self._usage = found
+
+    def _is_strict(self, bound: Iterable[_Bound]) -> bool:
+        """Return whether a limit other than a share of a window can refuse any of these tasks."""
+        return any(
+            rules.shared(scope) is None
+            or backpressure.places_of_customer(row.queue, row.tenant_id, self._limit_config)
+            is not None
+            for row in bound
+            for scope in row.scopes
+        )
 
     def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
         """Compute the free capacity of these scopes, unless it is computed already."""
@@ -332,7 +358,9 @@ class LimitAdmission:
                 *self._limit_config.narrow(row.name, row.tenant_id, row.limit_key),
             ]
             self._open({scope: self._limit_config.among(scope, [row.name]) for scope in others})
-            request = waitlist.admission_request(row.pk, others, row.weight, row.priority)
+            request = waitlist.admission_request(
+                row.pk, others, row.weight, (row.priority, row.ready_at)
+            )
             if not any(
                 self._capacity.refuses(scope, request)
                 for scope in others
@@ -350,12 +378,10 @@ class LimitAdmission:
             return False
         if self._usage is None or row.queue in self._usage.paused:
             return False
+        if backpressure.is_left_out(row.queue):
+            return False
         full = self._usage.window(row.queue) >= backpressure.window_of(row.queue)
         return not full or row.priority >= waitlist.URGENT
-
-
-def _strict(bound: Iterable[_Bound]) -> bool:
-    return any(rules.shared(scope) is None for row in bound for scope in row.scopes)
 
 
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from django.db import Error
-from django.db.models import Count
+from django.db.models import BooleanField, Count, ExpressionWrapper, Q
 
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.engine.db.background_refresh import Refresher
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.clock import after, database_now
 from django_durable_tasks.engine.db.connections import (
     dedicated_connection,
     has_one_connection,
@@ -33,59 +33,125 @@ from django_durable_tasks.engine.db.connections import (
 from django_durable_tasks.engine.db.tables import database, tasks
 from django_durable_tasks.engine.limits import config
 from django_durable_tasks.engine.limits.next_due import late
-from django_durable_tasks.models import Node, QueueControl
-from django_durable_tasks.rules.limits.admission import share_of
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, QueueControl
+from django_durable_tasks.rules.limits.admission import share_of, workers_of
+from django_durable_tasks.rules.limits.options import of_tenant
+from django_durable_tasks.rules.states import Status
 
-_UNKNOWN_WORKERS_WINDOW = 1_000
-_SMALLEST_WINDOW = 200
+SMALLEST_WINDOW = 50
+"""The window of a queue with slow tasks, and of a queue without a known worker: what one process
+runs of tasks of 0.1 s in five seconds. While tasks are started, a scheduler fills a window about 25
+times a second, so that this also suffices for two processes that run tasks without any work.
+"""
 _FEWEST_URGENT = 10
+# Seconds after which a task that another thread of this process has published is usually committed.
+_UNSEEN = 0.1
 _BEHIND = 1.0
 """Seconds. If tasks of a queue have been due for longer, half of its window is left to them."""
 _REFRESH_EVERY, _USABLE = 0.9, 2.0
 """Seconds between two snapshots, and the age up to which one is used if the database is slow."""
+_SERVED_FOR = 10.0
+"""Seconds after which a snapshot no longer shows that a queue has no worker."""
 _FORGOTTEN_AFTER = 600.0
 """Seconds without a publish after which this process no longer reads the state of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSnapshot:
-    """The queues at one moment: the paused ones, the published tasks, and the concurrency of the
-    workers.
+class Fleet:
+    """The live workers at one moment, by the queues that they consume.
+
+    ``concurrency``, ``free`` (processes or threads without a task) and ``starts`` (per second) are
+    those of the workers of each queue. ``held`` counts the messages of tasks of a queue that they
+    have received and not started. ``mixed`` are queues in which they also received messages that
+    belong to no task. ``busy`` are queues all of whose processes are busy, while those of others
+    are free, and have started nothing for REPUBLISH_AFTER.
     """
+
+    concurrency: Counter[str] = field(default_factory=Counter)
+    free: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    starts: Mapping[str, float] = field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
+    busy: frozenset[str] = frozenset()
+
+    def leaves_out(self, queue: str) -> bool:
+        """Return whether there are workers and none of them can start tasks of this queue."""
+        return bool(self.concurrency) and (not self.concurrency[queue] or queue in self.busy)
+
+
+def fleet() -> Fleet:
+    """Read the live workers; one statement."""
+    found, starts, mixed, serving = Fleet(), dict[str, float](), set[str](), set[str]()
+    settings = conf.settings()
+    before = after(-max(settings.REPUBLISH_AFTER, 2 * settings.NODE_HEARTBEAT))
+    is_recent = ExpressionWrapper(Q(last_start_at__gt=before), BooleanField())
+    workers = Node.objects.using(database()).alive().workers()
+    columns = workers.values_list("queues", "concurrency", "active", is_recent)
+    for queues, concurrency, active, starts_tasks in columns:
+        report = active or {}
+        held: Mapping[str, int] = report.get("held") or {}
+        unused = max(0, concurrency - int(report.get("number", 0)))
+        free = 0 if active is None or any(held.values()) else unused
+        found.held.update(held)
+        if starts_tasks or unused or active is None:
+            serving.update(queues)
+        for queue in queues:
+            found.concurrency[queue] += concurrency
+            found.free[queue] += free
+            starts[queue] = starts.get(queue, 0.0) + float(report.get("starts", 0.0))
+        mixed.update(report.get("mixed", ()))
+    busy = found.concurrency.keys() - serving if any(found.free.values()) else ()
+    return replace(found, starts=starts, mixed=frozenset(mixed), busy=frozenset(busy))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """The queues at one moment: the paused ones, the published tasks, and the workers."""
 
     paused: frozenset[str] = frozenset()
     queued: Counter[str] = field(default_factory=Counter)
-    concurrency: Counter[str] = field(default_factory=Counter)
+    fleet: Fleet = field(default_factory=Fleet)
     of_tenants: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
-    def window(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many tasks may be published and not started: twice the concurrency plus the
-        starts of 2 s, or 1,000 without a worker.
+    def window(self, queue: str) -> int:
+        """Return how many messages may wait in the broker: twice the concurrency plus the starts of
+        one second, and at least SMALLEST_WINDOW.
         """
         fixed = conf.settings().QUEUE_WINDOW
         if fixed is not None:
             return fixed
-        if not self.concurrency[queue]:
-            return _UNKNOWN_WORKERS_WINDOW
-        return max(_SMALLEST_WINDOW, 2 * self.concurrency[queue] + round(2 * starts_per_second))
+        fast = self.fleet.starts.get(queue, 0.0)
+        return max(SMALLEST_WINDOW, 2 * self.fleet.concurrency[queue] + round(fast))
 
     def with_paused(self, queues: frozenset[str]) -> QueueSnapshot:
         """Return the snapshot with these paused queues instead."""
         return replace(self, paused=queues)
 
-    def capacity(self, queue: str, starts_per_second: float = 0.0) -> int:
-        """Return how many more tasks of this queue may be published now."""
-        if queue in self.paused:
-            return 0
-        return max(0, self.window(queue, starts_per_second) - self.queued[queue])
+    def is_closed(self, queue: str) -> bool:
+        """Return whether nothing is published to this queue: it is paused, or only other queues
+        have workers that can start tasks, and its own would occupy places of shared limits.
+        """
+        return queue in self.paused or self.is_left_out(queue)
 
-    def urgent_capacity(self, queue: str, starts_per_second: float = 0.0) -> int:
+    def is_left_out(self, queue: str) -> bool:
+        """Return whether tasks of this queue would occupy places of shared limits, by the limits
+        that this process has read last, without a worker that could start them.
+        """
+        return self.fleet.leaves_out(queue) and config.last_limits().is_shared
+
+    def capacity(self, queue: str) -> int:
+        """Return how many more tasks of this queue may be published now."""
+        if self.is_closed(queue):
+            return 0
+        return max(0, self.window(queue) - self.queued[queue])
+
+    def urgent_capacity(self, queue: str) -> int:
         """Return how many more tasks of the highest priority may be published: a full window is
         extended by a tenth for them.
         """
-        if queue in self.paused:
+        if self.is_closed(queue):
             return 0
-        window = self.window(queue, starts_per_second)
+        window = self.window(queue)
         return max(0, window + max(_FEWEST_URGENT, window // 10) - self.queued[queue])
 
     def share(self, queue: str, tenant_id: int) -> int:
@@ -95,6 +161,27 @@ class QueueSnapshot:
         tenants = self.of_tenants.get(queue, {})
         share = share_of(self.window(queue), len(tenants.keys() | {tenant_id}))
         return share - tenants.get(tenant_id, 0)
+
+
+def places_of_customer(
+    queue: str, tenant_id: int, current: config.LimitConfig, fleet_now: Fleet | None = None
+) -> int | None:
+    """Return how many tasks of a queue this tenant may have QUEUED and RUNNING because it is one of
+    several; None without such a limit.
+
+    The default tenant has none, and a tenant with a concurrency limit of its own, and no tenant in
+    a queue with a concurrency limit, whose shares are parts of that limit. ``fleet_now``: the
+    workers, if the caller has read them.
+    """
+    if tenant_id == DEFAULT_TENANT_ID or not current.tenants:
+        return None
+    if any(current.of(scope).places is not None for scope in current.wide(queue)):
+        return None
+    if current.of(of_tenant(tenant_id)).places is not None:
+        return None
+    if fleet_now is None:
+        fleet_now = process_state.of(LastSnapshot).with_recent_fleet().fleet
+    return workers_of(fleet_now.concurrency[queue])
 
 
 def paused_queues() -> frozenset[str]:
@@ -109,47 +196,57 @@ def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
         tasks().queued() if queues is None else tasks().queued().filter(queue__in=sorted(queues))
     )
     waiting = published.order_by().values_list("queue", "tenant_id").annotate(number=Count("pk"))
-    workers = Node.objects.using(database()).alive().workers().values_list("queues", "concurrency")
     of_tenants: dict[str, dict[int, int]] = {}
     for queue, tenant_id, number in waiting:
         of_tenants.setdefault(queue, {})[tenant_id] = number
     queued = Counter({queue: sum(tenants.values()) for queue, tenants in of_tenants.items()})
-    found = QueueSnapshot(paused_queues(), queued, _concurrency(workers), of_tenants)
-    process_state.of(QueueWindows).snapshot = found
+    found = QueueSnapshot(paused_queues(), queued, fleet(), of_tenants)
+    process_state.of(LastSnapshot).use(found)
     return found
 
 
-class QueueWindows:
-    """The windows of queues by the last snapshot of this process. ``start_rate`` returns the starts
-    per second of a queue.
-    """
+class LastSnapshot:
+    """The last snapshot of this process, for the windows and closed queues of limited tasks."""
 
     def __init__(self) -> None:
-        self.snapshot = QueueSnapshot()
-        self.start_rate: Callable[[str], float] = Counter[str]().__getitem__
+        self.snapshot, self._read_at = QueueSnapshot(), float("-inf")
 
+    def use(self, found: QueueSnapshot) -> None:
+        """Keep this snapshot, which was read just now."""
+        self.snapshot, self._read_at = found, time.monotonic()
 
-def use_start_rates(start_rate: Callable[[str], float]) -> None:
-    """Set the function that returns the starts per second of a queue, for the windows of this
-    process.
-    """
-    process_state.of(QueueWindows).start_rate = start_rate
+    def is_unserved(self, queue: str) -> bool:
+        """Return whether no live worker consumes this queue; False if the snapshot is old."""
+        recent = time.monotonic() - self._read_at <= _SERVED_FOR
+        return recent and not self.snapshot.fleet.concurrency[queue]
+
+    def with_recent_fleet(self) -> QueueSnapshot:
+        """Return the last snapshot, with workers that were read in the last two seconds.
+
+        Only schedulers read whole snapshots; a worker that hands capacity over reads the workers.
+        """
+        if time.monotonic() - self._read_at > _USABLE:
+            self.use(replace(self.snapshot, fleet=fleet()))
+        return self.snapshot
 
 
 def window_of(queue: str) -> int:
-    """Return the window of a queue by the last snapshot and the starts per second of this
-    process.
+    """Return the window of a queue by the last snapshot of this process."""
+    return process_state.of(LastSnapshot).with_recent_fleet().window(queue)
+
+
+def is_unserved(queue: str) -> bool:
+    """Return whether no live worker consumed this queue a few seconds ago. False if this process
+    has no snapshot that is so recent.
     """
-    windows = process_state.of(QueueWindows)
-    return windows.snapshot.window(queue, windows.start_rate(queue))
+    return process_state.of(LastSnapshot).is_unserved(queue)
 
 
-def _concurrency(workers: Iterable[tuple[list[str], int]]) -> Counter[str]:
-    concurrency: Counter[str] = Counter()
-    for queues, number in workers:
-        for queue in queues:
-            concurrency[queue] += number
-    return concurrency
+def is_left_out(queue: str) -> bool:
+    """Return whether tasks of this queue would occupy places of shared limits without a worker that
+    could start them, by the last snapshot of this process.
+    """
+    return process_state.of(LastSnapshot).with_recent_fleet().is_left_out(queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +264,7 @@ class _State:
     behind: frozenset[str] = frozenset()
     published: Counter[str] = field(default_factory=Counter)
     published_of: Counter[tuple[str, int]] = field(default_factory=Counter)
+    just_published: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
     def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a task may be published without a claim, and count it."""
@@ -176,18 +274,48 @@ class _State:
             or self.limit_config.binds(name, queue, tenant_id)
         ):
             return False
-        # Tasks that are due must not starve: new tasks leave half of the window to them.
-        left = self.snapshot.window(queue) // 2 if queue in self.behind else 0
-        if self.snapshot.capacity(queue) - left <= self.published[queue]:
+        if self.snapshot.is_closed(queue):
             return False
-        if (
-            self.limit_config.tenants
-            and self.snapshot.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
-        ):
+        # In eager mode the task runs in the caller, whatever waits in the broker.
+        if not self._has_room(self.snapshot, queue, tenant_id) and not ports.eager():
             return False
         self.published[queue] += 1
         self.published_of[queue, tenant_id] += 1
         return True
+
+    def _has_room(self, read: QueueSnapshot, queue: str, tenant_id: int) -> bool:
+        """Return whether the window of the queue and the shares of the tenant have a free place."""
+        # Tasks that are due must not starve: new tasks leave half of the window to them.
+        left = read.window(queue) // 2 if queue in self.behind else 0
+        if read.capacity(queue) - left <= self.published[queue]:
+            return False
+        if (
+            self.limit_config.tenants
+            and read.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
+        ):
+            return False
+        return self._has_free_worker(queue, tenant_id, read.fleet)
+
+    def _has_free_worker(self, queue: str, tenant_id: int, fleet_now: Fleet) -> bool:
+        """Return whether a customer has fewer tasks QUEUED and RUNNING than it may have.
+
+        They are counted by one index probe on the connection of the caller. Tasks that other
+        threads have just published may not be committed yet, so those of the last _UNSEEN seconds
+        are counted too.
+        """
+        places = places_of_customer(queue, tenant_id, self.limit_config, fleet_now)
+        if places is None:
+            return True
+        now = time.monotonic()
+        recent = self.just_published.setdefault((queue, tenant_id), [])
+        recent[:] = [at for at in recent if at > now - _UNSEEN]
+        if len(recent) >= places:
+            return False
+        recent.append(now)
+        under_way = tasks().filter(
+            queue=queue, tenant_id=tenant_id, status__in=[Status.QUEUED, Status.RUNNING]
+        )
+        return len(under_way.values_list("pk")[:places]) < places
 
     def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a batch message may be published for a new task."""
@@ -285,7 +413,8 @@ class FastPath:
         """Return whether a task may be published at commit, without a claim, and count it.
 
         Returns False if a limit can apply to the task, because only a claim enforces limits, and if
-        the state of its queue is unknown. Inside a transaction it does not query the database.
+        the state of its queue is unknown. Inside a transaction it does not query the database,
+        except that one probe counts the tasks of a customer on the connection of the caller.
         """
         state = process_state.of(RecentQueueState).of(queue)
         return state is not None and state.take_place(name, queue, tenant_id)

@@ -3,8 +3,12 @@
 An endpoint whose circuit breaker is open is a limit too: it admits no task until the pause is over,
 and then one, which probes it. Tasks of other endpoints therefore wait for no message of its tasks.
 
-A process reads the operators' limits and the open endpoints at most once a second. Code and
-settings are read with them.
+A task name that no live worker of a queue has registered is a limit of 0 for the tasks of this name
+in this queue. They take no place of the window of published tasks, and wait until a worker of the
+queue registers the name.
+
+A process reads the operators' limits, the open endpoints and the names of the workers at most once
+a second. Code and settings are read with them.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from django.db.models import Case, Q, Value, When
 
@@ -23,7 +28,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import Endpoint, Limit, Tenant
+from django_durable_tasks.models import Endpoint, Limit, Node, Tenant
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.options import Allowance, Rate
@@ -33,19 +38,23 @@ logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
 OPEN_ENDPOINTS = 1_000
 _QUEUES = rules.of_queue("")
-_UNLIMITED = Allowance()
+_UNLIMITED, _CLOSED = Allowance(), Allowance(0)
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
 class LimitConfig:
     """The limits in force: by scope, by task for limits per key, and whether there are several
     tenants. ``endpoints``: the scopes of open endpoints, whose limits ``scopes`` contains.
+    ``names``: the task names that the live workers of a queue have registered, for the queues all
+    of whose workers report them.
     """
 
     scopes: Mapping[str, Allowance] = field(default_factory=dict)
     per_key: Mapping[str, Allowance] = field(default_factory=dict)
     tenants: bool = False
     endpoints: Collection[str] = ()
+    names: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_keys: Allowance | None = field(init=False, default=None)
     """The limits per key if all tasks that have some have the same; None otherwise."""
 
@@ -63,9 +72,36 @@ class LimitConfig:
         """Whether any whole queue, or all of them together, has a limit."""
         return any(scope == rules.GLOBAL or scope.startswith(_QUEUES) for scope in self.scopes)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether tasks of several queues may use places of one limit."""
+        return bool(self.per_key) or any(not scope.startswith(_QUEUES) for scope in self.scopes)
+
+    def shared_by(self, name: str, tenant_id: int, limit_key: str | None) -> bool:
+        """Return whether a limit that several queues share applies to this task."""
+        return rules.GLOBAL in self.scopes or bool(self.narrow(name, tenant_id, limit_key))
+
     def of(self, scope: str) -> Allowance:
         """Return the limits of a scope; an empty Allowance if there are none."""
+        worker = rules.worker_of(scope)
+        if worker is not None:
+            return _CLOSED if self.lacks_worker(*worker) else _UNLIMITED
         return self.scopes.get(scope, _UNLIMITED)
+
+    def lacks_worker(self, name: str, queue: str) -> bool:
+        """Return whether the queue has live workers and none of them has registered this name."""
+        names = self.names.get(queue)
+        return names is not None and name not in names
+
+    def without_worker(self, rows: Iterable[tuple[_K, str, str]]) -> dict[_K, str]:
+        """Return the scope for which each of these tasks waits because no worker of its queue has
+        registered its name. ``rows``: keys, names and queues.
+        """
+        return {
+            key: rules.of_worker(name, queue)
+            for key, name, queue in rows
+            if self.lacks_worker(name, queue)
+        }
 
     def wide(self, queue: str) -> list[str]:
         """Return the limited scopes that apply to every task of a queue."""
@@ -151,7 +187,11 @@ class LimitConfig:
 
     def binds(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a limit can apply to a task of this name, queue and tenant."""
-        return name in self.per_key or bool(self.wide(queue) or self.narrow(name, tenant_id, None))
+        return (
+            name in self.per_key
+            or self.lacks_worker(name, queue)
+            or bool(self.wide(queue) or self.narrow(name, tenant_id, None))
+        )
 
 
 def coded() -> dict[str, Allowance]:
@@ -186,7 +226,7 @@ def operators() -> dict[str, Allowance]:
 
 
 def read() -> LimitConfig:
-    """Read the limits in force with three statements."""
+    """Read the limits in force with four statements, and one more if a worker reports new names."""
     options = {name: registry.get(name).options for name in registry.names()}
     allowed = {
         name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
@@ -198,7 +238,37 @@ def read() -> LimitConfig:
         scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
     per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
-    return LimitConfig(scopes, per_key, len(tenants) > 1, endpoints.keys())
+    names = process_state.of(WorkerNames).read()
+    return LimitConfig(scopes, per_key, len(tenants) > 1, endpoints.keys(), names)
+
+
+class WorkerNames:
+    """The task names that live workers have registered, each list read once by this process."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, frozenset[str]] = {}
+
+    def read(self) -> dict[str, frozenset[str]]:
+        """Return the names by queue. A queue with a worker that does not report is left out, for
+        example with one of an older release.
+        """
+        workers = Node.objects.using(database()).alive().workers()
+        rows = list(workers.values_list("pk", "queues", "names_digest"))
+        digests = {digest for _, _, digest in rows if digest}
+        new = {digest: pk for pk, _, digest in rows if digest and digest not in self._lists}
+        if new:
+            lists = workers.filter(pk__in=new.values()).values_list("names_digest", "names")
+            self._lists |= {digest: frozenset(names or ()) for digest, names in lists}
+        self._lists = {one: self._lists[one] for one in digests if one in self._lists}
+        of_queues: dict[str, set[str]] = {}
+        for _, queues, digest in rows:
+            for queue in queues:
+                of_queues.setdefault(queue, set()).add(digest)
+        return {
+            queue: frozenset[str]().union(*(self._lists[one] for one in of_queue))
+            for queue, of_queue in of_queues.items()
+            if of_queue <= self._lists.keys()
+        }
 
 
 def open_endpoints() -> dict[str, int]:
@@ -239,7 +309,7 @@ class RecentLimits:
 
     def __init__(self) -> None:
         self._read_at = float("-inf")
-        self._limits = LimitConfig()
+        self.last = LimitConfig()
 
     @property
     def is_fresh(self) -> bool:
@@ -248,7 +318,7 @@ class RecentLimits:
 
     def get(self) -> LimitConfig:
         """Return the limits, at most one second old."""
-        return self._limits if self.is_fresh else self._read()
+        return self.last if self.is_fresh else self._read()
 
     def refresh(self) -> None:
         """Read the limits if ``get`` would have to read them within half a second."""
@@ -256,9 +326,9 @@ class RecentLimits:
             self._read()
 
     def _read(self) -> LimitConfig:
-        self._limits = read()
+        self.last = read()
         self._read_at = time.monotonic()
-        return self._limits
+        return self.last
 
     def expire(self) -> None:
         """Read the limits again at the next call, because this process changed them."""
@@ -268,6 +338,11 @@ class RecentLimits:
 def limits_in_force() -> LimitConfig:
     """Return the limits in force, at most one second old."""
     return process_state.of(RecentLimits).get()
+
+
+def last_limits() -> LimitConfig:
+    """Return the limits that this process has read last; reads nothing."""
+    return process_state.of(RecentLimits).last
 
 
 def refresh_limits() -> None:

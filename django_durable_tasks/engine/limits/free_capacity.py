@@ -37,7 +37,6 @@ class FreeCapacity:
         self, current: LimitConfig, found: Usage, now: datetime, given: Mapping[str, int]
     ) -> None:
         self._limit_config, self._found, self._now, self._given = current, found, now, given
-        self._paused = found.paused
         self.capacity = Capacity()
         self._differing: list[Allowance] = []
 
@@ -114,6 +113,12 @@ class FreeCapacity:
                 min(self.capacity.tokens[scope], self.capacity.rates[scope].holds()) - number
             )
 
+    def _is_closed(self, queue: str) -> bool:
+        """Return whether the queue is paused, or has no worker that could start its tasks while
+        those of other queues wait for the same limits.
+        """
+        return queue in self._found.paused or backpressure.is_left_out(queue)
+
     def _window(self, queue: str) -> int:
         return max(0, backpressure.window_of(queue) - self._found.window(queue))
 
@@ -158,7 +163,7 @@ class FreeCapacity:
         None if it has no capacity.
         """
         share = rules.shared(scope)
-        if self.number(scope, 1) <= 0 or (share or ("",))[0] in self._paused:
+        if self.number(scope, 1) <= 0 or (share is not None and self._is_closed(share[0])):
             return None
         return 0 if share is None or self._window(share[0]) else waitlist.URGENT
 
@@ -166,7 +171,7 @@ class FreeCapacity:
         """Return whether the task's queue admits it now and its weight does not exceed the whole
         limit.
         """
-        if row.queue in self._paused or (
+        if self._is_closed(row.queue) or (
             row.priority < waitlist.URGENT and not self._window(row.queue)
         ):
             return False
@@ -207,7 +212,7 @@ class FreeCapacity:
             row.pk,
             [self._marked(row.waiting_for_limit, row.name), *wide],
             row.weight,
-            row.priority,
+            (row.priority, row.ready_at),
             others,
         )
 

@@ -15,6 +15,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.models.instants import InstantField
 
 AT_ONCE = 500
 """The number of queues, or scopes, per statement. MySQL and MariaDB end a recursive query after
@@ -51,7 +52,7 @@ def _read(until: datetime, *, everything: bool) -> list[QueueHead]:
     connection, sql = connections[tables.database()], statement("heads")
     if sql is None:
         return _heads_by_orm(until)
-    given = {"until": connection.ops.adapt_datetimefield_value(until)}
+    given = {"until": InstantField().get_db_prep_value(until, connection)}
     if connection.vendor == "postgresql":
         rows = tables.read(sql, given | {"everything": everything}, binary=True)
         return [QueueHead._make(row) for row in rows]

@@ -5,6 +5,7 @@ Called by the admin and the command line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,7 @@ from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.explanations import no_worker, waiting
 
 
 def set_limit(
@@ -93,7 +95,8 @@ class LimitUsage:
 
     ``too_heavy`` is the weight of the heaviest waiting task, if it exceeds the whole limit, so that
     the task can never start. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` in code), TENANT_SHARE
-    (a tenant's share of a queue), ENDPOINT (its circuit breaker is open) or REMOVED.
+    (a tenant's share of a queue), ENDPOINT (its circuit breaker is open), WORKER (no live worker of
+    the queue has the task) or REMOVED.
     """
 
     scope: str
@@ -140,7 +143,9 @@ def limit_usages() -> list[LimitUsage]:
                 ),
                 too_heavy=(
                     heaviest
-                    if one.heaviest is not None and heaviest > max(1, one.heaviest)
+                    if one.heaviest is not None
+                    and heaviest > max(1, one.heaviest)
+                    and rules.worker_of(scope) is None
                     else None
                 ),
             )
@@ -157,9 +162,38 @@ def limits_with_waiting_tasks() -> list[LimitUsage]:
     )
 
 
+def limit_waits(found: Sequence[LimitUsage]) -> list[str]:
+    """Return a sentence for each limit that tasks wait for, and one for all shares of a queue."""
+    texts, shares = list[str](), dict[str, list[int]]()
+    for limit in found:
+        worker, share = rules.worker_of(limit.scope), rules.shared(limit.scope)
+        if worker is not None:
+            texts.append(no_worker(*worker, limit.waiting))
+        elif share is not None:
+            shares.setdefault(share[0], []).append(limit.waiting)
+        else:
+            texts.append(f"{waiting(limit.waiting)} for the limit {limit.scope}{_used(limit)}.")
+    return texts + [
+        f"{waiting(sum(numbers))} for the shares of"
+        f" {'1 tenant' if len(numbers) == 1 else f'{len(numbers)} tenants'} in queue {queue}."
+        for queue, numbers in shares.items()
+    ]
+
+
+def _used(limit: LimitUsage) -> str:
+    most = (
+        "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
+    )
+    return most + (
+        f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else ""
+    )
+
+
 def _source(scope: str, limit_config: config.LimitConfig, operators: set[str]) -> str:
     if scope in limit_config.endpoints:
         return "ENDPOINT"
+    if (worker := rules.worker_of(scope)) is not None:
+        return "WORKER" if limit_config.lacks_worker(*worker) else "REMOVED"
     if scope in operators:
         return "OPERATOR"
     if scope in limit_config.scopes:
@@ -173,7 +207,7 @@ def why(task: Task) -> str:
     """Return a sentence with what a PENDING task waits for; empty if no limit delays it."""
     if task.status != Status.PENDING:
         return ""
-    limit_config = config.read()
+    limit_config = config.limits_in_force()
     if task.waiting_for_limit is not None and task.is_waiting:
         share = rules.shared(task.waiting_for_limit)
         if share is not None:
@@ -198,6 +232,8 @@ def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
             f"It waits until the endpoint {scope.removeprefix('key:')} accepts requests again: its"
             " circuit breaker is open, and one request at a time probes it."
         )
+    if (worker := rules.worker_of(scope)) is not None and limit_config.lacks_worker(*worker):
+        return "It waits until a worker of its queue has the task."
     found, one, parts = usage.count(), release.allowed(scope, limit_config), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (

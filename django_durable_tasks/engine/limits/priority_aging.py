@@ -56,14 +56,14 @@ def _age_waiting(scopes: Sequence[str], priority: int, since: datetime, limit: i
     """Raise the oldest waiting tasks of each scope that were due before ``since``. Reads at most
     ``limit``.
     """
+    of_priority = tables.tasks().filter(priority=priority)
     waiting = {
-        scope: tables.tasks().waiting_for_scope(scope).filter(priority=priority).order_by("id")
-        for scope in scopes
+        scope: of_priority.waiting_for_scope(scope).order_by("ready_at", "id") for scope in scopes
     }
     each = -(-limit // len(scopes))
     ids = [
         task_id
-        for task_id, run_at in waitlist.first(waiting, lambda _: each, ("pk", "run_at"))
-        if run_at <= since
+        for task_id, ready_at in waitlist.first(waiting, lambda _: each, ("pk", "ready_at"))
+        if ready_at is None or ready_at <= since
     ]
     return transitions.age(tables.tasks().filter(pk__in=ids), len(ids)) if ids else 0

@@ -33,7 +33,7 @@ _PASSES = 2
 
 class ReleaseTurns:
     """The round-robin position of this process: the next scopes, and the tenant share of each queue
-    that was served last.
+    that was served last. ``pages``: where it reads long waitlists on.
 
     ``wait_for_endings``: whether, at the last round, every waiting task waited for capacity that
     only the end of a run frees.
@@ -42,6 +42,7 @@ class ReleaseTurns:
     def __init__(self) -> None:
         self.scopes = waitlist.ScopeCursor()
         self.last_share: dict[str, str] = {}
+        self.pages = waitlist.Pages()
         self.wait_for_endings = False
 
 
@@ -59,10 +60,20 @@ def release_waiting(now: datetime, limit: int) -> int:
     scopes = turns.scopes.next(limit)
     if not scopes:
         turns.wait_for_endings = False
+        turns.pages.keep(())
         return 0
     plan = plan_release(scopes, now, limit)
     turns.wait_for_endings = plan.wait_for_endings and len(scopes) < limit
+    if len(scopes) < limit:
+        turns.pages.keep(scopes)
     return len(_release(plan, limit))
+
+
+def has_more_pages() -> bool:
+    """Return whether the last round of this process read only a part of a waitlist, in which too
+    few tasks were eligible.
+    """
+    return bool(_turns().pages)
 
 
 def wait_for_endings() -> bool:
@@ -197,6 +208,7 @@ def plan_release(
         free.takes,
         released_too=released_too,
         seen=seen,
+        pages=_turns().pages,
     )
     late = {row.pk for row in rows if row.expires_at is not None and row.expires_at <= now}
     of: dict[Hashable, WaitingTask] = {row.pk: row for row in rows if row.pk not in late}

@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.arrays import text_array
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits import backpressure, usage
 from django_durable_tasks.engine.limits.config import LimitConfig
 from django_durable_tasks.engine.limits.usage import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.rules.limits import options as rules
 from django_durable_tasks.rules.limits.admission import Capacity, share_of
+from django_durable_tasks.rules.states import Status
 
 
 class ShareAdmission:
     """Admits whole queues in one claim, inside its transaction; ``capacity`` is that of the claim.
 
-    The QUEUED tasks of a queue are counted once, without a lock: shares of tenants need none.
+    The tasks of a queue are counted once. Shares of the window need no lock. Customers may have
+    half of the processes of a queue, so a claim with tasks of theirs takes the lock of limits.
     """
 
     def __init__(self, limit_config: LimitConfig, capacity: Capacity) -> None:
@@ -41,7 +43,9 @@ class ShareAdmission:
         for task in claimed:
             claims.setdefault(task.queue, Counter())[task.tenant_id] += 1
             waited = task.waiting_for_limit
-            if waited is not None and waited == rules.of_share(task.queue, task.tenant_id):
+            if waited is not None and is_selected(
+                waited, task.queue, task.tenant_id, self._limit_config
+            ):
                 selected[task.queue, task.tenant_id] += 1
         self._count(claims)
         found = set[str]()
@@ -58,8 +62,14 @@ class ShareAdmission:
         """Count the QUEUED tasks of queues that are not counted yet, without these claims."""
         new = [queue for queue in claims if queue not in self._counted]
         self._counted.update(new)
-        for queue, tenant_id, number in queued_of(new) if new else ():
-            self._usage.queued[queue][tenant_id] = number
+        if any(
+            backpressure.places_of_customer(queue, tenant_id, self._limit_config) is not None
+            for queue in new
+            for tenant_id in claims[queue]
+        ):
+            usage.lock_limits()
+        for queue, tenant_id, queued, number in under_way_of(new) if new else ():
+            self._usage.queued[queue][tenant_id] = queued
             self._usage.of_tenants[queue][tenant_id] = number
         for queue in new:
             self._usage.queued[queue].subtract(claims[queue])
@@ -82,13 +92,27 @@ class ShareAdmission:
         return True
 
 
-def queued_of(queues: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return the number of QUEUED tasks of these queues by queue and tenant; one statement."""
-    sql = statement("queued_of")
+def is_selected(waited: str, queue: str, tenant_id: int, current: LimitConfig) -> bool:
+    """Return whether a task that waited for this scope was selected by its share, so that the share
+    does not refuse it. Not a task of a customer: its number of processes is checked by each claim.
+    """
+    return (
+        waited == rules.of_share(queue, tenant_id)
+        and backpressure.places_of_customer(queue, tenant_id, current) is None
+    )
+
+
+def under_way_of(queues: Sequence[str]) -> list[tuple[str, int, int, int]]:
+    """Return the number of QUEUED tasks, and of QUEUED and RUNNING tasks, of these queues by queue
+    and tenant; one statement.
+    """
+    sql = statement("under_way_of")
     if sql is not None:
         return tables.read(sql, {"queues": text_array(queues)})
-    queued = tables.tasks().queued().filter(queue__in=queues).order_by()
-    return list(queued.values_list("queue", "tenant_id").annotate(number=Count("pk")))
+    statuses = [Status.QUEUED, Status.RUNNING]
+    rows = tables.tasks().filter(queue__in=queues, status__in=statuses).order_by()
+    numbers = {"queued": Count("pk", filter=Q(status=Status.QUEUED)), "number": Count("pk")}
+    return list(rows.values_list("queue", "tenant_id").annotate(**numbers))
 
 
 def free_of_share(
@@ -97,13 +121,15 @@ def free_of_share(
     """Return how many more tasks of a queue one of these tenants may have QUEUED.
 
     If the whole queue has a concurrency limit, the share is a part of it and counts RUNNING tasks
-    too.
+    too. Otherwise it is a part of the window, and for a customer at most half of the processes.
     """
     queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
     if wide:
         return share_of(min(wide), len(tenants)) - found.of_tenants[queue][tenant_id]
-    return (
+    free = (
         share_of(max(backpressure.window_of(queue), found.window(queue)), len(tenants))
         - found.queued[queue][tenant_id]
     )
+    places = backpressure.places_of_customer(queue, tenant_id, current)
+    return free if places is None else min(free, places - found.of_tenants[queue][tenant_id])

@@ -7,11 +7,12 @@ dispatch loop.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.db import connections
+from django.db.models import Q
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import statement
@@ -23,10 +24,13 @@ URGENT = 9
 """Tasks of this priority are released even if the window of their queue is full."""
 HEADS = 20
 """The number of tasks of a waitlist that ``heads`` returns."""
-_SPARE, _FAR = 10, 1_000
+_SPARE, _PAGE = 10, 1_000
 """``_SPARE`` more tasks of a waitlist are read than requested. If too few of these are eligible,
-the first ``_FAR`` are read.
+``_PAGE`` are read.
 """
+_LOWEST_ID = uuid.UUID(int=0)
+# Before each instant since which a task can be due.
+_LONG_AGO = datetime(1, 1, 2, tzinfo=UTC)
 
 
 class WaitingTask(NamedTuple):
@@ -41,6 +45,53 @@ class WaitingTask(NamedTuple):
     weight: int
     priority: int
     expires_at: datetime | None
+    ready_at: datetime | None
+
+
+class _Part(NamedTuple):
+    """The first tasks to read of a waitlist: of priorities from ``least`` to ``most``, behind the
+    one that is due since ``past`` and has the id ``past_id``.
+    """
+
+    scope: str
+    number: int
+    least: int = 0
+    most: int = URGENT
+    past: datetime = _LONG_AGO
+    past_id: uuid.UUID = _LOWEST_ID
+
+
+class Pages:
+    """The last task of the page of each waitlist that was read last, for the waitlists whose pages
+    had too few eligible tasks.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, WaitingTask] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+    def next(self, scope: str, least: int) -> list[_Part]:
+        """Return the parts of the next page of a waitlist."""
+        last = self._last.get(scope)
+        if last is None or last.ready_at is None or last.priority < least:
+            return [_Part(scope, _PAGE, least)]
+        rest = [_Part(scope, _PAGE, least, last.priority - 1)] if last.priority > least else []
+        return [_Part(scope, _PAGE, last.priority, last.priority, last.ready_at, last.pk), *rest]
+
+    def were_read(self, scope: str, page: Sequence[WaitingTask], *, suffices: bool) -> None:
+        """Record what was read: a page that suffices is read again, the last one is followed by the
+        first.
+        """
+        if len(page) < _PAGE:
+            self._last.pop(scope, None)
+        elif not suffices:
+            self._last[scope] = page[-1]
+
+    def keep(self, scopes: Collection[str]) -> None:
+        """Forget the waitlists of other scopes than these."""
+        self._last = {scope: one for scope, one in list(self._last.items()) if scope in scopes}
 
 
 def eligible(
@@ -50,32 +101,38 @@ def eligible(
     *,
     released_too: bool,
     seen: Sequence[WaitingTask] = (),
+    pages: Pages | None = None,
 ) -> list[WaitingTask]:
     """Return the first eligible tasks of each waitlist, by scope: ``number(scope)`` or a few more.
 
     ``leasts``: the scopes, and the lowest priority of a task that is read. ``takes`` decides which
-    tasks are eligible. If too few of the first tasks are, the first 1,000 are read and no more.
-    This takes at most two passes, and the work does not grow with the length of a waitlist.
+    tasks are eligible. If too few of the first tasks are, a page of 1,000 is read, without
+    ``pages`` always the first one. This takes at most two passes, and the work does not grow with
+    the length of a waitlist.
     ``released_too``: also tasks that were released and are not claimed yet. ``seen``: the tasks
     that the caller has read by ``heads``; then the first pass is left out.
     """
     wanted = {scope: number(scope) for scope in leasts}
     parts = {scope: HEADS if seen else wanted[scope] + _SPARE for scope in leasts}
 
-    def by_scope(numbers: Mapping[str, int]) -> dict[str, list[WaitingTask]]:
-        asked = [(scope, number, leasts[scope]) for scope, number in numbers.items()]
-        return _by_scope(_read(asked, released_too=released_too))
-
     found = _by_scope(row for row in seen if row.waiting_for_limit in leasts)
-    found = found if seen else by_scope(parts)
+    if not seen:
+        heads_of = [_Part(scope, parts[scope], least) for scope, least in leasts.items()]
+        found = _by_scope(_read(heads_of, released_too=released_too))
     chosen = {scope: list(filter(takes, rows)) for scope, rows in found.items()}
-    short = {
-        scope: _FAR
+    short = [
+        scope
         for scope, rows in found.items()
         if len(rows) == parts[scope] and len(chosen[scope]) < wanted[scope]
-    }
-    for scope, rows in by_scope(short).items():
-        chosen[scope] = list(filter(takes, rows))[: wanted[scope] + _SPARE]
+    ]
+    pages = Pages() if pages is None else pages
+    further = [part for scope in short for part in pages.next(scope, leasts[scope])]
+    read = _by_scope(_read(further, released_too=released_too))
+    for scope in short:
+        page = read.get(scope, [])[:_PAGE]
+        fit = {row.pk: row for row in (*chosen[scope], *filter(takes, page))}
+        pages.were_read(scope, page, suffices=len(fit) >= wanted[scope])
+        chosen[scope] = list(fit.values())[: wanted[scope] + _SPARE]
     return [row for rows in chosen.values() for row in rows]
 
 
@@ -86,24 +143,32 @@ def _by_scope(rows: Iterable[WaitingTask]) -> dict[str, list[WaitingTask]]:
     return found
 
 
-def _read(asked: Sequence[tuple[str, int, int]], *, released_too: bool) -> list[WaitingTask]:
-    """Return the first tasks of waitlists, each given as scope, number and lowest priority."""
+def _read(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
+    """Return the tasks of these parts of waitlists."""
     if not asked:
         return []
     sql = statement("waitlists")
     if sql is not None:
-        scopes, numbers, leasts = (list(column) for column in zip(*asked, strict=True))
-        given = {"scopes": scopes, "numbers": numbers, "leasts": leasts, "never": NEVER}
+        columns = (list(column) for column in zip(*asked, strict=True))
+        names = ("scopes", "numbers", "leasts", "mosts", "pasts", "past_ids")
+        given: dict[str, Any] = dict(zip(names, columns, strict=True)) | {"never": NEVER}
         return [
             WaitingTask._make(row) for row in tables.read(sql, given | {"released": released_too})
         ]
     tasks = tables.tasks()
     of_scope = tasks.reserved_for_scope if released_too else tasks.waiting_for_scope
-    queries = [
-        (of_scope(scope).filter(priority__gte=least) if least else of_scope(scope), number)
-        for scope, number, least in asked
-    ]
+    queries = [(_within(of_scope(part.scope), part), part.number) for part in asked]
     return [WaitingTask._make(row) for row in tables.first_of_each(queries, WaitingTask._fields)]
+
+
+def _within(tasks: TaskQuerySet, part: _Part) -> TaskQuerySet:
+    if part.least == part.most:
+        tasks = tasks.filter(priority=part.least)
+    elif part.least or part.most < URGENT:
+        tasks = tasks.filter(priority__range=(part.least, part.most))
+    if part.past == _LONG_AGO:
+        return tasks
+    return tasks.filter(Q(ready_at__gt=part.past) | Q(ready_at=part.past, pk__gt=part.past_id))
 
 
 def first(
@@ -115,23 +180,36 @@ def first(
     return tables.first_of_each(((query, number(name)) for name, query in queries.items()), columns)
 
 
-def waitlist_order(priority: int, key: Any) -> tuple[int, Any]:
-    """Return the sort key of a waitlist: the highest priority first, then the oldest task."""
-    return (-priority, key)
+_NOW = datetime.max.replace(tzinfo=UTC)
+
+
+def waitlist_order(
+    priority: int, due_since: datetime | None, key: Any
+) -> tuple[int, datetime, Any]:
+    """Return the sort key of a waitlist: the highest priority first, then the task that has been
+    due for longest. None: it is due since now.
+    """
+    return (-priority, due_since or _NOW, key)
 
 
 def admission_request(
-    key: Any, scopes: Sequence[str], weight: int, priority: int, others: Sequence[str] = ()
+    key: Any,
+    scopes: Sequence[str],
+    weight: int,
+    order: tuple[int, datetime | None],
+    others: Sequence[str] = (),
 ) -> AdmissionRequest:
-    """Return the task as the rules of admission expect it."""
-    return AdmissionRequest(key, scopes, weight, waitlist_order(priority, key), others)
+    """Return the task as the rules of admission expect it. ``order``: its priority, and since when
+    it is due.
+    """
+    return AdmissionRequest(key, scopes, weight, waitlist_order(*order, key), others)
 
 
 def heads(scopes: Sequence[str]) -> list[WaitingTask]:
     """Return the first tasks that wait for each of these scopes, or were released and not claimed
     yet; one statement.
     """
-    return _read([(scope, HEADS, 0) for scope in scopes], released_too=True)
+    return _read([_Part(scope, HEADS) for scope in scopes], released_too=True)
 
 
 class ScopeCursor:

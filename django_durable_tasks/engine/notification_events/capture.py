@@ -32,7 +32,7 @@ from django_durable_tasks.rules.notifications.events import OF_TRANSITION, OWN_T
 from django_durable_tasks.rules.notifications.message_types import RetryingTaskData
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.masking import masked_text, shortened
+from django_durable_tasks.rules.tasks.masking import masked_excerpt, shortened
 from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tenants.texts import text_for_tenants
 
@@ -84,12 +84,8 @@ def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]
     """Return a transaction for the successes of runs, which are one statement, if a setting may
     select one. Then the events and the successes are committed together.
     """
-    return tables.atomic() if is_selectable(runs) else _nothing
-
-
-def is_selectable(runs: Sequence[Run]) -> bool:
-    """Return whether a setting may select the success of one of these runs."""
-    return bool(_selectable(_selecting(_OF_SUCCESS), runs))
+    is_selectable = bool(_selectable(_selecting(_OF_SUCCESS), runs))
+    return tables.atomic() if is_selectable else _nothing
 
 
 _nothing = nullcontext()
@@ -280,10 +276,8 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
     if schedule:
         data["schedule"] = schedule
     if status != Status.SUCCESS and row["last_error"]:
-        # Shortened first: masking takes longer for a long text. The end of a cut value is masked.
-        error = shortened(row["last_error"], 4 * _ERROR_MAX)
-        error = text_for_tenants(masked_text(error, conf.settings().SECRET_NAMES))
-        data["error"] = shortened(error, _ERROR_MAX)
+        error = masked_excerpt(row["last_error"], conf.settings().SECRET_NAMES, 4 * _ERROR_MAX)
+        data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
     subject = EventSubject(

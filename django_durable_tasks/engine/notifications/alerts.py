@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from django.db import IntegrityError
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.cluster import queues
+from django_durable_tasks.engine.cluster import health, queues
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.notification_events.capture import OccurredEvent, record_events
 from django_durable_tasks.engine.notification_events.subscriptions import (
@@ -142,11 +142,16 @@ def _queues_without_worker(now: datetime) -> Iterator[tuple[str, str]]:
 
 def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
     most = conf.settings().SKEW_MAX
-    nodes = Node.objects.using(tables.database()).alive().filter(skew__isnull=False)
+    alive = Node.objects.using(tables.database()).alive()
     hosts = dict[str, float]()
-    for host, skew in nodes.order_by("host").values_list("host", "skew"):
+    for host, skew in alive.filter(skew__isnull=False).order_by("host").values_list("host", "skew"):
         if skew is not None and abs(skew) > max(most, abs(hosts.get(host, 0.0))):
             hosts[host] = skew
+    noticed = health.recent_clock_step(alive.filter(clock_step_at__isnull=False), now)
+    if noticed is not None:
+        step = noticed.clock_step or 0.0
+        where = "forward" if step > 0 else "back"
+        yield "database", f"The clock of the database was set {where} by {abs(step):,.1f} s"
     for host, skew in hosts.items():
         where = "ahead of" if skew > 0 else "behind"
         yield host, f"The clock of {host} is {abs(skew):.1f} s {where} that of the database"

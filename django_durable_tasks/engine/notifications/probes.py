@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import registry
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.rules.notifications.events import WATCHDOG_TASK
@@ -18,7 +18,6 @@ def create(minute: datetime) -> None:
     """Create the probe of this minute, once, also if two schedulers do it."""
     options = CallOptions(
         idempotency_key=f"durable-watchdog-{int(minute.timestamp()) // 60}",
-        queue=conf.settings().WATCHDOG_QUEUE,
         expires_in=_USEFUL_FOR,
     )
     enqueue.submit(Call(registry.get(WATCHDOG_TASK), (), {}, options))

@@ -26,6 +26,7 @@ from django_durable_tasks.models.encrypted_json import stored_columns, undecrypt
 from django_durable_tasks.rules.notifications.destinations import (
     checked_config,
     merged_config,
+    shown_config,
 )
 from django_durable_tasks.rules.notifications.setting_values import check_together, checked_values
 from django_durable_tasks.rules.targets.policy import address_policy
@@ -42,12 +43,14 @@ _NOT_AUDITED = frozenset(
 )
 _AUDITED = "notification setting"
 _MADE_DUE = 5_000
+# Settings of one tenant. Each event is compared with all of them.
+_SETTINGS_MAX = 100
 SENT, RETRYING, FAILED = "SENT", "RETRYING", "FAILED"
 
 
 def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any) -> Any:
     """Create a setting and return it. Raises InvalidOption, or TransitionRefused if the tenant has
-    one of this name or NOTIFICATION_SETTINGS_MAX settings.
+    one of this name or 100 settings.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     missing = [one for one in ("name", *_DESTINATION) if one not in values]
@@ -64,11 +67,10 @@ def create(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any)
             # The tenant is locked, so that concurrent calls do not exceed the maximum.
             tenants = Tenant.objects.using(tables.database())
             tables.locked_for_change(tenants).get(pk=tenant_id)
-            most = conf.settings().NOTIFICATION_SETTINGS_MAX
-            if settings_rows().for_tenant(tenant_id).count() >= most:
+            if settings_rows().for_tenant(tenant_id).count() >= _SETTINGS_MAX:
                 raise TransitionRefused(
-                    f"The tenant has {most} notification settings, the most that are allowed"
-                    " (DURABLE_TASKS['NOTIFICATION_SETTINGS_MAX']): delete one first."
+                    f"The tenant has {_SETTINGS_MAX} notification settings, the most that are"
+                    " allowed: delete one first."
                 )
             settings_rows().bulk_create([row])
             found = settings_rows().get(tenant_id=tenant_id, name=row.name)
@@ -186,15 +188,17 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
         # A URL must not become readable by a type whose masks show more of it.
         raise InvalidOption(f"delivery_config is missing: delivery_type={kind!r} needs a new one.")
     known = _known_config(row)
-    merged = merged_config(kind, values["delivery_config"], row.delivery_type, known)
-    settings = conf.settings()
+    given = values["delivery_config"]
+    merged = merged_config(kind, given, row.delivery_type, known)
+    slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
     config = checked_config(
         kind,
         merged,
-        policy=address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW),
-        allowed=settings.NOTIFICATION_EMAIL_ALLOW,
+        policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
+        allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
     )
-    if config == known and kind == row.delivery_type:
+    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
+    if kind == row.delivery_type and given == shown_config(kind, known):
         return {}
     return {"delivery_type": kind, "delivery_config": config}
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
 
-from django.db.models import Case, DateTimeField, F, UUIDField, Value, When
+from django.db.models import Case, F, UUIDField, Value, When
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.arrays import (
@@ -25,6 +25,7 @@ from django_durable_tasks.engine.db.arrays import (
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.recurring.schedule_rows import AnySchedule
 from django_durable_tasks.models import OccurrenceRecord
+from django_durable_tasks.models.instants import constant
 from django_durable_tasks.models.occurrence import OccurrenceQuerySet
 from django_durable_tasks.rules.recurring.effective import Agenda
 from django_durable_tasks.rules.recurring.policies import FireOutcome
@@ -141,9 +142,7 @@ def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: FireOutcome, 
     ids = Case(
         *(When(pk=entry, then=Value(task, UUIDField())) for entry, (task, _) in tasks.items())
     )
-    starts = Case(
-        *(When(pk=entry, then=Value(at, DateTimeField())) for entry, (_, at) in tasks.items())
-    )
+    starts = Case(*(When(pk=entry, then=constant(at)) for entry, (_, at) in tasks.items()))
     return empty.update(
         task_id=ids, effective_at=starts, outcome=outcome, reason=reason[:REASON_MAX]
     )

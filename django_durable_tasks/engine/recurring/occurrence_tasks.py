@@ -98,7 +98,7 @@ def overlap_key_of(row: AnySchedule) -> str | None:
     if not row.overlap_key:
         return f"recurring:{row.pk}"
     key = formatted("overlap_key", row.overlap_key, row.args, {**row.kwargs, "task": row.task})
-    return f"{row.tenant_id}:{key}"[:200]
+    return f"{row.tenant_id}:{key}"
 
 
 def occurrence_task(

@@ -5,9 +5,10 @@ Called by the managers of RecurringTask.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django_durable_tasks import conf
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -20,6 +21,9 @@ from django_durable_tasks.rules.recurring.effective import Action, PlannedRun
 from django_durable_tasks.rules.recurring.explain import not_a_fire_time
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.tasks.durations import instant
+
+_MOST = 1_000
+"""The overrides of a schedule. Each of its ticks reads them all."""
 
 
 def override(
@@ -53,6 +57,7 @@ def override(
         when = when if action == Action.ADD else fire_times.meant(found, when)
         _overrides(found).filter(fire_time=when).delete()
         _check(found, when, target, Action(action), now)
+        _make_room(found, now)
         created = OccurrenceOverride(
             recurring_task=found,
             fire_time=when,
@@ -87,6 +92,22 @@ def withdraw(row: RecurringTask, fire_time: datetime, *, by: str = "", reason: s
         _refuse_recorded(found, when)
         _replan(row, found, now)
     return True
+
+
+def _make_room(row: RecurringTask, now: datetime) -> None:
+    """Delete overrides that are older than the ledger if the schedule has the most that it may
+    have. Raises TransitionRefused if it still has.
+    """
+    if _overrides(row).count() < _MOST:
+        return
+    kept_from = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    past = _overrides(row).filter(fire_time__lt=kept_from)
+    past.exclude(move_to__gte=kept_from).delete()
+    if _overrides(row).count() >= _MOST:
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are allowed:"
+            " remove one first."
+        )
 
 
 def _overrides(row: RecurringTask) -> Any:

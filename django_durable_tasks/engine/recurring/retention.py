@@ -1,21 +1,30 @@
-"""Deletes ledger entries, and recorded fire times of celery-beat, whose retention is over."""
+"""Deletes ledger entries, ended recurring tasks of the HTTP API, and recorded fire times of
+celery-beat, whose retention is over.
+"""
 
 from __future__ import annotations
 
 import uuid
 from datetime import datetime, timedelta
 
-from django.db.models import Case, DateTimeField, Value, When
+from django.db.models import Case, Exists, OuterRef, When
 from django.db.models.functions import Coalesce, Greatest
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.recurring import ledger_partitions
+from django_durable_tasks.engine.dependencies.edges import runs
 from django_durable_tasks.engine.recurring.ledger import ledger
 from django_durable_tasks.models import RecurringTask, ShadowFire
+from django_durable_tasks.models.instants import constant
+from django_durable_tasks.rules.recurring.declarations import API
+from django_durable_tasks.rules.recurring.policies import RecurringStatus
 
+_ENDED_KEPT = timedelta(days=30)
+"""How long an ended recurring task of a client is shown; as long as a bulk operation."""
 _entries = Isolation[int]("ledger entry")
+# A week: a comparison with beat contains each weekday, and its fires are of no use afterwards.
+SHADOW_RETENTION = timedelta(days=7)
 
 
 def prune_ledger(now: datetime, limit: int) -> int:
@@ -23,12 +32,9 @@ def prune_ledger(now: datetime, limit: int) -> int:
     deleted.
 
     ``ledger_from`` of each schedule is set to the last deleted fire time, so that a backfill does
-    not repeat it. Entries of a schedule that another transaction has locked are skipped. If the
-    ledger is partitioned, entries are deleted only if their partition was not dropped for two of
-    its periods.
+    not repeat it. Entries of a schedule that another transaction has locked are skipped.
     """
-    kept = timedelta(seconds=conf.settings().LEDGER_RETENTION)
-    cutoff = now - kept - ledger_partitions.grace()
+    cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
     locked = set[uuid.UUID]()
     while True:
         before = len(locked)
@@ -83,7 +89,7 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
             # time.
             own = Case(
                 *(
-                    When(pk=pk, then=Value(last_deleted, DateTimeField()))
+                    When(pk=pk, then=constant(last_deleted))
                     for pk, last_deleted in forgotten.items()
                 )
             )
@@ -94,12 +100,35 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
     return len(deleted_rows)
 
 
-def prune_shadow_fires(now: datetime, limit: int) -> int:
-    """Delete at most ``limit`` fire times of celery-beat older than SHADOW_RETENTION; return how
-    many.
+def prune_ended(now: datetime, limit: int) -> int:
+    """Delete at most ``limit`` recurring tasks that the HTTP API created, that have ended, and of
+    which no task and no ledger entry is kept; return how many.
+
+    A tenant could otherwise create and cancel recurring tasks without end. Those of other sources
+    are kept, because code that declares or creates them again must not revive them.
     """
+    rows = RecurringTask.objects.using(tables.database()).unguarded()
+    cutoff = now - _ENDED_KEPT
+    ended = rows.filter(source=API, status=RecurringStatus.CANCELLED, updated_at__lt=cutoff)
+    unused = ended.exclude(
+        Exists(ledger().filter(recurring_task=OuterRef("pk")))
+        | Exists(tables.tasks().filter(recurring_task=OuterRef("pk")))
+        | Exists(runs().filter(recurring_task=OuterRef("pk")))
+    )
+    page = list(unused.order_by("updated_at").values_list("pk", flat=True)[:limit])
+    if not page:
+        return 0
+    with tables.atomic():
+        locked = ended.filter(pk__in=page).order_by("pk").select_for_update(skip_locked=True)
+        keys = list(locked.values_list("pk", flat=True))
+        rows.filter(pk__in=keys).delete()
+    return len(keys)
+
+
+def prune_shadow_fires(now: datetime, limit: int) -> int:
+    """Delete at most ``limit`` fire times of celery-beat older than a week; return how many."""
     rows = ShadowFire.objects.using(tables.database())
-    cutoff = now - timedelta(seconds=conf.settings().SHADOW_RETENTION)
+    cutoff = now - SHADOW_RETENTION
     deleted = list(
         rows.filter(recorded_at__lt=cutoff)
         .order_by("recorded_at")

@@ -14,13 +14,14 @@ from django.db import IntegrityError
 
 from django_durable_tasks import ports
 from django_durable_tasks.engine.audit.recorder import recorded
-from django_durable_tasks.engine.audit.task_values import ENCRYPTED
+from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check
 from django_durable_tasks.exceptions import (
+    EncryptionError,
     IdempotencyConflict,
     InvalidOption,
     InvalidSchedule,
@@ -29,12 +30,13 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.declarations import CODE, SETTINGS
 from django_durable_tasks.rules.recurring.options import KINDS, columns
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.tasks.comments import comment
 from django_durable_tasks.rules.tasks.durations import instant, seconds
-from django_durable_tasks.rules.tasks.options import checked_key, checked_name
+from django_durable_tasks.rules.tasks.options import KEY_MAX, checked_key, checked_name
 
 SNOOZED = "SNOOZED"
 """The status reason of a pause made by ``snooze``."""
@@ -76,6 +78,7 @@ def upsert(
     source: str | None = None,
     paused: bool = False,
     revision: int | None = None,
+    replaces_ended: bool = False,
     by: str = "",
     reason: str = "",
     **given: Any,
@@ -83,6 +86,7 @@ def upsert(
     """Create or change the schedule of this name; keywords that are absent leave their column
     unchanged.
 
+    With ``replaces_ended``, a schedule of this name that has ended loses its name to a new one.
     ``paused`` creates the schedule as PAUSED, and its timetable may be one that never fires. Raises
     InvalidSchedule, InvalidOption, InvalidArguments or UnknownTask. With ``revision``, raises
     TransitionRefused if the schedule has another revision. After an error nothing is written.
@@ -96,6 +100,8 @@ def upsert(
     for _ in range(2):
         try:
             with recorded("schedule.save", by=by, reason=reason):
+                if replaces_ended:
+                    release_name(name, tenant_id)
                 row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
                 if revision is not None and (row is None or row.revision != revision):
                     raise TransitionRefused(
@@ -103,7 +109,7 @@ def upsert(
                     )
                 if row is None:
                     return create(name, tenant_id, values, paused)
-                return change(row, values)
+                return change(row, values, is_edit=revision is not None)
         except IntegrityError as taken:
             lost = taken
     raise lost
@@ -138,6 +144,22 @@ def create(
     return row
 
 
+def release_name(name: str, tenant_id: int) -> None:
+    """Rename a schedule of this name that has ended, so that a new one can have the name.
+
+    One that code or settings declare keeps its name, by which a sync finds it.
+    """
+    ended = recurring().filter(tenant_id=tenant_id, name=name, status=RecurringStatus.CANCELLED)
+    row = ended.exclude(source__in=(CODE, SETTINGS)).select_for_update().first()
+    if row is None:
+        return
+    suffix = f" (ended, {row.pk})"
+    row.name = f"{name[: KEY_MAX - len(suffix)]}{suffix}"
+    row.updated_at = database_now()
+    with recorded("schedule.change"):
+        writes.rewrite(row)
+
+
 def _zone(values: Mapping[str, Any]) -> dict[str, str]:
     return {} if "time_zone" in values else {"time_zone": ports.schedule_zone()}
 
@@ -153,24 +175,36 @@ def _same_request(row: RecurringTask) -> RecurringTask | None:
     return known
 
 
-def change(row: RecurringTask, values: Mapping[str, Any]) -> RecurringTask:
+def change(
+    row: RecurringTask, values: Mapping[str, Any], *, is_edit: bool = False
+) -> RecurringTask:
     """Write these validated columns to a locked row.
 
-    If a column that determines fire times changes, only times after now fire.
+    If a column that determines fire times changes, only times after now fire. In an edit, given
+    arguments count as changed, and have an audit entry, also if they are equal: otherwise an editor
+    who may not read a secret could guess it by what changes.
     """
-    changed = {column for column, value in values.items() if getattr(row, column) != value}
+    changed = {column for column, value in values.items() if undecrypted(row, column) != value}
+    changed |= ({"args", "kwargs"} & values.keys()) if is_edit else set()
     for column in changed:
         setattr(row, column, values[column])
     if not changed:
         return row
     row.updated_at = database_now()
-    row.target_type = occurrence_tasks.template(row).target_type
+    try:
+        row.target_type = occurrence_tasks.template(row).target_type
+    except EncryptionError:
+        if {"task", "args", "kwargs"} & changed:
+            raise
+        # A schedule whose arguments cannot be decrypted can still be paused and changed.
     if _WHEN & changed:
         _plan(row, row.updated_at)
     with recorded("schedule.change") as entry:
         writes.rewrite(row)
         if row.encryption_key is not None and {"args", "kwargs"} & changed:
             entry.detail(args=ENCRYPTED, kwargs=ENCRYPTED)
+        elif {"args", "kwargs"} & changed:
+            entry.detail(**masked_arguments(row.task, row.args, row.kwargs))
     return row
 
 

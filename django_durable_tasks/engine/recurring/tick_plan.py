@@ -16,6 +16,7 @@ from django_durable_tasks.engine.recurring.known_schedules import KnownSchedule
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.publish_due import Windows
 from django_durable_tasks.engine.recurring.writes import Move
+from django_durable_tasks.engine.tenants.quotas import OpenTaskQuota
 from django_durable_tasks.rules.recurring.effective import PlannedRun
 from django_durable_tasks.rules.recurring.jitter import effective
 from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire
@@ -49,6 +50,8 @@ class Tick:
     schedules: dict[Any, KnownSchedule] = field(default_factory=dict)
     late: list[LedgerEntry] = field(default_factory=list)
     windows: Windows | None = None
+    quotas: dict[int, OpenTaskQuota] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ def _run(tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedR
     if blocker is not None:
         why = f"{named(opened, blocker)} is open"
         return _not_run(tick, row, planned, FireOutcome.SKIPPED_OVERLAP, why, blocker)
+    quota = tick.quotas.get(row.tenant_id)
+    if quota is not None and not quota.take():
+        tick.refused.add(row.tenant_id)
+        why = f"open_tasks, {quota.limit:,}"
+        return _not_run(tick, row, planned, FireOutcome.SKIPPED_QUOTA, why)
     task = occurrence_tasks.occurrence_task(row.template, planned, when, verdict)
     _remove_replaced(tick, opened, verdict)
     opened.append(Open(task.id, held=verdict.held))

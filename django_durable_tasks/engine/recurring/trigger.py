@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from django.db import Error, IntegrityError, connections
 from django.db.models import QuerySet
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.error_codes import is_unique_violation
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import run_tree
 from django_durable_tasks.engine.dependencies.edges import runs
@@ -33,11 +34,14 @@ from django_durable_tasks.engine.recurring.known_schedules import (
     KnownSchedule,
     known_schedule,
 )
+from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
 from django_durable_tasks.engine.recurring.publish_due import Windows, queued_if_due
 from django_durable_tasks.engine.recurring.schedule_cache import Calendars
 from django_durable_tasks.engine.recurring.schedule_rows import ScheduleRow
 from django_durable_tasks.engine.recurring.tick_plan import FirePlan, Tick, decide_plan
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
+from django_durable_tasks.engine.tenants import quota_events
+from django_durable_tasks.engine.tenants.quotas import admit_open_tasks
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.rules.recurring.misfires import choose
@@ -119,10 +123,16 @@ def _fire(selection: DueSelection, term: int | None, windows: Windows | None = N
     read its entries first.
     """
     now, alone = selection.now, selection.keys is not None
+    tick = Tick(now, term, alone, windows=windows)
     try:
-        return _tick(Tick(now, term, alone, windows=windows), selection)
+        created = _tick(tick, selection)
     except _AlreadyRecorded:
-        return _tick(Tick(now, term, alone, recorded=set()), selection)
+        tick = Tick(now, term, alone, recorded=set())
+        created = _tick(tick, selection)
+    for tenant_id in sorted(tick.refused):
+        detail = f"open_tasks: the tenant may have {tick.quotas[tenant_id].limit:,} open tasks."
+        quota_events.refused(tenant_id, "open_tasks", detail)
+    return created
 
 
 def _tick(tick: Tick, selection: DueSelection) -> int:
@@ -139,6 +149,10 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
                     for plan in plans
                 }
             )
+        wanted = Counter[int]()
+        for plan in plans:
+            wanted[plan.schedule.tenant_id] += len(plan.choice.runs)
+        tick.quotas = admit_open_tasks(+wanted, tick.now)
         for plan in plans:
             decide_plan(tick, plan)
         return _write(tick)
@@ -169,8 +183,12 @@ def _locked(selection: DueSelection) -> list[DueState]:
     ]
 
 
+_NEWER = "If the task is new, restart this scheduler: its code is older than the schedule."
+
+
 def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
     due, plans, waiting = known_schedules.read(states), list[FirePlan](), list[Move]()
+    postponed = process_state.of(PostponedSchedules)
     for state in states:
         if not _may_fire(state, tick.now):
             until = state.paused_until if state.status == RecurringStatus.PAUSED else None
@@ -183,10 +201,13 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
         row = due.rows[state.id]
         try:
             plans.append(_plan_of_row(tick, state, row, due.calendars))
+            postponed.remove(row.pk)
         except (UnknownTask, EncryptionError) as error:
             # Another release may have this task, or another process the key. The watermark stays,
             # so the fire times are caught up later.
-            logger.warning("Recurring task %s is postponed: %s", row.name, error)
+            text = f"{error} {_NEWER}" if isinstance(error, UnknownTask) else str(error)
+            logger.warning("Recurring task %s is postponed: %s", row.name, text)
+            postponed.add(row.pk, row.name, text)
             later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
             waiting.append(Move(state.id, state.revision, later, state.watermark_at))
         except Error:
@@ -312,7 +333,7 @@ def _insert_one(task: NewTask) -> bool:
         with tables.atomic():
             transitions.create_many([task])
     except IntegrityError as refused:
-        if not any(word in str(refused).lower() for word in ("unique", "duplicate")):
+        if not is_unique_violation(refused):
             raise
         ledger.refuse(*task.occurrence, shortened(str(refused), ledger.REASON_MAX))
         return False

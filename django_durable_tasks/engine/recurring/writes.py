@@ -16,9 +16,9 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Case, DateTimeField, F, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 
-from django_durable_tasks import conf, ports
+from django_durable_tasks import ports
 from django_durable_tasks.engine.audit.recorder import current_recorder
 from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
 from django_durable_tasks.engine.db import tables
@@ -28,8 +28,9 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, stored_columns
+from django_durable_tasks.models.instants import constant
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
-from django_durable_tasks.rules.tasks.masking import shortened
+from django_durable_tasks.rules.tasks.masking import ERROR_MAX_BYTES, shortened
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200
@@ -160,9 +161,7 @@ def advance(moves: Sequence[Move]) -> None:
 
 def _advance(moves: Sequence[Move]) -> None:
     def each(name: str) -> Case:
-        whens = [
-            When(pk=move.pk, then=Value(getattr(move, name), DateTimeField())) for move in moves
-        ]
+        whens = [When(pk=move.pk, then=constant(getattr(move, name))) for move in moves]
         return Case(*whens, default=F(name))
 
     ran = [When(pk=move.pk, then=Value(move.ran)) for move in moves if move.ran]
@@ -171,11 +170,7 @@ def _advance(moves: Sequence[Move]) -> None:
         .unguarded()
         .filter(pk__in=[move.pk for move in moves])
     )
-    last = [
-        When(pk=move.pk, then=Value(move.last_run_at, DateTimeField()))
-        for move in moves
-        if move.last_run_at
-    ]
+    last = [When(pk=move.pk, then=constant(move.last_run_at)) for move in moves if move.last_run_at]
     rows.update(
         next_run_at=each("next_run_at"),
         watermark_at=each("watermark_at"),
@@ -190,7 +185,7 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
 
     If the revision changed since it was read, nothing is written and the schedule is tried again.
     """
-    message = shortened(f"{type(error).__name__}: {error}", conf.settings().ERROR_MAX_BYTES)
+    message = shortened(f"{type(error).__name__}: {error}", ERROR_MAX_BYTES)
     logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, message)
     unchanged = {"pk": pk, "revision": revision}
     RecurringTask.objects.using(tables.database()).unguarded().filter(**unchanged).exclude(

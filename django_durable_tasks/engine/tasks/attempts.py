@@ -14,19 +14,21 @@ from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.tasks.misrouted import count_misrouted
+from django_durable_tasks.engine.tasks.new_task import DELAY_MAX
 from django_durable_tasks.engine.tasks.opened_runs import run_of
-from django_durable_tasks.engine.transitions import NewRun, attempt_log
+from django_durable_tasks.engine.transitions import NewRun, StartedRun, Unstarted, attempt_log
 from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
-from django_durable_tasks.models import QueueControl, Task, TaskExecutionLog
+from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import (
     Budgets,
     EndingDecision,
@@ -84,11 +86,13 @@ def open_run(
     this many seconds is skipped as a duplicate. ``name``: only a task of this name. ``run_id``: the
     token of the run, for a caller that may have to call ``opened`` with it.
     """
-    if unique_for is not None and _is_duplicate(task_id, epoch, unique_for, place, celery_id):
-        return Refusal.DUPLICATE
+    if unique_for is not None:
+        refused = _refused_as_duplicate(task_id, epoch, unique_for, place, celery_id)
+        if refused is not None:
+            return refused
     started = transitions.start(new_run(task_id, epoch, place, name, run_id or uuid.uuid4()))
-    if started is None:
-        return refusal_of(task_id, epoch, place)
+    if not isinstance(started, StartedRun):
+        return _refusal_of(started, task_id, epoch, place)
     return run_of(started, place.node, celery_id)
 
 
@@ -116,38 +120,39 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id:
     return run_of(found[0], place.node, celery_id) if found else None
 
 
-def refusal_of(task_id: uuid.UUID, epoch: int, place: RunLocation) -> Refusal:
-    """Return why a message starts nothing, and apply what follows from it."""
-    this = tables.tasks().filter(pk=task_id)
-    row = this.only("status", "epoch", "queue", "expires_at", "reason").first()
+def _refusal_of(
+    row: Unstarted | None, task_id: uuid.UUID, epoch: int, place: RunLocation
+) -> Refusal:
+    """Return why a message starts nothing, and apply what follows from it. ``row``: what the row of
+    the task showed at the start.
+    """
     if row is None:
         return Refusal.MISSING
     if row.status != Status.QUEUED or row.epoch != epoch:
-        return Refusal.STALE if row.is_open else Refusal.TERMINAL
-    this = this.filter(epoch=epoch)
-    if row.expires_at is not None and row.expires_at <= database_now():
+        return Refusal.TERMINAL if row.status in TERMINAL else Refusal.STALE
+    this = tables.tasks().filter(pk=task_id, epoch=epoch)
+    if row.has_expired:
         transitions.expire(this, 1)
         return Refusal.EXPIRED
     if place.queues and row.queue not in place.queues:
         count_misrouted(row.queue, place.queues[0])
         return Refusal.MISROUTED
-    if (
-        QueueControl.objects.using(tables.database())
-        .filter(name=row.queue, paused_at__isnull=False)
-        .exists()
-    ):
+    if row.is_paused:
         transitions.return_to_pending(this, 0)
         return Refusal.PAUSED
     return Refusal.STALE
 
 
-def _is_duplicate(
+def _refused_as_duplicate(
     task_id: uuid.UUID, epoch: int, unique_for: float, place: RunLocation, celery_id: str
-) -> bool:
+) -> Refusal | None:
+    """Skip a task whose unique key has succeeded recently; return None if it may start."""
     this = tables.tasks().filter(pk=task_id, status=Status.QUEUED, epoch=epoch)
     row = this.first()
-    if row is None or row.unique_key is None or (place.queues and row.queue not in place.queues):
-        return False
+    if row is None:
+        return Refusal.STALE
+    if row.unique_key is None or (place.queues and row.queue not in place.queues):
+        return None
     recent = tables.tasks().filter(
         tenant_id=row.tenant_id,
         unique_key=row.unique_key,
@@ -155,7 +160,7 @@ def _is_duplicate(
         completed_at__gt=database_now() - timedelta(seconds=unique_for),
     )
     if not recent.exists():
-        return False
+        return None
     with tables.atomic():
         if transitions.skip(this, "DUPLICATE"):
             result = attempt_log.AttemptResult(
@@ -166,7 +171,7 @@ def _is_duplicate(
                 celery_id=celery_id,
             )
             attempt_log.log_endings([result])
-    return True
+    return Refusal.DUPLICATE
 
 
 @retry_on_deadlock
@@ -288,7 +293,7 @@ def _end_runs(
                 worker=worker,
                 celery_id=celery_id or _celery_id(row),
             )
-            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else 0.0
+            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else outcome.delay or 0.0
             ends.append(
                 EndingDecision(
                     task_id=row.pk,
@@ -312,6 +317,25 @@ def _end_runs(
     return {end.task_id: end.verdict for end in ends}
 
 
+@retry_on_deadlock
+def end_run_of_dead_child(
+    task_id: uuid.UUID, epoch: int, place: RunLocation, outcome: Outcome, celery_id: str
+) -> bool:
+    """End the run that a child process of this node started from the message of this epoch; its
+    parent process calls it.
+
+    If the child terminated before it started the task, the attempt is started and ended here.
+    Otherwise a task whose message ends each child would be published indefinitely. Returns False
+    if the child has recorded the result, or the message is refused.
+    """
+    started = tables.tasks().filter(pk=task_id, epoch=epoch + 1, node=place.node)
+    if end_runs(started, lambda _: outcome, worker=place.worker, celery_id=celery_id):
+        return True
+    with tables.atomic():
+        run = open_run(task_id, epoch, place, celery_id, None)
+        return isinstance(run, Run) and fail(run, outcome, place.worker) is not None
+
+
 def _budgets(row: Task) -> Budgets:
     return Budgets(
         failures=row.failures,
@@ -330,7 +354,7 @@ def _celery_id(row: Task) -> str:
 
 def _delay(row: Task, outcome: Outcome) -> float:
     delay = _backoff(row) if outcome.delay is None else outcome.delay
-    return min(delay, conf.settings().DELAY_MAX)
+    return max(0.0, delay) if delay <= DELAY_MAX else DELAY_MAX  # DELAY_MAX for NaN, too
 
 
 def _backoff(row: Task) -> float:
@@ -357,6 +381,22 @@ def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
     from lost runs.
     """
     return transitions.heartbeat(beats)
+
+
+def write_progress(progress: Sequence[transitions.Progress]) -> set[uuid.UUID]:
+    """Write what runs have reported; return those whose rows were not locked."""
+    return transitions.write_progress(progress)
+
+
+def make_start_durable(run: Run) -> bool:
+    """Return whether this run owns its task, after everything committed before is flushed.
+
+    Only PostgreSQL commits a start without flushing it, and a crash of the server may undo it then.
+    """
+    sql = statement("flush")
+    if sql is not None:
+        tables.read(sql, {})
+    return bool(transitions.still_owned([(run.task_id, run.epoch, run.run_id, 0.0)]))
 
 
 def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:

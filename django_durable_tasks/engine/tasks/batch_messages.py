@@ -4,11 +4,11 @@ A scheduler records a message and publishes it after the commit. The worker that
 that, starts a batch, and publishes the next message if more tasks are due.
 
 A message that no worker has received is published again after FIRST_WAIT, and then after growing
-times. It may be lost: on Redis the parent process of a worker reads the next message while its
-child processes are busy, and the message is lost if the worker is killed. If it was only late, two
-messages exist. They have different numbers, and a worker that receives the older one does not
-publish a successor, because the newer one is outstanding. So late messages do not accumulate. The
-newer one may be lost in its turn; the older one therefore limits the wait for it.
+times, at most REPUBLISH_AFTER if a worker consumes the queue. It may be lost: on Redis the parent
+process of a worker reads the next message while its child processes are busy, and the message is
+lost if the worker is killed. If it was only late, two messages exist. They have different numbers,
+and a worker that receives the older one does not publish a successor, because the newer one is
+outstanding. So late messages do not accumulate.
 """
 
 from __future__ import annotations
@@ -82,14 +82,18 @@ def _grouped(now: datetime) -> list[BatchHead]:
     ]
 
 
-def reserve(pairs: Sequence[tuple[str, str]]) -> list[ReservedMessage]:
+def reserve(pairs: Sequence[tuple[str, str]], *, consumed: bool = True) -> list[ReservedMessage]:
     """Record a message for each of these queues and task names that has none outstanding; return
     those to publish after the commit.
+
+    ``consumed``: whether workers consume these queues. Without one, the wait for the next message
+    grows up to REPUBLISH_AFTER_MAX, and ``publish_again`` is called for the first worker.
     """
     if not pairs:
         return []
     settings, ordered = conf.settings(), sorted(set(pairs))
-    first, longest = min(FIRST_WAIT, settings.REPUBLISH_AFTER), settings.REPUBLISH_AFTER_MAX
+    first = min(FIRST_WAIT, settings.REPUBLISH_AFTER)
+    longest = settings.REPUBLISH_AFTER if consumed else settings.REPUBLISH_AFTER_MAX
     sql = statement("reserve_batch_messages")
     if sql is not None:
         queues, names = (list(column) for column in zip(*ordered, strict=True))
@@ -147,7 +151,7 @@ def received(queue: str, name: str, number: int) -> None:
     """Record that a worker has received the message of this queue, task name and number.
 
     After an older message than the outstanding one, that one remains outstanding, for at most
-    REPUBLISH_AFTER: a process is free again, so it is lost if none receives it by then.
+    REPUBLISH_AFTER, because a worker consumes the queue.
     """
     sql, longest = statement("receive_batch_message"), conf.settings().REPUBLISH_AFTER
     if sql is not None:
@@ -167,6 +171,15 @@ def not_published(pairs: Sequence[tuple[str, str]], delay: float) -> None:
     """
     rows = BatchMessage.objects.using(tables.database()).filter(_any_of(pairs))
     rows.update(due_at=after(delay), publish_count=0)
+
+
+def shorten_waits(longest: float) -> int:
+    """Let outstanding messages be published again in at most ``longest`` seconds; return how many
+    waited longer.
+    """
+    latest = after(longest)
+    rows = BatchMessage.objects.using(tables.database()).filter(due_at__gt=after(longest + 1.0))
+    return rows.update(due_at=latest)
 
 
 def publish_again(queue: str | None = None) -> int:

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -24,6 +25,7 @@ from django_durable_tasks.engine.limits import admission, config, overlap, relea
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.rules.limits.options import of_worker
 from django_durable_tasks.rules.tasks.demands import ALL_LEVELS, QueueDemand, priorities_of
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
@@ -34,6 +36,55 @@ _HEADS = 50
 """The maximum number of queues in which one pass reads the tasks behind refused ones."""
 _TOGETHER = 500
 """The maximum number of tenants that get a turn in one claim."""
+_LOOK_EVERY = 5
+"""The number of claims of a queue per look for tenants that were not reached. A look takes about a
+fifth of the time of a claim, so a backlog of one tenant pays less than 5 %. A scheduler claims a
+backlog about 25 times a second.
+"""
+
+
+class TenantTurns:
+    """Which tenants of a queue this process claimed last, and when it looks for others again.
+
+    ``arrived``: the tenants of the tasks that were claimed last in order of arrival. ``past``: the
+    tenant after which the next look begins, if one look did not return all. ``pause``: how many
+    claims follow before the next look.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, set[int]] = {}
+        self.past: dict[str, int] = {}
+        self.pause: Counter[str] = Counter()
+
+    def missing(self, demands: Sequence[QueueDemand], now: datetime) -> list[QueueDemand]:
+        """Return a demand for each tenant with due tasks that the last claim in order of arrival
+        did not reach, in each queue an equal part of its demand.
+
+        While there are none, only one of _LOOK_EVERY claims looks for them.
+        """
+        demands = [one for one in demands if not self.pause[one.queue]]
+        due = transitions.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
+        parts = list[QueueDemand]()
+        for one in demands:
+            tenants, reached = due.get(one.queue, []), self.arrived.get(one.queue, set())
+            missing = [tenant for tenant in tenants if tenant not in reached]
+            if len(missing) > one.limit:
+                self.past[one.queue] = missing[one.limit - 1]
+            else:
+                self.past[one.queue] = tenants[-1] if len(tenants) == _TOGETHER else 0
+            if not missing and len(tenants) < _TOGETHER:
+                self.pause[one.queue] = _LOOK_EVERY
+            part = max(1, one.limit // (len(missing) + 1))
+            parts += [one._replace(limit=part, tenant_id=tenant) for tenant in missing[: one.limit]]
+        return parts
+
+    def record(self, demands: Sequence[QueueDemand], claimed: Sequence[ClaimedTask]) -> None:
+        """Record what a claim in order of arrival returned."""
+        for one in demands:
+            self.arrived[one.queue] = set()
+            self.pause[one.queue] = max(0, self.pause[one.queue] - 1)
+        for task in claimed:
+            self.arrived.setdefault(task.queue, set()).add(task.tenant_id)
 
 
 class Claimed(NamedTuple):
@@ -80,7 +131,8 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     limit_config = config.limits_in_force()
     act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if limit_config.empty:
-        return transitions.messages_for(overlap.admitted(in_publishing_order(act(), now)))
+        rows = _with_worker(limit_config, in_publishing_order(act(), now), now)
+        return transitions.messages_for(overlap.admitted(rows))
     return transitions.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
 
 
@@ -149,12 +201,30 @@ def claim_of(
     limit_config = config.limits_in_force()
     if limit_config.empty:
         due = transitions.claim(demands, now, limit, *node_and_wait, shards)
+        rows = _with_worker(limit_config, in_publishing_order(due, now), now)
         return Claimed(
-            transitions.messages_for(overlap.admitted(in_publishing_order(due, now))),
-            Counter(task.queue for task in due),
+            transitions.messages_for(overlap.admitted(rows)), Counter(task.queue for task in due)
         )
     found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
     return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
+
+
+@retry_on_deadlock
+def _with_worker(
+    limit_config: config.LimitConfig, claimed: list[ClaimedTask], now: datetime
+) -> list[ClaimedTask]:
+    """Return the claimed tasks whose names a worker of their queue has registered. Make the others
+    wait, and with them the next due tasks of their queues, so that the next claim reads those
+    behind them.
+    """
+    idle = {one.queue for one in claimed if limit_config.lacks_worker(one.name, one.queue)}
+    if not idle:
+        return claimed
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        rows = gate.admit_claimed(claimed)
+        gate.clear_heads(sorted(idle), now, _AHEAD)
+    return rows
 
 
 @retry_on_deadlock
@@ -175,12 +245,13 @@ def _claim_within_limits(
     def act(current: Sequence[QueueDemand], number: int) -> list[ClaimedTask]:
         rows: Sequence[ClaimedTask]
         if turns is None:
-            rows = transitions.claim(current, now, number, *node_and_wait, shards)
+            rows = _due(limit_config, current, now, number, node, shards)
         else:
             ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
-            rows = transitions.claim_these(ids, *node_and_wait) if ids else []
+            claimed = transitions.claim_these(ids, *node_and_wait) if ids else []
+            rows = sorted(claimed, key=attrgetter("order"))
         taken.update(task.queue for task in rows)
-        return in_publishing_order(rows, now)
+        return _in_time(rows, now)
 
     found, left = list[ClaimedTask](), list(demands)
     with tables.atomic():
@@ -196,6 +267,34 @@ def _claim_within_limits(
             gate.clear_heads([one.queue for one in left], now, _AHEAD)
         gate.close()
     return found, taken
+
+
+def _due(
+    limit_config: config.LimitConfig,
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None,
+) -> list[ClaimedTask]:
+    """Claim due tasks; return them in publishing order. Tasks of tenants that the last claim in
+    order of arrival did not reach come first, in a part of the demand.
+    """
+    wait, first, asked = conf.settings().REPUBLISH_AFTER, list[ClaimedTask](), demands
+    turns = process_state.of(TenantTurns) if limit_config.tenants else None
+    if turns is not None and (parts := turns.missing(demands, now)):
+        first = transitions.claim(parts, now, limit, node, wait, shards)
+        taken = Counter(task.queue for task in first)
+        rest = [one._replace(limit=one.limit - taken[one.queue]) for one in demands]
+        demands = [one for one in rest if one.limit > 0]
+    number = limit - len(first)
+    others = (
+        transitions.claim(demands, now, number, node, wait, shards) if demands and number else []
+    )
+    if turns is not None:
+        # Also the queues whose demand was used up: all their tenants are looked for again.
+        turns.record(asked, others)
+    return sorted(first, key=attrgetter("order")) + sorted(others, key=attrgetter("order"))
 
 
 def _turns(
@@ -240,16 +339,17 @@ def _in_time(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]
     return [task for task in claimed if task.id not in late]
 
 
-def republish(queryset: TaskQuerySet, now: datetime, limit: int) -> list[TaskMessage]:
-    """Set the next ``due_at`` of QUEUED tasks that have not started, and return their messages.
+def republish(
+    queryset: TaskQuerySet, now: datetime, limit: int, longest: float | None = None
+) -> list[TaskMessage]:
+    """Count one more message of QUEUED tasks that have not started; return the messages.
 
-    Their overlap keys are checked again, because the process that claimed them may have terminated
-    before its check.
+    Each may be republished again after REPUBLISH_AFTER; with ``longest`` after a time that doubles
+    with each message up to this number of seconds. Their overlap keys are checked again, because
+    the process that claimed them may have terminated before its check.
     """
-    settings = conf.settings()
-    rows = transitions.republish(
-        queryset, limit, settings.REPUBLISH_AFTER, settings.REPUBLISH_AFTER_MAX
-    )
+    first = conf.settings().REPUBLISH_AFTER
+    rows = transitions.republish(queryset, limit, first, first if longest is None else longest)
     return transitions.messages_for(overlap.admitted(_in_time(rows, now)))
 
 
@@ -276,6 +376,29 @@ def return_to_pending(messages: Sequence[TaskMessage], delay: float = 0.0) -> in
     return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
 
 
+def expire_queued(queue: str, now: datetime, limit: int) -> int:
+    """Set published tasks of a queue to EXPIRED that have waited for REPUBLISH_AFTER and may no
+    longer start; return how many. Without a worker their messages would wait for ever.
+    """
+    late = tables.tasks().republish_due(now).filter(queue=queue, expires_at__lte=now)
+    return transitions.expire(late, limit)
+
+
+def return_left_out(queue: str, now: datetime, limit: int) -> int:
+    """Return tasks of a queue without a worker to PENDING that use places of limits which tasks of
+    other queues wait for, REPUBLISH_AFTER after they were published; return how many.
+    """
+    limit_config = config.limits_in_force()
+    columns = ("pk", "epoch", "name", "tenant_id", "limit_key")
+    # All of them, which are a window at most: the others stay, and would be read again each time.
+    rows = tables.tasks().republish_due(now).filter(queue=queue).values_list(*columns)
+    shared = ((pk, epoch) for pk, epoch, *task in rows if limit_config.shared_by(*task))
+    epochs = dict(islice(shared, limit))
+    these = tables.tasks().filter(pk__in=list(epochs))
+    # They are claimed in their old order when the queue has a worker.
+    return transitions.return_to_pending(these, transitions.WAS_READY, epochs) if epochs else 0
+
+
 def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
     """Undo the counting of repeated messages that the broker did not accept.
 
@@ -287,12 +410,25 @@ def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
     )
 
 
-def return_unknown_task(task_id: uuid.UUID, epoch: int, queues: Collection[str] = ()) -> int:
+def return_unknown_task(
+    task_id: uuid.UUID, epoch: int, queues: Collection[str] = (), delay: float | None = None
+) -> int:
     """Return a task to PENDING that is not registered in this worker; no failure is counted.
 
-    It is due again in UNKNOWN_TASK_DELAY seconds. ``queues``: only a task of one of these queues.
+    If another worker of its queue has registered it, it is due again in ``delay`` seconds, by
+    default UNKNOWN_TASK_DELAY. Otherwise it waits until one registers it. The other published tasks
+    of its name in its queue then wait too, so that they leave the window of the queue. ``queues``:
+    only a task of one of these queues.
     """
-    queryset = tables.tasks().filter(pk=task_id, **({"queue__in": list(queues)} if queues else {}))
-    return transitions.return_to_pending(
-        queryset, conf.settings().UNKNOWN_TASK_DELAY, {task_id: epoch}
-    )
+    queryset = tables.tasks().queued().filter(pk=task_id, epoch=epoch)
+    row = queryset.values_list("name", "queue").first()
+    if row is None or (queues and row[1] not in queues):
+        return 0
+    name, queue = row
+    if not config.limits_in_force().lacks_worker(name, queue):
+        wait = conf.settings().UNKNOWN_TASK_DELAY if delay is None else delay
+        return transitions.return_to_pending(queryset, wait, {task_id: epoch})
+    published = tables.tasks().queued().filter(queue=queue, name=name)
+    with tables.atomic():
+        epochs = dict(published.values_list("pk", "epoch")[:_AHEAD])
+        return transitions.make_claimed_wait(dict.fromkeys(epochs, of_worker(name, queue)), epochs)

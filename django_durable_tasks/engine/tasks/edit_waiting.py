@@ -20,11 +20,12 @@ from django_durable_tasks.engine.tasks.new_task import (
     limit_key,
     prepared_kwargs,
 )
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.targets.content_id import after_edit
-from django_durable_tasks.rules.tasks.arguments import encode
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode
 from django_durable_tasks.rules.tasks.comments import done_by
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, checked_name
 from django_durable_tasks.rules.workflows.plan import REFERS
@@ -117,12 +118,15 @@ def _columns(row: Task, change: TaskEdit) -> dict[str, Any]:
         for name in ("run_at", "expires_at", "priority")
         if (value := getattr(change, name)) is not None
     }
-    args = list(row.args if change.args is None else change.args)
-    kwargs = dict(row.kwargs if change.kwargs is None else change.kwargs)
+    # The stored arguments are read only if they are needed: a task whose arguments cannot be
+    # decrypted can still be rescheduled.
     if change.args is not None or change.kwargs is not None:
+        args = list(row.args if change.args is None else change.args)
+        kwargs = dict(row.kwargs if change.kwargs is None else change.kwargs)
         columns |= arguments_columns(row, args, kwargs)
     if change.queue is not None:
-        queue = ports.queue_of(row.name, change.queue, args, kwargs)
+        # A named queue does not depend on the arguments.
+        queue = ports.queue_of(row.name, change.queue, (), {})
         columns["queue"] = checked_name("queue", queue)
     return columns
 
@@ -145,14 +149,22 @@ def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dic
         args,
         stored,
         max_bytes=settings.PAYLOAD_MAX_BYTES,
-        max_depth=settings.JSON_MAX_DEPTH,
+        max_depth=JSON_MAX_DEPTH,
     )
     columns = {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),
         "limit_key": limit_key(call),
     }
-    edited = (columns["args"], columns["kwargs"]) != (row.args, row.kwargs)
-    if edited and row.attempts and task.target.type is TargetType.HTTP_CALLBACK:
+    sends_requests = row.attempts and task.target.type is TargetType.HTTP_CALLBACK
+    if sends_requests and not _has_arguments(row, columns["args"], columns["kwargs"]):
         columns["options"] = after_edit(row.options)
     return columns
+
+
+def _has_arguments(row: Task, args: Any, kwargs: Any) -> bool:
+    """Return whether the task has these arguments; False if its own cannot be decrypted."""
+    try:
+        return bool((args, kwargs) == (row.args, row.kwargs))
+    except EncryptionError:
+        return False

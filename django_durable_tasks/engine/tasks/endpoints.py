@@ -32,10 +32,11 @@ from django_durable_tasks.rules.notifications.message_types import EndpointEvent
 from django_durable_tasks.rules.notifications.subscriptions import EventSubject
 from django_durable_tasks.rules.targets import breaker
 from django_durable_tasks.rules.targets.breaker import EndpointHealth
+from django_durable_tasks.rules.targets.http_request import TIMEOUT_MAX
 
 _KEPT = timedelta(days=30)
 _PROBE_MARGIN = 5.0
-"""Seconds beyond HTTP_TIMEOUT_MAX after which another task may probe."""
+"""Seconds beyond the longest attempt after which another task may probe."""
 _CALM = 3_600.0
 """Seconds for which a success does not end the state of an endpoint that ended deliveries, so that
 one whose answers alternate has at most one event an hour.
@@ -90,10 +91,18 @@ def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
 def _probes(endpoint_id: int, open_until: datetime) -> bool:
     """Become the only prober until the longest request would have ended; return whether."""
     free = _endpoints().filter(Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow()))
-    longest = conf.settings().HTTP_TIMEOUT_MAX + _PROBE_MARGIN
+    longest = TIMEOUT_MAX + _PROBE_MARGIN
     return bool(
         free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=after(longest))
     )
+
+
+def end_pauses_after(tolerance: float) -> int:
+    """End the pauses that began more than ``tolerance`` seconds later than now, because the
+    database's clock was set back since then. The next task probes the endpoint. Return how many.
+    """
+    later = _endpoints().filter(open_until__isnull=False, updated_at__gt=after(tolerance))
+    return later.update(open_until=DatabaseNow(), probe_until=None, updated_at=DatabaseNow())
 
 
 def succeeded(key: str) -> None:

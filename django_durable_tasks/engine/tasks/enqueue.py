@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -12,15 +13,18 @@ from django.db import OperationalError, connections
 from django_durable_tasks import registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.error_codes import DEADLOCKS, code_of
+from django_durable_tasks.engine.db.publish_on_commit import FAST_PATH_MAX
 from django_durable_tasks.engine.dependencies import edit
 from django_durable_tasks.engine.dependencies.edges import tally_of
 from django_durable_tasks.engine.tasks.fast_path import queued_if_possible
-from django_durable_tasks.engine.tasks.insert import insert, insert_row
+from django_durable_tasks.engine.tasks.insert import insert, insert_row, publish_new
 from django_durable_tasks.engine.tasks.keys import acquire_unique, key_owners, same_call, upsert
-from django_durable_tasks.engine.tasks.new_task import Call, new_task, template
+from django_durable_tasks.engine.tasks.new_task import Call, TaskTemplate, new_task, template
 from django_durable_tasks.engine.tasks.traces import traced, tracer
 from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption
 from django_durable_tasks.models import Task
+from django_durable_tasks.models.task_queries import new_task_id
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import needed, needed_of
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -30,7 +34,6 @@ from django_durable_tasks.rules.workflows.upstreams import edges_to
 
 _Created = TypeVar("_Created", uuid.UUID, Task)
 _TRIES = 5
-_DEADLOCK = 1213
 BULK = 5_000
 """The number of tasks that one statement of a bulk call writes."""
 _OVERLAP = 0.1
@@ -71,7 +74,7 @@ def _may_be_repeated(error: OperationalError) -> bool:
     """
     connection = connections[tables.database()]
     alone = not connection.in_atomic_block and connection.get_autocommit()
-    return alone and connection.vendor == "mysql" and error.args[:1] == (_DEADLOCK,)
+    return alone and connection.vendor == "mysql" and code_of(error) in DEADLOCKS
 
 
 def _create(call: Call, task: NewTask) -> uuid.UUID:
@@ -245,10 +248,50 @@ def insert_many(new_tasks: Sequence[NewTask]) -> list[uuid.UUID]:
     return [task.id for task in new_tasks]
 
 
-def schedule_followup(followup: Schedule, tenant_id: int) -> uuid.UUID:
-    """Create the task that a task function returned, in the transaction of its success."""
-    options = call_options(
-        CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
-    )
-    name = getattr(followup.task, "name", followup.task)
-    return submit(Call(registry.get(name), tuple(followup.args), followup.kwargs, options))
+@dataclass(frozen=True, slots=True)
+class FollowUps:
+    """Tasks that a task function returned: calls with keys or dependencies, and tasks without."""
+
+    calls: list[Call]
+    tasks: list[NewTask]
+
+
+def planned_followups(followups: Iterable[Schedule], tenant_id: int) -> FollowUps:
+    """Check the tasks that a task function returned; raises DurableTasksError. Writes nothing."""
+    found, shared = FollowUps([], []), dict[str, tuple[CallOptions, TaskTemplate]]()
+    for followup in followups:
+        options = call_options(
+            CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
+        )
+        task = registry.get(getattr(followup.task, "name", followup.task))
+        call = Call(task, tuple(followup.args), followup.kwargs, options)
+        if options.depends_on is not None or options.task_id is not None:
+            found.calls.append(call)
+            continue
+        last = shared.get(task.options.name)
+        if last is None or last[0] != options:
+            last = shared[task.options.name] = options, template(task, options)
+        new = last[1].called(call.args, call.kwargs, new_task_id())
+        if new.has_key:
+            found.calls.append(call)
+        else:
+            found.tasks.append(traced(new))
+    return found
+
+
+def create_followups(followups: FollowUps) -> None:
+    """Create these tasks in the transaction of the success: those without keys in a constant number
+    of statements.
+
+    The first FAST_PATH_MAX of them are published at the COMMIT, the others by the next poll.
+    """
+    for call in followups.calls:
+        submit(call)
+    new = [queued_if_possible(task) for task in followups.tasks[:FAST_PATH_MAX]]
+    new += followups.tasks[FAST_PATH_MAX:]
+    if len(new) == 1:
+        insert(new[0])
+    elif new:
+        transitions.create_many(new)
+        for task in new[:FAST_PATH_MAX]:
+            publish_new(task)

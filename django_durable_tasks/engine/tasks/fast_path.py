@@ -14,7 +14,7 @@ from django.db import connections
 from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock_estimate import has_passed
-from django_durable_tasks.engine.db.publish_on_commit import messages_so_far
+from django_durable_tasks.engine.db.publish_on_commit import FAST_PATH_MAX, messages_so_far
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
 
@@ -39,10 +39,7 @@ def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
     """
     if task.in_batch or not _is_due(run_at):
         return False
-    if (
-        connections[tables.database()].run_on_commit
-        and messages_so_far() >= conf.settings().FAST_PATH_MAX
-    ):
+    if connections[tables.database()].run_on_commit and messages_so_far() >= FAST_PATH_MAX:
         return False
     return ports.broker_open(task.queue) and ports.fast_path.is_open(
         task.name, task.queue, task.tenant_id

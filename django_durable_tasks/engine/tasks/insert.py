@@ -27,7 +27,7 @@ def insert(task: NewTask) -> bool:
     """Insert a task; return False, without a change, if one of its keys is taken."""
     if not transitions.create(task):
         return False
-    _publish(task)
+    publish_new(task)
     return True
 
 
@@ -35,7 +35,7 @@ def insert_row(task: NewTask) -> Task | None:
     """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
     row = transitions.create_row(task)
     if row is not None:
-        _publish(task)
+        publish_new(task)
     return row
 
 
@@ -49,13 +49,14 @@ def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, An
     if not transitions.create_with_answer(task, now, parameters):
         return False
     try:
-        _publish(task)
+        publish_new(task)
     except Exception:
         logger.exception("Task %s was created but not published; a scheduler will do so.", task.id)
     return True
 
 
-def _publish(task: NewTask) -> None:
+def publish_new(task: NewTask) -> None:
+    """Publish the message of an inserted task at the COMMIT if it is QUEUED, or a batch message."""
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
         publish_after_commit([message_of(task)])

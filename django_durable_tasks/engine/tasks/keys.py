@@ -15,12 +15,15 @@ from django.db import transaction
 from django.db.models import Q
 
 from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit.actor import current_actor
+from django_durable_tasks.engine.audit.task_values import masked_arguments
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.tasks import requests
 from django_durable_tasks.engine.tasks.insert import insert
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import RequestKind, Task
+from django_durable_tasks.rules.audit import AuditSource
 from django_durable_tasks.rules.states import Status, UniqueOnConflict
 from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.targets import content_id
@@ -32,7 +35,8 @@ _TRIES = 5
 def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
     """Return the task that the first call with this idempotency key, or this id, created.
 
-    Raises IdempotencyConflict if that call was of another task or had other arguments.
+    Raises IdempotencyConflict if that call was of another task or had other arguments. Clients of
+    the API may not be able to read secrets, so that for them these are not compared.
     """
     lookup: dict[str, Any]
     if task.idempotency_key is not None:
@@ -45,12 +49,19 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
     first = tables.tasks().for_tenant(task.tenant_id).filter(**lookup).first()
     if first is None:
         return None
-    same = first.args == json.loads(task.args) and first.kwargs == json.loads(task.kwargs)
-    if first.name != task.name or not same:
+    if first.name != task.name or not _same_arguments(first, task):
         raise IdempotencyConflict(
             f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
         )
     return first.id
+
+
+def _same_arguments(first: Task, task: NewTask) -> bool:
+    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
+    if current_actor().source != AuditSource.API:
+        return bool((first.args, first.kwargs) == (args, kwargs))
+    shown = masked_arguments(first.name, first.args, first.kwargs)
+    return shown == masked_arguments(first.name, args, kwargs)
 
 
 def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:

@@ -9,27 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import InterfaceError, OperationalError
-from django.utils import timezone
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.db.isolation import is_of_another_database
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID
 from django_durable_tasks.models.task_queries import new_task_id, new_task_ids
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import Join, OnUpstreamFailure
 from django_durable_tasks.rules.limits.options import key_of
-from django_durable_tasks.rules.tasks.arguments import bind, encode
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, bind, encode
 from django_durable_tasks.rules.tasks.key_templates import formatted
 from django_durable_tasks.rules.tasks.new_task import NO_ID, PER_CALL, NewTask
 from django_durable_tasks.rules.tasks.options import (
     CallOptions,
+    check_time_limits,
     checked_key,
     checked_name,
 )
 from django_durable_tasks.rules.tasks.shards import shard_of
 from django_durable_tasks.rules.workflows.plan import REFERS
 
+# Seconds, a year: the longest distance of run_at and of a retry. A later time is a mistake, such as
+# milliseconds.
+DELAY_MAX = 31_536_000.0
 _SLICE = 250
 """The number of tasks of a part of ``TaskTemplate.slices``."""
 
@@ -54,8 +58,13 @@ class TaskTemplate:
     def __init__(self, task: Registered, options: CallOptions, stored: Mapping[str, Any]) -> None:
         settings = conf.settings()
         check_options(options, settings)
+        # The limits of the call with those of the decorator for what the call leaves out.
+        check_time_limits(
+            options.timeout or task.options.timeout,
+            options.soft_timeout or task.options.soft_timeout,
+        )
         self._task, self._options = task, options
-        self._bytes, self._depth = settings.PAYLOAD_MAX_BYTES, settings.JSON_MAX_DEPTH
+        self._bytes, self._depth = settings.PAYLOAD_MAX_BYTES, JSON_MAX_DEPTH
         self._queue = options.queue or task.options.queue
         limited = key_of(task.options.rate_limit, task.options.max_concurrency) is not None
         self._has_limit_key = limited or task.target.endpoint is not None
@@ -196,16 +205,15 @@ def _tenant_id(tenant: Any) -> int:
 
 def check_options(given: CallOptions, settings: conf.Settings) -> None:
     """Check the options of a call together and with the settings; raises InvalidOption."""
-    longest = settings.DELAY_MAX
     if given.lease is not None and given.lease < 2 * settings.HEARTBEAT:
         raise InvalidOption(
             f"lease={given.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s."
         )
     if given.depends_on is None and given.join != Join.ALL:
         raise InvalidOption(f"join={given.join!r} needs depends_on=..., the tasks that are meant.")
-    if given.run_at is not None and (given.run_at - timezone.now()).total_seconds() > longest:
+    if given.run_at is not None and (given.run_at - host_now()).total_seconds() > DELAY_MAX:
         raise InvalidOption(
-            f"run_at={given.run_at.isoformat()} is more than {longest:,.0f} s ahead (DELAY_MAX)."
+            f"run_at={given.run_at.isoformat()} is more than {DELAY_MAX:,.0f} s ahead, a year."
         )
     if (
         given.expires_at is not None

@@ -32,7 +32,7 @@ from django_durable_tasks.rules.tenants.api_keys import (
     digest_of,
     presented,
 )
-from django_durable_tasks.rules.tenants.quotas import RateDecision, RequestRate
+from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS, RateDecision, RequestRate
 
 _USE_RECORDED_EVERY = timedelta(minutes=1)
 _NAME_MAX = 100
@@ -49,7 +49,7 @@ _KEY = (
     "last_used_at",
 )
 _TENANT = ("id", "slug", "name")
-_QUOTA = ("tenant_id", "open_tasks", "recurring_tasks", "payload_bytes", "requests")
+_QUOTA = ("tenant_id", *NUMBERS, REQUESTS)
 """The columns of the statements ``api_key`` and ``counted_api_key``, for each of their tables."""
 
 

@@ -32,6 +32,8 @@ EXAMINED = 1_000
 _ERRORS = 100
 """Errors that an operation stores; all are counted."""
 _KEPT = timedelta(days=30)
+# Operations of a tenant that have not ended. Cancellations are not bounded by its quota of tasks.
+_STARTED_MAX = 10
 _STATUSES = {BulkKind.CANCEL: OPEN, BulkKind.REPLAY: REPLAYABLE}
 
 
@@ -44,9 +46,19 @@ def bulk_operations() -> BulkOperationQuerySet:
 def start(
     tenant: Tenant, kind: BulkKind, which: TaskFilter, *, by: str = "", reason: str = ""
 ) -> BulkOperation:
-    """Create an operation and the task that performs it."""
+    """Create an operation and the task that performs it.
+
+    Raises TransitionRefused if the tenant has 10 operations that have not ended.
+    """
     until = which.end_id or uuid.UUID(int=2**128 - 1)
     with recorded(f"tasks.bulk_{kind.lower()}", by=by, reason=reason) as entry:
+        tables.locked_for_change(Tenant.objects.using(tables.database()).filter(pk=tenant.pk)).get()
+        started = bulk_operations().filter(tenant_id=tenant.pk, completed_at__isnull=True)
+        if started.count() >= _STARTED_MAX:
+            raise TransitionRefused(
+                f"The tenant has {_STARTED_MAX} operations that have not ended: wait for one of"
+                " them."
+            )
         row = BulkOperation(
             tenant_id=tenant.pk,
             kind=kind,
@@ -122,9 +134,13 @@ def _matching(row: BulkOperation, read: list[Any]) -> list[uuid.UUID]:
 def _next(row: BulkOperation) -> list[Any]:
     """Return the next tasks of the tenant in the order of their ids; of all tenants if it is the
     default one, whose rows no index of their own finds.
+
+    A cancellation reads open tasks only, however many have ended: a task may run until it is read.
     """
     first = task_filter(row.filters).first_id
     rows = tables.tasks().filter(pk__lt=row.until_id)
+    if row.kind == BulkKind.CANCEL:
+        rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
     if row.tenant_id != DEFAULT_TENANT_ID:
         rows = rows.filter(tenant_id=row.tenant_id)
     if row.last_id is not None:

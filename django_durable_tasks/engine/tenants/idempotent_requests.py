@@ -11,12 +11,11 @@ from typing import Any
 
 from django.db import IntegrityError, OperationalError, connections
 
-from django_durable_tasks import conf
 from django_durable_tasks.encryption import decrypted, encrypted
 from django_durable_tasks.engine.audit.recorder import collected_entries, insert_entries
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import TimeLimits
-from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of
+from django_durable_tasks.engine.db.error_codes import LOCK_TIMEOUTS, code_of
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import AuditEntry, IdempotentRequest
@@ -24,6 +23,8 @@ from django_durable_tasks.models.idempotent_request import IdempotentRequestQuer
 from django_durable_tasks.rules.encryption import EncryptedValue, StorageLocation
 
 _NOWAIT_OF_MYSQL = 3572
+# Clients repeat a request within hours. A day also covers an outage over a night.
+_KEPT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | N
     if row is None and _is_mysql():
         with in_progress(identity):
             row = found.select_for_update(nowait=True).first()
-    if row is not None and row.created_at < now - _kept():
+    if row is not None and row.created_at < now - _KEPT:
         requests().filter(pk=row.pk).delete()
         return None
     return row
@@ -145,7 +146,7 @@ def in_progress(identity: RequestIdentity) -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
-        if code_of(error) not in LOCKED | {_NOWAIT_OF_MYSQL}:
+        if code_of(error) not in LOCK_TIMEOUTS | {_NOWAIT_OF_MYSQL}:
             raise
         raise RequestInProgress(
             f"Idempotency-Key {identity.key!r}: a request with this key is running; repeat yours"
@@ -171,13 +172,9 @@ def _stored(body: Any) -> Any:
     return dict(body.envelope) if isinstance(body, EncryptedValue) else body
 
 
-def _kept() -> timedelta:
-    return timedelta(seconds=conf.settings().API_IDEMPOTENCY_RETENTION)
-
-
 def prune_requests(now: datetime, limit: int) -> int:
     """Delete stored answers after their retention, at most ``limit``; return how many."""
-    old = requests().filter(created_at__lt=now - _kept()).order_by("created_at")
+    old = requests().filter(created_at__lt=now - _KEPT).order_by("created_at")
     ids = list(old.values_list("pk", flat=True)[:limit])
     if ids:
         requests().filter(pk__in=ids).delete()

@@ -4,26 +4,41 @@ Open tasks are not counted for each new task. A count grants a number of creatio
 is used up by one conditional UPDATE. When none is left, the open tasks are counted again. Both lock
 the row of the tenant's quota until the transaction ends, so that concurrent requests cannot exceed
 the quota together. Tasks that the project itself creates are counted with the next count.
+Schedules create no task above the quota, and wait for no lock of a request.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import F, QuerySet
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.audit.recorder import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.limits.config import limits_in_force
-from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
-from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Task, Tenant, TenantQuota
+from django_durable_tasks.exceptions import (
+    InvalidOption,
+    InvalidSchedule,
+    PayloadTooLarge,
+    QuotaExceeded,
+)
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Calendar,
+    RecurringTask,
+    Task,
+    Tenant,
+    TenantQuota,
+)
 from django_durable_tasks.models.tenant_quota import TenantQuotaQuerySet
 from django_durable_tasks.rules.limits.options import of_tenant
+from django_durable_tasks.rules.recurring.effective import Agenda
+from django_durable_tasks.rules.recurring.effective.types import TICK
 from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.tenants.quotas import (
@@ -39,6 +54,11 @@ _GRANTED = 1_000
 """Open tasks are counted again after at most this number of creations."""
 _COUNTED = 10_000
 """Usage without a quota is counted up to this number."""
+_DAY = timedelta(days=1)
+_COUNTED_AGAIN = timedelta(seconds=1)
+"""A tenant without a free place is not counted again for each of its schedules, which would let it
+slow down the leader.
+"""
 
 
 def quota_rows() -> TenantQuotaQuerySet:
@@ -98,6 +118,30 @@ def _locked(tenant: Tenant) -> TenantQuota:
     return row
 
 
+def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
+    """Charge up to ``wanted`` tasks that this transaction will create; return how many."""
+    most = quotas(tenant).open_tasks
+    if most is None or wanted < 1:
+        return wanted
+    left = _locked(tenant).creations_left
+    if left < wanted:
+        left = max(0, most - _counted(open_tasks(tenant.pk), most))
+    admitted = min(wanted, left)
+    quota_rows().filter(pk=tenant.pk).update(creations_left=min(left - admitted, _GRANTED))
+    return admitted
+
+
+def quota_of_open_tasks(tenant: Tenant) -> QuotaExceeded:
+    """Return the error for a task above the quota."""
+    most = quotas(tenant).open_tasks or 0
+    return QuotaExceeded(
+        f"open_tasks: the tenant may have {most:,} open tasks and has as many.",
+        quota="open_tasks",
+        limit=most,
+        used=most,
+    )
+
+
 def charge_open_tasks(tenant: Tenant, created: int) -> None:
     """Charge tasks that this transaction has created or opened again; raises QuotaExceeded.
 
@@ -121,6 +165,66 @@ def charge_open_tasks(tenant: Tenant, created: int) -> None:
     row.update(creations_left=min(most - used, _GRANTED))
 
 
+@dataclass(slots=True)
+class OpenTaskQuota:
+    """How many tasks a transaction may create for a tenant; ``limit`` is its quota."""
+
+    limit: int
+    left: int
+
+    def take(self) -> bool:
+        """Use up one creation; return False if none is left."""
+        self.left -= 1
+        return self.left >= 0
+
+
+class _Full:
+    """When this process last found that a tenant may open no further task."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, datetime] = {}
+
+
+def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, OpenTaskQuota]:
+    """Charge up to ``wanted`` tasks, by tenant id, that this transaction will create without a
+    request; return what is admitted of each tenant with a quota.
+
+    Never waits: if a request has locked the row of a quota, the open tasks are counted and nothing
+    is charged, so that a tenant may exceed its quota by what that request creates. A tenant without
+    a free place is counted at most once a second.
+    """
+    tenants = sorted(wanted.keys() - {DEFAULT_TENANT_ID})
+    if not tenants:
+        return {}
+    own = dict(quota_rows().filter(pk__in=tenants).values_list("pk", "open_tasks"))
+    general = quotas_of(conf.quotas()).open_tasks
+    limits = {pk: general if own.get(pk) is None else own[pk] for pk in tenants}
+    bounded = {pk: most for pk, most in limits.items() if most is not None}
+    if not bounded:
+        return {}
+    full = process_state.of(_Full).since
+    rows = tables.locked_for_change(quota_rows().filter(pk__in=bounded), skip_locked=True)
+    granted = dict(rows.order_by("pk").values_list("pk", "creations_left"))
+    found = {}
+    for pk, most in bounded.items():
+        number, left = wanted[pk], granted.get(pk)
+        if left is not None and left >= number:
+            admitted, left = number, left - number
+        elif pk in full and timedelta(0) <= now - full[pk] < _COUNTED_AGAIN:
+            admitted, left = 0, None
+        else:
+            free = max(0, most - _counted(open_tasks(pk), most))
+            admitted = min(number, free)
+            left = None if left is None else min(free - admitted, _GRANTED)
+            full.pop(pk, None)
+            if not free and len(full) < _COUNTED:
+                full[pk] = now
+        if left is not None:
+            quota_rows().filter(pk=pk).update(creations_left=left)
+        found[pk] = OpenTaskQuota(most, admitted)
+    return found
+
+
 def open_tasks(tenant_id: int) -> QuerySet[Task]:
     """Return the open tasks of a tenant, which an index finds unless it is the default tenant."""
     return tables.tasks().filter(
@@ -132,25 +236,68 @@ def _counted(rows: QuerySet[Any], most: int) -> int:
     return int(rows.order_by().values("pk")[: most + _GRANTED].count())
 
 
-def charge_recurring_task(tenant: Tenant) -> None:
-    """Check the number of recurring tasks after one was created; raises QuotaExceeded."""
-    most = quotas(tenant).recurring_tasks
+def charge(tenant: Tenant, name: str) -> None:
+    """Check the number of recurring tasks or calendars after one was created; raises
+    QuotaExceeded.
+    """
+    most = getattr(quotas(tenant), name)
     if most is None:
         return
     _locked(tenant)
-    used = _counted(_recurring_tasks(tenant.pk), most)
+    used = _counted(_OBJECTS[name](tenant.pk), most)
     if used > most:
+        kind = name.replace("_", " ")
         raise QuotaExceeded(
-            f"recurring_tasks: the tenant may have {most:,} recurring tasks and has {used - 1:,}.",
-            quota="recurring_tasks",
+            f"{name}: the tenant may have {most:,} {kind} and has {used - 1:,}.",
+            quota=name,
             limit=most,
             used=used - 1,
         )
 
 
+def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
+    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
+    allows.
+
+    Looks at two days: that from the first run after ``after``, which may be a part of a day on
+    which the timetable fires, and that from the first run after it.
+    """
+    most = quotas(tenant).runs_per_day
+    if most is None:
+        return
+    for _ in range(2):
+        first = agenda.next(after)
+        if first is None:
+            return
+        after = first.at + _DAY - TICK
+        counted = agenda.count(first.at - TICK, after)
+        number, run = counted.number, None if counted.exact else first
+        if run is not None:
+            number = 0
+        while run is not None and run.at <= after and number <= most:
+            number, run = number + 1, agenda.next(run.at)
+        if number > most:
+            raise InvalidSchedule(
+                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
+                " timetable that fires less often."
+            )
+
+
+def _calendars(tenant_id: int) -> QuerySet[Calendar]:
+    rows: QuerySet[Calendar] = Calendar.objects.using(tables.database())
+    return rows.filter(tenant_id=tenant_id)
+
+
 def _recurring_tasks(tenant_id: int) -> QuerySet[RecurringTask]:
     rows: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database())
     return rows.filter(tenant_id=tenant_id).exclude(status=RecurringStatus.CANCELLED)
+
+
+_OBJECTS: dict[str, Callable[[int], QuerySet[Any]]] = {
+    "recurring_tasks": _recurring_tasks,
+    "calendars": _calendars,
+}
+"""The objects of a tenant that a quota counts, by the name of the quota."""
 
 
 def check_payload(tenant: Tenant, arguments: Any) -> None:
@@ -189,11 +336,11 @@ def usage(tenant: Tenant) -> list[QuotaUsage]:
     running = opened.filter(status__in=[Status.QUEUED, Status.RUNNING])
     return [
         QuotaUsage("open_tasks", given.open_tasks, _used(opened, given.open_tasks)),
-        QuotaUsage(
-            "recurring_tasks",
-            given.recurring_tasks,
-            _used(_recurring_tasks(tenant.pk), given.recurring_tasks),
+        *(
+            QuotaUsage(name, getattr(given, name), _used(rows(tenant.pk), getattr(given, name)))
+            for name, rows in _OBJECTS.items()
         ),
+        QuotaUsage("runs_per_day", given.runs_per_day, None),
         QuotaUsage("payload_bytes", given.payload_bytes, None),
         QuotaUsage("concurrency", limit.places, _used(running, limit.places)),
         QuotaUsage("runs", None if limit.rate is None else str(limit.rate), None),

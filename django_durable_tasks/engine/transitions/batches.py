@@ -15,6 +15,7 @@ from typing import Any
 from django.db.models import Case, Exists, F, JSONField, Value, When
 from django.db.models.functions import Coalesce
 
+from django_durable_tasks.engine.db.connections import in_transaction
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
@@ -35,6 +36,7 @@ from django_durable_tasks.engine.transitions.runs import start_writes
 from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.clock import DatabaseNow, StatementTime
+from django_durable_tasks.models.instants import constant
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.runs import Run
@@ -73,6 +75,7 @@ def take_due(
         "run_ids": list(run_ids),
         "node": node,
         "lease": lease,
+        "alone": not in_transaction(),
     }
     rows, run_id = read(sql, parameters, binary=True), StartedRun._fields.index("run_id")
     late = [row[0] for row in rows if row[run_id] is None]
@@ -241,7 +244,7 @@ def _written_results(
     for one, (result, key) in zip(successes, stored, strict=True):
         task_id = one.run.task_id
         start = one.run.started_at + timedelta(seconds=one.wait)
-        starts.append(When(pk=task_id, then=Value(start)))
+        starts.append(When(pk=task_id, then=constant(start)))
         if result is not None:
             results.append(When(pk=task_id, then=Value(json.loads(result), JSONField())))
         if key is not None:

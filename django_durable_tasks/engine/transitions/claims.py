@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce
 
 from django_durable_tasks.engine.db.arrays import number_array, text_array
 from django_durable_tasks.engine.db.clock import after
@@ -33,6 +34,7 @@ from django_durable_tasks.engine.transitions.returned_rows import (
     ClaimedTask,
     claimed_tasks,
 )
+from django_durable_tasks.models import DEFAULT_TENANT_ID
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
@@ -56,15 +58,19 @@ def claim(
 
     At most ``limit`` tasks are claimed, from the queues in the order of ``demands``. ``wait``: the
     seconds after which a task is republished unless it has started. ``shards``: only tasks of
-    these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds.
+    these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds. Either all
+    demands name a tenant or none does.
     """
-    sql, late = statement("claim"), now - timedelta(seconds=UNSERVED_AFTER)
+    tenants = [one.tenant_id for one in demands if one.tenant_id is not None]
+    sql = statement("claim_of_tenants" if tenants else "claim")
+    late = now - timedelta(seconds=UNSERVED_AFTER)
     if sql is None:
         due = tasks().due_alone(now).order_by("due_at")
         if shards is not None:
             due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
         return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
-    parameters = {"now": now, "limit": limit, "node": node, "wait": wait, "late": late}
+    parameters: dict[str, Any] = {"now": now, "limit": limit, "node": node, "wait": wait}
+    parameters |= {"late": late, "tenants": number_array(tenants)} if tenants else {"late": late}
     parameters["queues"] = text_array(one.queue for one in demands)
     parameters["limits"] = number_array(one.limit for one in demands)
     parameters["leasts"] = number_array(one.least for one in demands)
@@ -102,45 +108,81 @@ def _locked_due(
         seen += page
         found = Counter(page[task_id] for task_id, _ in locked_pairs)
         demands = [
-            one._replace(limit=one.limit - found[one.queue])
+            one._replace(limit=one.limit - found[_part(one)])
             for one in demands
-            if one.limit > found[one.queue]
+            if one.limit > found[_part(one)]
         ]
     return pairs
 
 
-def _due_of(due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int) -> dict[uuid.UUID, str]:
-    """Return at most ``limit`` of these rows with their queues, by one short scan for each queue
-    and priority.
+_Part = tuple[str, int | None]
 
-    A statement contains many scans. The queue names are those of ``demands``, not those of the
-    rows: MySQL and MariaDB ignore spaces at the end of a name in comparisons.
+
+def _part(one: QueueDemand) -> _Part:
+    return one.queue, one.tenant_id
+
+
+def _due_of(
+    due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int
+) -> dict[uuid.UUID, _Part]:
+    """Return at most ``limit`` of these rows with the queues and tenants of their demands, by one
+    short scan for each demand and priority.
+
+    A statement contains many scans.
     """
     if not demands:
         return {}
-    scans = {
-        (one.queue, priority): (
-            due.filter(queue=one.queue, priority=priority).annotate(
-                demanded_queue=Value(one.queue)
-            ),
+    scans = [
+        (
+            (due if one.tenant_id is None else due.filter(tenant_id=one.tenant_id))
+            .filter(queue=one.queue, priority=priority)
+            .annotate(demand=Value(number)),
             one.limit,
         )
-        for one in demands
+        for number, one in enumerate(demands)
         for priority in one.priorities
-    }
-    found: dict[str, list[tuple[int, uuid.UUID]]] = {one.queue: [] for one in demands}
-    for task_id, queue, priority in first_of_each(
-        scans.values(), ("pk", "demanded_queue", "priority")
-    ):
-        found[queue].append((-priority, task_id))
-    limits = {one.queue: one.limit for one in demands}
+    ]
+    found: list[list[tuple[int, uuid.UUID]]] = [[] for _ in demands]
+    for task_id, number, priority in first_of_each(scans, ("pk", "demand", "priority")):
+        found[number].append((-priority, task_id))
     # Sorted by priority only: the rows of one priority are already in the order of their scan.
     ids = [
-        (row[1], queue)
-        for queue, rows in found.items()
-        for row in sorted(rows, key=itemgetter(0))[: limits[queue]]
+        (row[1], _part(one))
+        for one, rows in zip(demands, found, strict=True)
+        for row in sorted(rows, key=itemgetter(0))[: one.limit]
     ]
     return dict(ids[:limit])
+
+
+def due_tenants(
+    demands: Sequence[QueueDemand], now: datetime, pasts: Mapping[str, int], limit: int
+) -> dict[str, list[int]]:
+    """Return the tenants other than the default one with due tasks in each of these queues, at most
+    ``limit`` per queue, with an id above that of ``pasts``.
+    """
+    queues, sql = [one.queue for one in demands], statement("due_tenants")
+    if sql is not None:
+        parameters = {"queues": text_array(queues), "now": now, "limit": limit}
+        parameters["pasts"] = number_array(
+            max(DEFAULT_TENANT_ID, pasts.get(queue, 0)) for queue in queues
+        )
+        rows = read(sql, parameters)
+    else:
+        due = tasks().due_alone(now).order_by("tenant_id").distinct()
+        scans = [
+            (
+                due.filter(
+                    queue=queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(queue, 0))
+                ).annotate(demanded_queue=Value(queue)),
+                limit,
+            )
+            for queue in queues
+        ]
+        rows = first_of_each(scans, ("demanded_queue", "tenant_id"))
+    found: dict[str, list[int]] = {}
+    for queue, tenant_id in sorted(rows):
+        found.setdefault(queue, []).append(tenant_id)
+    return found
 
 
 def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
@@ -205,14 +247,13 @@ def republish(
 
     Status and epoch do not change, so that whichever copy of the message arrives first starts the
     task. The time until the next message starts at ``first`` seconds and doubles up to ``longest``.
-    After eight messages it is four times ``longest``.
     """
     with atomic():
         pairs = locked(queryset.filter(status=Status.QUEUED), limit)
         steps = [(sent, after(min(first * 2**sent, longest))) for sent in range(8)]
         later = Case(
             *(When(publish_count=sent, then=step) for sent, step in steps),
-            default=after(4 * longest),
+            default=after(longest),
         )
         queued = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
         queued.update(due_at=later, publish_count=F("publish_count") + 1)
@@ -237,19 +278,25 @@ def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -
         return unchanged.update(due_at=after(wait), publish_count=F("publish_count") - 1)
 
 
+WAS_READY = Coalesce(F("ready_at"), DatabaseNow())
+"""When a QUEUED task was due before its claim; now if it was published without a claim."""
+
+
 def return_to_pending(
-    queryset: TaskQuerySet, again: float | datetime, epochs: dict[uuid.UUID, int] | None = None
+    queryset: TaskQuerySet,
+    again: float | datetime | Coalesce,
+    epochs: dict[uuid.UUID, int] | None = None,
 ) -> int:
     """QUEUED to PENDING. No failure is counted.
 
-    ``again``: when the tasks are due, as an instant or as seconds from now. ``epochs``: only tasks
-    in these epochs, by id.
+    ``again``: when the tasks are due, as an instant, as an expression or as seconds from now.
+    ``epochs``: only tasks in these epochs, by id.
     """
     with atomic():
         pairs = locked(queryset.filter(status=Status.QUEUED))
         if epochs is not None:
             pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
-        due_at = again if isinstance(again, datetime) else after(again)
+        due_at = after(again) if isinstance(again, int | float) else again
         return move(
             "return_to_pending", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0
         )

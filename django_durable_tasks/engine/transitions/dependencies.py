@@ -12,7 +12,6 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Case, F, Value, When
-from django.utils import timezone
 
 from django_durable_tasks import ports
 from django_durable_tasks.engine.db.clock import after
@@ -38,6 +37,7 @@ from django_durable_tasks.engine.transitions.guarded_update import (
 )
 from django_durable_tasks.engine.transitions.returned_rows import BlockedDependent, ClaimedTask
 from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.task_queries import TaskQuerySet
@@ -220,7 +220,7 @@ def _notify_of(released: Sequence[ClaimedTask]) -> None:
     """
     if not released:
         return
-    now = timezone.now()
+    now = host_now()
     later = [task.id for task in released if task.run_at > now]
     ports.due.rescheduled(later or [released[0].id], min(task.run_at for task in released))
 

@@ -14,6 +14,7 @@ from django.db.models import Case, F, When
 from django_durable_tasks import ports
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.db.copy import copy_time, copying
+from django_durable_tasks.engine.db.error_codes import is_unique_violation
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import (
     atomic,
@@ -45,6 +46,7 @@ from django_durable_tasks.engine.transitions.stored_arguments import (
 )
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.instants import constant
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
 from django_durable_tasks.rules.tasks.new_task import NewTask
@@ -133,9 +135,8 @@ def _insert_unless_taken(task: NewTask) -> bool:
         with atomic():
             tasks().bulk_create([row])
     except IntegrityError as error:
-        # The error text is checked, because a query for the key's owner could find none: the owner
-        # may have released the key since.
-        if not any(word in str(error).lower() for word in ("unique", "duplicate")):
+        # A query for the key's owner could find none: the owner may have released the key since.
+        if not is_unique_violation(error):
             raise
         return False
     return True
@@ -238,7 +239,7 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
             ports.due.rescheduled([task_id for task_id, _ in pairs], at)
         if "run_at" in changes:
             changes["due_at"] = Case(
-                When(status=Status.PENDING, then=changes["run_at"]), default=None
+                When(status=Status.PENDING, then=constant(changes["run_at"])), default=None
             )
         if "due_at" in changes:
             changes["waiting_for_limit"] = None  # the next claim checks the limits again

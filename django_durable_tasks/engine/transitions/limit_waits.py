@@ -1,8 +1,9 @@
 """Makes tasks that a limit refuses wait, and makes them due again.
 
-A task that waits for a limit is PENDING, its ``due_at`` is NEVER, and ``waiting_for_limit`` is the
-scope without capacity. ``engine/limits/`` calls these functions. None of them waits for a locked
-row, except ``make_claimed_wait``, whose rows the caller has locked, and ``repair_limit_wait``.
+A task that waits for a limit is PENDING, its ``due_at`` is NEVER, ``ready_at`` is the time since
+which it is due, and ``waiting_for_limit`` is the scope without capacity. ``engine/limits/`` calls
+these functions. None of them waits for a locked row, except ``make_claimed_wait``, whose rows the
+caller has locked, and ``repair_limit_wait``.
 """
 
 from __future__ import annotations
@@ -13,23 +14,31 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Case, F, SmallIntegerField, Value, When
-from django.db.models.functions import Least
+from django.db.models.functions import Coalesce, Least
 
 from django_durable_tasks.engine.db.tables import NOW, atomic, tasks
 from django_durable_tasks.engine.transitions.guarded_update import locked, matches_epochs, move
 from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
 from django_durable_tasks.rules.states import Status
 
-_WAS_DUE: Any = Least("run_at", NOW)
-"""Only due tasks are made to wait. An operator may have made them due before their ``run_at``."""
+_WAS_DUE: Any = Least(Coalesce("ready_at", NOW), NOW)
+"""Since when a waiting task is due: not its ``run_at``, because a replay, a retry or a task that
+was BLOCKED is due long after it. The clock may have been set back since then.
+"""
 
 
-def make_claimed_wait(scopes: Mapping[uuid.UUID, str]) -> int:
-    """QUEUED to PENDING for tasks that this transaction has just claimed: make them wait for
-    these scopes.
+def make_claimed_wait(
+    scopes: Mapping[uuid.UUID, str], epochs: Mapping[uuid.UUID, int] | None = None
+) -> int:
+    """QUEUED to PENDING for tasks that this process has just claimed: make them wait for these
+    scopes. ``epochs``: only tasks in these epochs, by id.
     """
     pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
+    if epochs is not None:
+        pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
     writes = {
+        # A claim wrote it. A task that was published when it was created or released has none.
+        "ready_at": Coalesce("ready_at", NOW),
         "due_at": NEVER,
         "waiting_for_limit": _by_scope(scopes),
         "node": None,
@@ -49,17 +58,15 @@ def make_due_wait(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
         due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, due_at__lte=now)
         pairs = locked(due, len(scopes))
         these = tasks().filter(matches_epochs(pairs), status__standing=[Status.PENDING])
-        return (
-            these.update(due_at=NEVER, waiting_for_limit=_by_scope(scopes), updated_at=NOW)
-            if pairs
-            else 0
-        )
+        # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+        writes = {"ready_at": F("due_at"), "due_at": NEVER, "waiting_for_limit": _by_scope(scopes)}
+        return these.update(**writes, updated_at=NOW) if pairs else 0
 
 
 def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
     """Make at most ``limit`` waiting tasks due again; return how many.
 
-    ``due_at`` becomes ``run_at`` or, if that is in the future, now. Rows that other transactions
+    ``due_at`` becomes the time since which the task is due. Rows that other transactions
     have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
     stays reserved for these tasks.
     """

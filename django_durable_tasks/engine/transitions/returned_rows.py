@@ -40,14 +40,15 @@ class ClaimedTask(NamedTuple):
     tenant_id: int
     limit_key: str | None
     weight: int
+    ready_at: datetime | None
 
     @property
     def order(self) -> tuple[int, datetime, int]:
-        """Return the key by which tasks are published: priority, due time, id.
+        """Return the key by which tasks are published: priority, since when it is due, id.
 
         The id is compared as a number, because UUID compares in Python, which is slow.
         """
-        return -self.priority, self.run_at, self.id.int
+        return -self.priority, self.ready_at or self.run_at, self.id.int
 
 
 class StartedRun(NamedTuple):
@@ -81,6 +82,16 @@ class StartedRun(NamedTuple):
     fire_time: datetime | None
     recurring_task_id: uuid.UUID | None
     limit_key: str | None
+
+
+class Unstarted(NamedTuple):
+    """What the row of a task that was not started shows."""
+
+    status: str
+    epoch: int
+    queue: str
+    has_expired: bool
+    is_paused: bool
 
 
 class BlockedDependent(NamedTuple):

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
+from django.db.models.functions import Cast
 
 from django_durable_tasks import ports
-from django_durable_tasks.engine.db import direct
-from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.clock import after, aware
+from django_durable_tasks.engine.db.connections import in_transaction
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
-from django_durable_tasks.engine.notification_events.capture import (
-    is_selectable,
-    transaction_of_successes,
-)
+from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
 from django_durable_tasks.engine.transitions import attempt_log
-from django_durable_tasks.engine.transitions.change_signals import announce, has_receivers
+from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     NO_OWNER,
@@ -29,7 +28,7 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     matches_epochs,
     record_endings,
 )
-from django_durable_tasks.engine.transitions.returned_rows import StartedRun, started_runs
+from django_durable_tasks.engine.transitions.returned_rows import StartedRun, Unstarted
 from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.clock import DatabaseNow
@@ -76,33 +75,52 @@ class NewRun:
             "lease": self.lease,
             "name": self.name,
             "queues": list(self.queues) or None,
+            "alone": not in_transaction(),
         }
 
 
-def start(new: NewRun) -> StartedRun | None:
+def start(new: NewRun) -> StartedRun | Unstarted | None:
     """QUEUED to RUNNING, if the task is still in the epoch of the message.
 
-    Returns None if the guard does not match, a cancellation was requested, the task has expired, or
-    its queue is paused.
+    Returns what its row shows if the guard does not match, a cancellation was requested, the task
+    has expired, or its queue is paused, and None if there is no row. Nothing is written then.
     """
     sql = statement("start")
-    if sql is None:
-        found = _start(new)
-    else:
-        rows = read(sql, new.parameters(), frequent=True)
-        found = [StartedRun._make(row) for row in rows]
-    announce("start", Status.RUNNING, [run.id for run in found])
-    return found[0] if found else None
+    found = _start(new) if sql is None else _started(read(sql, new.parameters(), frequent=True))
+    if isinstance(found, StartedRun):
+        announce("start", Status.RUNNING, [found.id])
+    return found
 
 
-def _start(new: NewRun) -> list[StartedRun]:
+def _started(rows: Sequence[tuple[Any, ...]]) -> StartedRun | Unstarted | None:
+    """Return the result of the SQL statement ``start``."""
+    (row,) = rows
+    run, seen = row[: len(StartedRun._fields)], row[len(StartedRun._fields) :]
+    if run[0] is not None:
+        return StartedRun._make(run)
+    return None if seen[0] is None else Unstarted._make(seen)
+
+
+def _start(new: NewRun) -> StartedRun | Unstarted | None:
+    """Read the row first, so that a stale message costs one statement that writes nothing. What was
+    read is that of the run, because every change of it raises the epoch.
+    """
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-    of_queues = tasks().filter(queue__in=list(new.queues)) if new.queues else tasks()
+    this = tasks().filter(pk=new.task_id)
+    columns = (*StartedRun._fields, "status", "expires_at")
+    row = this.values_list(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
+    if row is None:
+        return None
+    run, (status, expires_at, is_paused, now) = StartedRun._make(row[:-4]), row[-4:]
+    has_expired = expires_at is not None and expires_at <= now
+    seen = Unstarted(status, run.epoch, run.queue, has_expired, bool(is_paused))
+    if (status, run.epoch) != (Status.QUEUED, new.epoch):
+        return seen
+    of_queues = this.filter(queue__in=list(new.queues)) if new.queues else this
     changed = of_queues.filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
         ~Exists(paused),
         Q(name=new.name or F("name")),
-        pk=new.task_id,
         epoch=new.epoch,
         status__standing=[Status.QUEUED],
         cancel_requested_at__isnull=True,
@@ -110,62 +128,70 @@ def _start(new: NewRun) -> list[StartedRun]:
         status=Status.RUNNING,
         epoch=F("epoch") + 1,
         updated_at=DatabaseNow(),
-        **start_writes(new.run_id, new.node, new.lease),
+        **start_writes(new.run_id, new.node, new.lease) | {"started_at": aware(now)},
     )
-    return started_runs(tasks().filter(pk=new.task_id, run_id=new.run_id)) if changed else []
+    if not changed:
+        return seen
+    return run._replace(
+        epoch=run.epoch + 1,
+        attempts=run.attempts + 1,
+        run_id=new.run_id,
+        started_at=aware(now),
+    )
 
 
-Beat = tuple[uuid.UUID, int, uuid.UUID, float, str | None]
-"""A heartbeat of a run: task, epoch, run, lease (seconds), progress as JSON."""
+Beat = tuple[uuid.UUID, int, uuid.UUID, float]
+"""A heartbeat of a run: task, epoch, run, lease (seconds)."""
+Progress = tuple[uuid.UUID, int, uuid.UUID, str]
+"""The progress of a run: task, epoch, run, JSON."""
 
 
 def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
     """Renew leases; return, for each renewed run, whether its cancellation was requested.
 
-    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED.
+    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED. No
+    value of a task function is in the statement: one that the database refuses would cost all the
+    leases.
     """
     sql = statement("heartbeat")
     if sql is not None:
-        ids, epochs, runs, leases, progress = (list(column) for column in zip(*beats, strict=True))
-        parameters = {
-            "ids": ids,
-            "epochs": epochs,
-            "runs": runs,
-            "leases": leases,
-            "progress": progress,
-        }
+        ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
+        parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
         return dict(read(sql, parameters))
+    with _locked_if_free(beats) as owned:
+        leases_by_task = {beat[0]: after(beat[3]) for beat in beats}
+        owned.update(lease_until=_by_task(leases_by_task, F("lease_until")))
+        found = owned.values_list("run_id", "cancel_requested_at")
+        return {run: requested_at is not None for run, requested_at in found if run is not None}
+
+
+def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
+    """Write what runs have reported; return the runs whose rows were not locked."""
+    with _locked_if_free(progress) as owned:
+        # Not decoded and encoded again, which would write some floats as PostgreSQL changes them.
+        values = {task_id: Cast(Value(text), JSONField()) for task_id, _, _, text in progress}
+        owned.update(progress=_by_task(values, F("progress")))
+        return {run for run in owned.values_list("run_id", flat=True) if run is not None}
+
+
+@contextmanager
+def _locked_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
+    """Yield the tasks of these runs that no other transaction has locked. They are locked until the
+    end of the block if the database supports SKIP LOCKED.
+    """
     if not connections[database()].features.has_select_for_update_skip_locked:
-        return _renew(_owned(beats), beats)
+        yield _owned(runs)
+        return
     with atomic():
-        free = [task_id for task_id, _ in locked(_owned(beats), len(beats))]
-        return _renew(_owned(beats).filter(pk__in=free), beats) if free else {}
+        free = [task_id for task_id, _ in locked(_owned(runs), len(runs))]
+        yield _owned(runs).filter(pk__in=free)
 
 
-def _owned(beats: Sequence[Beat]) -> TaskQuerySet:
+def _owned(runs: Sequence[tuple[Any, ...]]) -> TaskQuerySet:
     rows = tasks().filter(
-        matches_epochs((beat[0], beat[1]) for beat in beats), status__standing=[Status.RUNNING]
+        matches_epochs((run[0], run[1]) for run in runs), status__standing=[Status.RUNNING]
     )
-    return rows.filter(run_id__in=[beat[2] for beat in beats])
-
-
-def _renew(owned: TaskQuerySet, beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
-    leases = Case(
-        *(When(pk=beat[0], then=after(beat[3])) for beat in beats), default=F("lease_until")
-    )
-    changed_progress = [
-        When(pk=beat[0], then=Value(json.loads(beat[4]), JSONField()))
-        for beat in beats
-        if beat[4] is not None
-    ]
-    owned.update(
-        lease_until=leases,
-        **(
-            {"progress": Case(*changed_progress, default=F("progress"))} if changed_progress else {}
-        ),
-    )
-    found = owned.values_list("run_id", "cancel_requested_at")
-    return {run: requested_at is not None for run, requested_at in found if run is not None}
+    return rows.filter(run_id__in=[run[2] for run in runs])
 
 
 def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
@@ -180,37 +206,6 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
         if changed:
             announce("succeed", Status.SUCCESS, [run.task_id], [run])
     return bool(changed)
-
-
-def succeed_and_start(
-    run: Run, result: str | None, worker: str, new: NewRun
-) -> tuple[bool, StartedRun | None]:
-    """``succeed`` of a run and ``start`` of another one, in one transaction and one round trip if
-    statements are executed directly.
-
-    Neither depends on the guard of the other. Nothing must be called or written in the transaction
-    of the success (``is_observed``).
-    """
-    success = statement("succeed") or "", _success_parameters(run, result, worker)
-    start_ = statement("start") or "", new.parameters()
-    # The rows are locked in primary-key order.
-    is_first = run.task_id < new.task_id
-    results = direct.execute_together([success, start_] if is_first else [start_, success])
-    if results is None:
-        return succeed(run, result, worker), start(new)
-    succeeded, started = results if is_first else reversed(results)
-    found = [StartedRun._make(row) for row in started.rows]
-    if succeeded.number:
-        announce("succeed", Status.SUCCESS, [run.task_id], [run])
-    announce("start", Status.RUNNING, [one.id for one in found])
-    return bool(succeeded.number), found[0] if found else None
-
-
-def is_observed(run: Run) -> bool:
-    """Return whether receivers of ``tasks_transitioned`` or notification settings may write
-    something in the transaction of this success.
-    """
-    return has_receivers() or is_selectable([run])
 
 
 def _success_parameters(run: Run, result: str | None, worker: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db import seed_rows, tables
 from django_durable_tasks.engine.db.clock import after
-from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
+from django_durable_tasks.engine.recurring.retention import SHADOW_RETENTION, prune_shadow_fires
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Check,
@@ -203,7 +203,7 @@ def _orphan_check(
 
 def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
     """Recorded fire times of Celery beat whose retention is over."""
-    kept = conf.settings().SHADOW_RETENTION + _HOUR
+    kept = SHADOW_RETENTION.total_seconds() + _HOUR
     if not context.led or not context.is_steady_for(_HOUR):
         return []
     found = rows.filter(recorded_at__lt=context.ago(kept))
@@ -214,7 +214,7 @@ def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
             pk,
             "recorded_at",
             recorded_at,
-            "pruned after SHADOW_RETENTION",
+            "pruned after a week",
             severity=Severity.LATE,
             repair="prune",
         )

@@ -12,7 +12,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q
 
 from django_durable_tasks import conf
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.recurring import ledger, ledger_partitions, writes
+from django_durable_tasks.engine.recurring import ledger, writes
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.schedule_cache import (
     Calendars,
@@ -28,8 +28,7 @@ from django_durable_tasks.engine.verify.check import (
     ground_rows,
 )
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
-from django_durable_tasks.rules.recurring.partitions import missing_now
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.verify import Finding, NextRun, Severity, WrongField, wrong_next_run
@@ -300,36 +299,6 @@ def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping
     return dict.fromkeys(written, "entered")
 
 
-def without_partition(context: VerifyContext, rows: Rows) -> list[Finding]:
-    """The end of the last partition, if fire times of the next day have none."""
-    existing = ledger_partitions.partitions()
-    names = list(rows.values_list("name", flat=True))
-    if not existing or not names or not missing_now(existing, context.now):
-        return []
-    newest = max((one.end for one in existing if one.end is not None), default=None)
-    return [
-        finding(
-            "ledger-partitions",
-            "lease",
-            names[0],
-            "the last partition of the ledger ends",
-            newest.isoformat() if newest else "never",
-            "a day or more from now",
-            severity=Severity.LATE,
-            advice=(
-                "Let a scheduler run and read its warnings. Meanwhile entries are stored in the"
-                " default partition, and are moved later."
-            ),
-        )
-    ]
-
-
-def _not_partitioned() -> str:
-    if ledger_partitions.wanted_days() is None:
-        return "LEDGER_PARTITION_DAYS is not set, or the database is not PostgreSQL"
-    return ""
-
-
 def _check(
     name: str, question: str, find: Any, repair: Any = None, ground: Any = RecurringTask
 ) -> Check:
@@ -360,14 +329,6 @@ CHECKS = (
         without_ledger_entry,
         _add_entries,
         Task,
-    ),
-    Check(
-        name="ledger-partitions",
-        group="recurring",
-        question="Does the ledger have a partition for the next day?",
-        ground=SchedulerLease,
-        find=without_partition,
-        idle=_not_partitioned,
     ),
     _check(
         "runs-counts",

@@ -84,11 +84,18 @@ def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[A
 
 
 def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
-    """QUEUED tasks that should have been republished long ago."""
+    """QUEUED tasks beside workers with free processes that should have been republished long ago.
+
+    A task may wait for any time while all workers of its queue are busy. Without a leader, nothing
+    is republished.
+    """
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not context.is_steady_for(patience):
         return []
     found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
+    if context.led:
+        free = backpressure.fleet().free
+        found = found.filter(queue__in=[queue for queue, number in free.items() if number])
     return [
         finding(
             "not-republished",

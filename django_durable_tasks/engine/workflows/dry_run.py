@@ -20,7 +20,8 @@ from django.db.models import Exists, OuterRef
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit.recorder import AuditRecorder, recorded
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.deadlocks import LOCKED, code_of, retry_on_deadlock
+from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.error_codes import LOCK_TIMEOUTS, code_of
 from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
 from django_durable_tasks.engine.dependencies import edges, resolve
 from django_durable_tasks.engine.transitions.change_tracking import TrackedChanges, watching
@@ -137,7 +138,7 @@ def carry_out(
     try:
         return _once(act, entry_of, dry_run)
     except OperationalError as error:
-        if dry_run and code_of(error) in LOCKED:
+        if dry_run and code_of(error) in LOCK_TIMEOUTS:
             raise TransitionRefused(
                 f"Tasks of this graph stayed locked for more than {_LOCK_TIMEOUT} s: try again."
             ) from error

@@ -27,21 +27,24 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
     plans = [
         start.planned(followup) if isinstance(followup, Builder) else None for followup in followups
     ]
+    schedules = enqueue.planned_followups(
+        (followup for followup in followups if isinstance(followup, Schedule)), run.tenant_id
+    )
     with tables.atomic():
         for followup, plan in zip(followups, plans, strict=True):
             if plan is not None:
                 runs.hold(run, plan, grows=isinstance(followup, AddedTasks))
         accepted = transitions.succeed(run, result, worker)
         if accepted:
+            enqueue.create_followups(schedules)
             for followup, plan in zip(followups, plans, strict=True):
-                _create(run, followup, plan)
+                if plan is not None:
+                    _start(run, followup, plan)
     return accepted or attempts.succeeded(run)
 
 
-def _create(run: Run, followup: FollowUp, plan: Plan | None) -> None:
-    if isinstance(followup, Schedule):
-        enqueue.schedule_followup(followup, run.tenant_id)
-    elif plan is not None and isinstance(followup, AddedTasks):
+def _start(run: Run, followup: FollowUp, plan: Plan) -> None:
+    if isinstance(followup, AddedTasks):
         runs.add_tasks(run, plan)
-    elif plan is not None:
+    else:
         start.start_after(run, plan)

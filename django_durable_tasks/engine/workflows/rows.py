@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import registry
+from django_durable_tasks.engine.db.publish_on_commit import FAST_PATH_MAX
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.tasks.new_task import TaskTemplate, step_template
 from django_durable_tasks.engine.tasks.traces import traced_together
@@ -83,7 +84,6 @@ def draft(
     found = WorkflowDraft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
-    at_once = conf.settings().FAST_PATH_MAX
     steps = _Steps(launch, now)
     upstream_places = {place for places in above.values() for place in places}
     for place, task in enumerate(plan.tasks):
@@ -92,7 +92,7 @@ def draft(
         ]
         upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
-        free = not unresolved and sealed and len(found.roots) >= at_once
+        free = not unresolved and sealed and len(found.roots) >= FAST_PATH_MAX
         new = steps.new_task(task, found, place)._replace(
             status=Status.PENDING if free else Status.BLOCKED,
             unresolved=unresolved,

@@ -30,7 +30,6 @@ from django_durable_tasks.management.durable.limit_actions import LIMIT
 from django_durable_tasks.management.durable.listing import LIST
 from django_durable_tasks.management.durable.notify_actions import NOTIFY
 from django_durable_tasks.management.durable.output import Output
-from django_durable_tasks.management.durable.partition_ledger import PARTITION
 from django_durable_tasks.management.durable.preview import PREVIEW
 from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
 from django_durable_tasks.management.durable.quota_actions import QUOTA
@@ -82,7 +81,6 @@ SUBCOMMANDS = {
         VERIFY,
         AUDIT,
         ROTATE,
-        PARTITION,
         CHECK_URL,
         SIGNING_SECRET,
     )
@@ -110,6 +108,8 @@ class Command(BaseCommand):
                 description=subcommand.description,
                 epilog=f"{subcommand.epilog}\n{EXIT_CODES}",
                 formatter_class=RawDescriptionHelpFormatter,
+                # A prefix that works today would mean another option, or none, tomorrow.
+                allow_abbrev=False,
             )
             subcommand.arguments(own)
             first = subcommand.formats[0]

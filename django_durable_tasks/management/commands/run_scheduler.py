@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks.conf import settings
 from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.engine.db.connections import name_connections
 from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
 from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
@@ -96,6 +97,7 @@ class Command(BaseCommand):
         if options["redis"]:
             redis_client.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
+        name_connections(f"scheduler {scheduler.name}")
         if options["once"]:
             try:
                 self.stdout.write(f"published {scheduler.run_once()} tasks")

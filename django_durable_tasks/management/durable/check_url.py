@@ -65,7 +65,8 @@ def show_secrets(options: Options, out: Output) -> int:
             refuse(f"No tenant has the slug {options['tenant']!r}.")
         tenant_id = tenant.pk
     url, endpoint = options["url"], options["endpoint"] or None
-    found = signing_secrets.of_callbacks(tenant_id, url, endpoint, by="").secrets
+    # An operator may read the secrets of notification settings too, by their names.
+    found = signing_secrets.of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     out.emit({"secrets": found}, "\n".join(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from django_durable_tasks.engine.recurring.schedule_cache import (
     calendars_of,
 )
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.preview import badge
 from django_durable_tasks.management.durable.schedule_arguments import moment
@@ -43,7 +44,7 @@ def dst_arguments(parser: ArgumentParser) -> None:
 
 def dst_report(options: Options, out: Output) -> int:
     """Show each fire time that a clock change moves, drops or repeats, and whether it runs."""
-    start = options["start"] or datetime.now(UTC)
+    start = options["start"] or host_now()
     end = start + timedelta(weeks=options["weeks"])
     changes = {name: found for name in _zones() if (found := list(clock_changes(name, start, end)))}
     rows = [

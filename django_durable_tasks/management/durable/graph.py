@@ -65,14 +65,12 @@ def _diagram(options: Options) -> Diagram:
 GRAPH = Subcommand(
     name="graph",
     summary=(
-        "draw a workflow run, or what is connected with a task, as text, Mermaid, Graphviz, SVG or"
-        " JSON"
+        "draw a workflow run, or what is connected with a task, as text, Mermaid, SVG or JSON"
     ),
     examples=(
         f"graph {_ID}",
         f"graph {_ID} --format svg --output run.svg",
-        f"graph {_ID} --format mermaid",
-        f"graph {_ID} --format dot --limit 50",
+        f"graph {_ID} --format mermaid --limit 50",
         f"graph {_ID} --format json",
     ),
     arguments=arguments,

@@ -77,6 +77,7 @@ _LETTER_SHOWN = (
     "fingerprint",
     "attempts",
     "created_at",
+    "state",
     "error_message",
 )
 _NODE = (
@@ -109,6 +110,7 @@ _QUEUE_SHOWN = (
     "queue",
     "pending",
     "due",
+    "limited",
     "queued",
     "unanswered",
     "running",
@@ -166,7 +168,11 @@ def _dead_letters(options: Options) -> Page:
             refuse("--after of dead letters is a number.")
         question = question.filter(pk__lt=options["after"])
     rows = [
-        {**row, "error_message": clean(row["error_message"])}
+        {
+            **row,
+            "error_message": clean(row["error_message"]),
+            "state": "open" if row["resolved_at"] is None else "closed",
+        }
         for row in question.values(*_LETTER, name=F("task__name"), queue=F("task__queue"))[
             : options["limit"]
         ]

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.management.durable.output import Output, plain, table
 from django_durable_tasks.management.durable.schedule_arguments import (
     ScheduleDraft,
@@ -60,7 +61,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Options, out: Output) -> int:
     """Show the fires; of a stored schedule also those after the edit that the options describe."""
-    start = options["start"] or datetime.now(UTC)
+    start = options["start"] or host_now()
     if options["end"] is not None and options["end"] < start and not options["previous"]:
         refuse(f"--end {plain(options['end'])} is before --start {plain(start)}.")
     if options["name"] is None:

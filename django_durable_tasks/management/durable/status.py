@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from argparse import ArgumentParser
+from datetime import datetime
 from typing import Any
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count
-from django_durable_tasks.engine.cluster.status import Overview, overview
-from django_durable_tasks.engine.limits.operator_limits import LimitUsage
+from django_durable_tasks.engine.cluster.queues import MISROUTED_FOR, Depth, shown_count, totals
+from django_durable_tasks.engine.cluster.status import PER_SCHEDULER, Overview, overview
+from django_durable_tasks.engine.limits.operator_limits import limit_waits
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.management.durable.output import Output, cell, table
 from django_durable_tasks.management.durable.subcommand import (
@@ -17,16 +19,16 @@ from django_durable_tasks.management.durable.subcommand import (
     UNHEALTHY,
     Options,
     Subcommand,
-    no_arguments,
 )
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.tasks.explanations import ago
+from django_durable_tasks.rules.tasks.explanations import ago, waiting
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 _QUEUE = (
     "queue",
     "pending",
     "due",
+    "limited",
     "queued",
     "unanswered",
     "running",
@@ -63,6 +65,7 @@ _STATES = (
     "wakeups_state",
     "failing",
 )
+_PACKAGE = "django_durable_tasks."
 _REACH = ("name", "index_state", "wakeups_state")
 _ALERT = ("kind", "subject", "detail", "since")
 
@@ -71,7 +74,12 @@ def problems(seen: Overview) -> list[str]:
     """Return a text for each threshold that is exceeded. Each of them makes the command exit with
     1.
     """
-    settings, found = conf.settings(), []
+    return faults(seen) + alarms(seen)
+
+
+def faults(seen: Overview) -> list[str]:
+    """Return what is wrong with the processes and their configuration: what a deploy can cause."""
+    found = []
     if not seen.alive(NodeKind.SCHEDULER):
         found.append("No scheduler is alive: run `manage.py run_scheduler`.")
     if not seen.is_led:
@@ -81,13 +89,21 @@ def problems(seen: Overview) -> list[str]:
         )
     for node in seen.nodes:
         found += node_problems(node, seen)
+    return found + [
+        f"Queue {depth.queue}: the broker rejects its messages ({depth.rejected});"
+        f" {waiting(depth.pending + depth.queued)}."
+        for depth in seen.depths
+        if depth.rejected
+    ]
+
+
+def alarms(seen: Overview) -> list[str]:
+    """Return what is wrong with tasks and with the database's clock."""
+    settings, found = conf.settings(), []
+    if (noticed := seen.clock_step) is not None:
+        found.append(clock_step(noticed, seen.now))
     for depth in seen.depths:
         waited = _waited(depth, seen)
-        if depth.rejected:
-            found.append(
-                f"Queue {depth.queue}: the broker rejects its messages ({depth.rejected});"
-                f" {depth.pending + depth.queued} tasks wait."
-            )
         if depth.paused_at is None and waited > settings.OLDEST_DUE_MAX:
             limit = f"OLDEST_DUE_MAX {settings.OLDEST_DUE_MAX:g} s"
             found.append(
@@ -95,10 +111,24 @@ def problems(seen: Overview) -> list[str]:
             )
     if seen.dead_letters > settings.DEAD_LETTERS_MAX:
         found.append(
-            f"{seen.dead_letters} dead letters are open (DEAD_LETTERS_MAX"
-            f" {settings.DEAD_LETTERS_MAX})."
+            f"{_open_letters(seen.dead_letters)} (DEAD_LETTERS_MAX {settings.DEAD_LETTERS_MAX})."
         )
     return found
+
+
+def _open_letters(number: int) -> str:
+    return "1 dead letter is open" if number == 1 else f"{number} dead letters are open"
+
+
+def clock_step(node: Node, now: datetime) -> str:
+    """Return the sentence about the step of the database's clock that this node noticed."""
+    step, at = node.clock_step or 0.0, node.clock_step_at or now
+    way = "forward" if step > 0 else "back"
+    return (
+        f"The database's clock was set {way} by {abs(step):,.1f} s,"
+        f" {ago((now - at).total_seconds())} ago (noticed by {node.name}). Check its time"
+        " synchronization."
+    )
 
 
 def node_problems(node: Node, seen: Overview) -> list[str]:
@@ -122,10 +152,7 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     found = [f"The broker does not answer from here: {broker}."] if broker else []
     for depth in seen.depths:
         found += _warnings_of(depth, seen)
-    found += [
-        f"{limit.waiting} tasks wait for the limit {limit.scope}{_taken(limit)}."
-        for limit in seen.limits
-    ]
+    found += limit_waits(seen.limits)
     found += [
         f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller:"
         " they can never start."
@@ -140,7 +167,7 @@ def warnings(seen: Overview, broker: str | None) -> list[str]:
     ]
     found += _differences(seen)
     for name, number in seen.unknown.items():
-        found.append(f"{number} tasks wait for {name}, which this process does not have.")
+        found.append(f"{waiting(number)} for {name}, which this process does not have.")
     if seen.connections_allowed is not None and seen.connections_needed > seen.connections_allowed:
         found.append(_arithmetic(seen))
     return found
@@ -188,15 +215,6 @@ def _failing(node: Node) -> list[str]:
     ]
 
 
-def _taken(limit: LimitUsage) -> str:
-    most = (
-        "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
-    )
-    return most + (
-        f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else ""
-    )
-
-
 def _differences(seen: Overview) -> list[str]:
     """Return a warning if the live nodes use different releases of the package or of the time zone
     database.
@@ -223,12 +241,14 @@ def _untimed(node: Node) -> str:
         return ""
     options = (registry.get(name).options for name in sorted(registry.names()))
     limited = [one for one in options if one.timeout is not None or one.soft_timeout is not None]
-    names = [one.name for one in limited if _queue_of(one) in node.queues]
+    # The functions of this package check their limits by themselves.
+    own = [one for one in limited if not one.name.startswith(_PACKAGE)]
+    names = [one.name for one in own if _queue_of(one) in node.queues]
     if not names:
         return ""
     return (
-        f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt {len(names)} tasks"
-        " with time limits."
+        f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt"
+        f" {'1 task' if len(names) == 1 else f'{len(names)} tasks'} with time limits."
     )
 
 
@@ -257,7 +277,7 @@ def _arithmetic(seen: Overview) -> str:
     return (
         f"connections: at most {seen.connections_needed} for {len(workers)} workers with a"
         f" concurrency of {concurrency} (3 a prefork child, 1 a parent) and {len(schedulers)}"
-        f" schedulers (7 each), and 1 a web thread or process; {allowed}"
+        f" schedulers ({PER_SCHEDULER} each), and 1 a web thread or process; {allowed}"
     )
 
 
@@ -287,19 +307,16 @@ def _state(node: Node, seen: Overview) -> str:
     return next((state for state, holds in states.items() if holds), "alive")
 
 
-def report(seen: Overview, broker: str | None) -> dict[str, Any]:
-    """Return the whole status as one object."""
-    found = problems(seen)
+def report(seen: Overview, broker: str | None, *, deploy: bool = False) -> dict[str, Any]:
+    """Return the whole status as one object. ``deploy``: alarms are warnings."""
+    found, later = (faults(seen), alarms(seen)) if deploy else (problems(seen), [])
     return {
         "at": seen.now,
         "healthy": not found,
         "problems": found,
-        "warnings": warnings(seen, broker),
-        "depth": {
-            "PENDING": sum(depth.pending for depth in seen.depths),
-            "QUEUED": sum(depth.queued for depth in seen.depths),
-            "RUNNING": sum(depth.running for depth in seen.depths),
-        },
+        "warnings": later + warnings(seen, broker),
+        "depth": {status: number for status, (number, _) in totals(seen.depths).items()},
+        "depth_is_exact": all(exact for _, exact in totals(seen.depths).values()),
         "oldest_due": max((_waited(depth, seen) for depth in seen.depths), default=0.0),
         "queues": [_queue_row(depth, seen) for depth in seen.depths],
         "dead_letters": seen.dead_letters,
@@ -323,7 +340,10 @@ def report(seen: Overview, broker: str | None) -> dict[str, Any]:
 
 def _text(data: dict[str, Any], seen: Overview) -> str:
     leader = f"{data['leader']['name']}, term {seen.term}" if data["leader"] else "none"
-    depth = ", ".join(f"{status} {number}" for status, number in data["depth"].items())
+    depth = ", ".join(
+        f"{status} {number}{'' if exact else '+'}"
+        for status, (number, exact) in totals(seen.depths).items()
+    )
     lines = [
         f"{'healthy' if data['healthy'] else 'UNHEALTHY'} at {cell(seen.now)}",
         *(f"  problem: {text}" for text in data["problems"]),
@@ -345,13 +365,24 @@ def _text(data: dict[str, Any], seen: Overview) -> str:
     return "\n".join(lines)
 
 
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--deploy",
+        action="store_true",
+        help=(
+            "exit with 1 only for what a deploy can cause (schedulers, leader, nodes, queues that"
+            " the broker rejects); open dead letters and late tasks are warnings"
+        ),
+    )
+
+
 def run(options: Options, out: Output) -> int:
     """Show the status."""
     problem = inspect.load_tasks()
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")
     seen = overview(registry.names())
-    data = report(seen, inspect.broker_problem())
+    data = report(seen, inspect.broker_problem(), deploy=options["deploy"])
     out.emit(data, _text(data, seen))
     return OK if data["healthy"] else UNHEALTHY
 
@@ -362,7 +393,7 @@ STATUS = Subcommand(
         "show depth, oldest due task, dead letters, leader, nodes and connections; exits with 1"
         " above thresholds"
     ),
-    examples=("status", "status --format json"),
-    arguments=no_arguments,
+    examples=("status", "status --format json", "status --deploy"),
+    arguments=_arguments,
     run=run,
 )

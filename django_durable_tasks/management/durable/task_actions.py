@@ -65,6 +65,9 @@ def change_of(
     ids = task_ids(options["ids"])
     selected = eligible.filter(pk__in=ids) if ids else narrowed(eligible, options)
     rows = task_rows(selected, options["limit"])
+    status = options.get("status")
+    if status is not None and not rows and not ids and narrowed(tasks(), options).exists():
+        refuse(f"Nothing could be changed: the tasks are {status}.")
     return BulkChange(
         command=options["subcommand"],
         operation=operation,

@@ -180,6 +180,15 @@ def rotate_after(names: Iterable[str], last: str) -> list[str]:
     return [name for name in found if name > last] + [name for name in found if name <= last]
 
 
+def workers_of(concurrency: int) -> int | None:
+    """Return how many tasks of a queue one customer may have QUEUED and RUNNING, given the number
+    of processes that consume the queue: half of them. None while no worker is known.
+
+    So a customer whose tasks are long or hang cannot occupy all processes.
+    """
+    return max(1, concurrency // 2) if concurrency else None
+
+
 def share_of(window: int, tenants: int) -> int:
     """Return how many published tasks of a queue's window one tenant may have, given the number of
     tenants.

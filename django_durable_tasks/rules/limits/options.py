@@ -1,8 +1,9 @@
 """Concurrency limits and rate limits: scopes, allowances and token buckets. Pure.
 
 A scope identifies what a limit applies to: ``global``, ``queue:<name>``, ``task:<name>``,
-``tenant:<id>``, ``key:<text>``; and ``share:<queue>:<tenant>``, a tenant's fair share of a queue,
-which is computed and cannot be set.
+``tenant:<id>``, ``key:<text>``; and two that are computed and cannot be set:
+``share:<queue>:<tenant>``, a tenant's fair share of a queue, and ``worker:<name>@<queue>``, the
+workers of a queue that have registered a task.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ A_NEW_CLOCK = 5.0
 """If a bucket was read this many seconds in the future, the clock of the database has changed. The
 bucket is then counted from the present.
 """
+_WORKER = "worker:"
 _KINDS = ("queue", "task", "tenant", "key")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE = re.compile(r"(\d{1,9})/([smhd])\Z")
@@ -62,6 +64,20 @@ def before_shares(queue: str) -> str:
 def of_window(queue: str) -> str:
     """Return the scope of a queue's window of published tasks."""
     return f"window:{queue}"
+
+
+def of_worker(name: str, queue: str) -> str:
+    """Return the scope for which tasks of this name wait while no worker of their queue has it."""
+    return f"{_WORKER}{name}@{queue}"
+
+
+def worker_of(scope: str) -> tuple[str, str] | None:
+    """Return the task name and the queue of a ``worker:`` scope; None for another scope."""
+    if not scope.startswith(_WORKER):
+        return None
+    # A task name contains no @.
+    name, _, queue = scope.removeprefix(_WORKER).partition("@")
+    return name, queue
 
 
 def shared(scope: str) -> tuple[str, int] | None:

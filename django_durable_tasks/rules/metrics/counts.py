@@ -40,14 +40,13 @@ class MetricKind(StrEnum):
     """What the number of a series counts.
 
     ATTEMPT: entries of the attempt log. CREATED: created tasks. ENDED: tasks that ended without an
-    attempt. OCCURRENCE: fire times of recurring tasks. PARTITION: partitions of the ledger.
+    attempt. OCCURRENCE: fire times of recurring tasks.
     """
 
     ATTEMPT = "ATTEMPT"
     CREATED = "CREATED"
     ENDED = "ENDED"
     OCCURRENCE = "OCCURRENCE"
-    PARTITION = "PARTITION"
 
 
 class Duration(StrEnum):

@@ -12,6 +12,7 @@ from typing import Any
 
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
+from django_durable_tasks.rules.targets.http_request import OF_SETTINGS
 from django_durable_tasks.rules.targets.policy import AddressPolicy
 from django_durable_tasks.rules.targets.urls import TargetUrl, parsed_url
 from django_durable_tasks.rules.tasks.masking import MASK, masked_url
@@ -104,9 +105,9 @@ def url_of(config: Mapping[str, Any]) -> TargetUrl:
     return parsed_url(config.get("url"))
 
 
-def endpoint_of_setting(setting_id: int) -> str:
+def endpoint_of_setting(setting_id: object) -> str:
     """Return the name of the receiver of a setting, of which its signing secret is derived."""
-    return f"notification-setting-{setting_id}"
+    return f"{OF_SETTINGS}{setting_id}"
 
 
 def shown_url(delivery_type: str, url: str) -> str:

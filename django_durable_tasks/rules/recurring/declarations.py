@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypedDict
 
-CODE, SETTINGS, BEAT = "code", "settings", "beat"
-"""Where a row is declared (``RecurringTask.source``); an empty text means that it is not declared.
+CODE, SETTINGS, BEAT, API = "code", "settings", "beat", "api"
+"""Where a row is declared (``RecurringTask.source``); an empty text means that an operator, or code
+that calls ``upsert``, has created it.
 """
 UNDECLARED = "UNDECLARED"
 """The status reason of a schedule that was paused or ended because its declaration was removed."""

@@ -135,6 +135,7 @@ def _own(it: ScheduleFacts, entry: FireEntry) -> str:
         FireOutcome.ROLLED: f"{at} was rolled and dispatched{_because(entry.reason)}",
         FireOutcome.MANUAL: f"{at} was run by hand{_because(entry.reason)}",
         FireOutcome.SKIPPED_OVERLAP: f"{at} was skipped: {_blocker(entry)} was still open",
+        FireOutcome.SKIPPED_QUOTA: f"{at} was skipped by a quota: {entry.reason}",
         FireOutcome.EXPIRED: f"{at} came too late: it expired after {entry.reason}",
         FireOutcome.OVERRIDDEN: f"{at} did not run: {entry.reason}",
         FireOutcome.FAILED_TO_CREATE: f"{at} could not be created: {entry.reason}",
@@ -185,12 +186,14 @@ def _in_range(it: ScheduleFacts) -> str:
     if entry is None or entry.last is None:
         return ""
     number = f"{'' if entry.exact else 'at least '}{entry.count}"
-    among = f"one of {number} fire times from {when(entry.first)} to {when(entry.last)}"
+    among = (
+        f", one of {number} fire times from {when(entry.first)} to {when(entry.last)}"
+        if entry.count > 1
+        else ""
+    )
     if entry.outcome == FireOutcome.PAUSED:
-        return (
-            f"{when(it.at)} did not run: the schedule was paused{_because(entry.reason)}; {among}."
-        )
-    return f"{when(it.at)} was missed, {among}: {_MISSED.get(entry.reason, entry.reason)}."
+        return f"{when(it.at)} did not run: the schedule was paused{_because(entry.reason)}{among}."
+    return f"{when(it.at)} was missed{among}: {_MISSED.get(entry.reason, entry.reason)}."
 
 
 _MISSED = {

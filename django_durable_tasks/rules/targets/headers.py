@@ -16,22 +16,50 @@ _VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
 _OURS = frozenset(
     {
         "accept-encoding",
+        "cf-connecting-ip",
+        "client-ip",
         "connection",
         "content-length",
+        "date",
         "expect",
         "forwarded",
         "host",
         "http2-settings",
         "idempotency-key",
         "keep-alive",
+        "metadata",
+        "metadata-flavor",
         "te",
         "trailer",
         "transfer-encoding",
+        "true-client-ip",
         "upgrade",
+        "via",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-http-method",
+        "x-http-method-override",
+        "x-method-override",
+        "x-original-host",
+        "x-original-method",
+        "x-original-uri",
+        "x-original-url",
         "x-real-ip",
+        "x-remote-addr",
+        "x-remote-ip",
+        "x-rewrite-url",
     }
 )
-_OUR_PREFIXES = ("durable-", "proxy-", "webhook-", "x-forwarded-")
+# A server behind HTTP_ALLOW may trust what a proxy or a metadata service sets, as X-Forwarded-For.
+_OUR_PREFIXES = (
+    "durable-",
+    "proxy-",
+    "webhook-",
+    "x-aws-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-google-",
+)
 SENT_HEADERS: Mapping[str, str] = {
     "Idempotency-Key": (
         "The same for all attempts and unedited replays, in quotes. A receiver can ignore a request"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.rules.targets.answers import RetryStatuses, checked_statuses
 from django_durable_tasks.rules.targets.headers import checked_request_headers
 from django_durable_tasks.rules.targets.policy import AddressPolicy
@@ -19,8 +19,13 @@ from django_durable_tasks.rules.tasks.options import KEY_MAX, checked_key
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _WITHOUT_BODY = ("GET", "HEAD")
 _SHORTEST_TIMEOUT = 0.1
+# Seconds. A receiver that hangs holds a process of a worker for this time.
+TIMEOUT_MAX = 60.0
 _DEFAULT_TENANT = 1
 _DIGITS = 32
+
+OF_SETTINGS = "notification-setting-"
+"""With this begin the names of the receivers of notification settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,12 @@ class HttpLimits:
 
     policy: AddressPolicy
     timeout: float
-    longest_timeout: float
 
 
-def http_request(arguments: Mapping[str, Any], limits: HttpLimits) -> HttpRequest:
-    """Return the checked request; raises InvalidTarget."""
+def http_request(
+    arguments: Mapping[str, Any], limits: HttpLimits, *, is_setting: bool = False
+) -> HttpRequest:
+    """Return the checked request; raises InvalidTarget. ``is_setting``: as of ``endpoint_name``."""
     method, url = _method(arguments.get("method", "POST")), parsed_url(arguments.get("url"))
     limits.policy.check(url)
     headers = checked_request_headers(arguments.get("headers"))
@@ -64,16 +70,25 @@ def http_request(arguments: Mapping[str, Any], limits: HttpLimits) -> HttpReques
         body=(body_text(body) or "").encode(),
         timeout=_timeout(arguments.get("timeout"), limits),
         retried=checked_statuses(arguments.get("retry_on"), arguments.get("no_retry_on")),
-        endpoint=endpoint_name(url, arguments.get("endpoint")),
+        endpoint=endpoint_name(url, arguments.get("endpoint"), is_setting=is_setting),
     )
 
 
-def endpoint_name(url: TargetUrl, given: object) -> str:
+def endpoint_name(url: TargetUrl, given: object, *, is_setting: bool = False) -> str:
     """Return the name of the receiver: ``endpoint=`` of the callback, or else the origin.
 
-    Raises InvalidOption.
+    Raises InvalidOption, also for the name of a notification setting unless ``is_setting``: its
+    secret would sign a callback, which the receiver would take for a message of the setting.
     """
-    return url.origin if given is None else checked_key("endpoint", given)
+    if given is None:
+        return url.origin
+    name = checked_key("endpoint", given)
+    if name.startswith(OF_SETTINGS) and not is_setting:
+        raise InvalidOption(
+            f"endpoint={name!r}: names that begin with {OF_SETTINGS!r} belong to notification"
+            " settings. Give it another name."
+        )
+    return name
 
 
 def body_text(body: object) -> str | None:
@@ -116,25 +131,30 @@ def _timeout(value: object, limits: HttpLimits) -> float:
         return limits.timeout
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidTarget(f"timeout={value!r}: give seconds.")
-    if not _SHORTEST_TIMEOUT <= value <= limits.longest_timeout:
+    if not _SHORTEST_TIMEOUT <= value <= TIMEOUT_MAX:
         raise InvalidTarget(
-            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {limits.longest_timeout:g} seconds"
-            " (DURABLE_TASKS['HTTP_TIMEOUT_MAX'])."
+            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds."
         )
     return float(value)
 
 
 def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:
-    """Return the key of the receiver: origin and ``endpoint``, with the tenant unless it is the
-    default one. None if the URL is not known yet.
+    """Return the key under which concurrency and breaker of the receiver count; None if the URL is
+    not known yet.
+
+    For the default tenant, whose calls the project makes itself, it is the origin and ``endpoint``.
+    Another tenant can choose any number of these for one server: texts, and names below a domain
+    whose DNS it controls. Its key is therefore the tenant, the scheme, the domain and the port.
     """
     try:
-        origin = parsed_url(arguments.get("url")).origin
+        url = parsed_url(arguments.get("url"))
     except InvalidTarget:
         return None
     name = arguments.get("endpoint")
-    key = f"{origin} {name}" if isinstance(name, str) else origin
-    key = key if tenant_id == _DEFAULT_TENANT else f"{tenant_id}:{key}"
+    if tenant_id != _DEFAULT_TENANT:
+        key = f"{tenant_id}:{url.with_host(url.domain).origin}"
+    else:
+        key = f"{url.origin} {name}" if isinstance(name, str) else url.origin
     if len(key) <= KEY_MAX:
         return key
     return key[: KEY_MAX - _DIGITS] + hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]

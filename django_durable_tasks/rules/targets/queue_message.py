@@ -11,11 +11,47 @@ from typing import Any
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.rules.tasks.options import checked_headers
 
-_NAME_MAX = 255
+# The most bytes of a name in AMQP, and characters of a content type, to which a charset is added.
+_NAME_MAX, _CONTENT_TYPE_MAX = 255, 200
 _EXCHANGE = "exchange:"
 TENANT = "{tenant}"
 """Stands for the slug of the tenant in an entry of QUEUE_ALLOW or API_QUEUES."""
 _SLUG = "[-a-zA-Z0-9_]+"
+# Celery takes a message with the header `task` for a task, and reads the others of its protocol 2.
+# Kombu decompresses a body by `compression`.
+_OF_CELERY = frozenset(
+    (
+        "argsrepr",
+        "chain",
+        "children",
+        "chord",
+        "clock",
+        "compression",
+        "eta",
+        "expires",
+        "group",
+        "group_index",
+        "id",
+        "ignore_result",
+        "kwargsrepr",
+        "lang",
+        "meth",
+        "origin",
+        "parent_id",
+        "replaced_task_nesting",
+        "retries",
+        "root_id",
+        "shadow",
+        "stamped_headers",
+        "stamps",
+        "task",
+        "taskset",
+        "timelimit",
+    )
+)
+# RabbitMQ also delivers the message to the queues that these name, whatever QUEUE_ALLOW says.
+_OF_RABBITMQ = frozenset(("cc", "bcc"))
+_OF_THIS_PACKAGE = "durable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +93,8 @@ def queue_message(
         content_type=_content_type(arguments.get("content_type"), arguments.get("body")),
         headers=_headers(arguments.get("headers")),
     )
-    entry = message.routing_key if exchange is None else f"{_EXCHANGE}{message.exchange}"
-    if not _is_allowed(entry, allowed, tenant):
+    name = message.routing_key if exchange is None else message.exchange
+    if not _is_allowed(name, allowed, tenant, is_exchange=exchange is not None):
         raise InvalidTarget(f"{message.place} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
     return message
 
@@ -70,13 +106,20 @@ def refuse_other_tenants(
 
     A reference to a result is not checked here. The worker checks the result.
     """
-    for option, prefix in (("queue", ""), ("exchange", _EXCHANGE)):
-        name = arguments.get(option)
-        if isinstance(name, str) and not _is_allowed(f"{prefix}{name}", allowed, tenant):
+    for option in ("queue", "exchange"):
+        name, is_exchange = arguments.get(option), option == "exchange"
+        if isinstance(name, str) and not _is_allowed(
+            name, allowed, tenant, is_exchange=is_exchange
+        ):
             raise InvalidTarget(f"{option} {name!r} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
 
 
-def _is_allowed(entry: str, allowed: Collection[str], tenant: str | None) -> bool:
+def _is_allowed(
+    name: str, allowed: Collection[str], tenant: str | None, *, is_exchange: bool
+) -> bool:
+    if not is_exchange and name.startswith(_EXCHANGE):
+        return False  # entries with this prefix are exchanges
+    entry = f"{_EXCHANGE}{name}" if is_exchange else name
     if entry in allowed:
         return TENANT not in entry
     patterns = [pattern for pattern in allowed if TENANT in pattern]
@@ -108,7 +151,7 @@ def _text(body: object) -> str:
 def _content_type(value: object, body: object) -> str:
     if value is None:
         return "text/plain" if isinstance(body, str) else "application/json"
-    if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _NAME_MAX:
+    if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _CONTENT_TYPE_MAX:
         raise InvalidTarget(f"content_type={value!r}: give a type such as application/json.")
     return value
 
@@ -117,9 +160,38 @@ def _headers(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
     try:
-        return checked_headers(value)
+        found = checked_headers(value)
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
+    for name in found:
+        _refuse_header(name)
+    return found
+
+
+def _refuse_header(name: str) -> None:
+    # AMQP distinguishes case and Celery does too, but a program in between may not.
+    lower = name.strip().lower().replace("-", "_")
+    if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
+        raise InvalidTarget(
+            f"headers has {name!r}, by which Celery or this package could take the message for a"
+            " task: give the header another name."
+        )
+    if lower in _OF_RABBITMQ:
+        raise InvalidTarget(
+            f"headers has {name!r}, with which RabbitMQ delivers to further queues: create one"
+            " message for each queue."
+        )
+
+
+def sent_content_type(content_type: str) -> str:
+    """Return the content type of the message, with a charset.
+
+    Kombu decodes a body only if the content type is exactly one of its serializers, such as
+    ``application/json`` or pickle. With the parameter, no Celery worker decodes the body, which
+    otherwise would start a task by protocol 1 with ``{"task": name}``, and other programs still
+    read the same type.
+    """
+    return content_type if ";" in content_type else f"{content_type}; charset=utf-8"
 
 
 def stored_message(arguments: Mapping[str, Any]) -> dict[str, Any]:

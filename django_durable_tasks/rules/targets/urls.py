@@ -7,7 +7,8 @@ parser reads the URL afterwards.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, IPv6Network
 from urllib.parse import quote
 
 from django_durable_tasks.exceptions import InvalidTarget
@@ -15,6 +16,22 @@ from django_durable_tasks.rules.targets.addresses import Address, parsed_address
 
 URL_MAX = 2_048
 _PORTS = {"http": 80, "https": 443}
+# Bits. The smallest network that providers assign to a customer.
+_IPV6_PREFIX = 64
+# Suffixes of registries below which everybody can register a domain.
+# fmt: off
+_SHARED_SUFFIXES = frozenset(
+    {
+        "ac.jp", "ac.uk", "co.id", "co.il", "co.in", "co.jp", "co.ke", "co.kr", "co.nz",
+        "co.th", "co.uk", "co.za", "com.ar", "com.au", "com.bd", "com.br", "com.cn",
+        "com.co", "com.eg", "com.hk", "com.mx", "com.my", "com.ng", "com.pe", "com.ph",
+        "com.pk", "com.pl", "com.sa", "com.sg", "com.tr", "com.tw", "com.ua", "com.vn",
+        "edu.au", "gov.au", "gov.br", "gov.in", "gov.uk", "go.jp", "me.uk", "ne.jp",
+        "net.au", "net.br", "nhs.uk", "or.jp", "or.kr", "org.au", "org.br", "org.il",
+        "org.nz", "org.uk", "org.za",
+    }
+)
+# fmt: on
 _URL = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE | re.DOTALL)
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@%\\]+)(?::([0-9]*))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -45,6 +62,26 @@ class TargetUrl:
     def origin(self) -> str:
         """Scheme, host and port."""
         return f"{self.scheme}://{self.authority}"
+
+    @property
+    def domain(self) -> str:
+        """The part of the host that one owner controls: a domain of two labels, three below
+        ``_SHARED_SUFFIXES``; an IPv4 address; a /64 network of IPv6.
+
+        No list of all public suffixes is needed, because a suffix that is missing here only makes
+        more hosts count as one. The list contains no domain that one customer could own.
+        """
+        if isinstance(self.literal, IPv6Address):
+            return str(IPv6Network((self.literal, _IPV6_PREFIX), strict=False).network_address)
+        if self.literal is not None:
+            return self.host
+        labels = self.host.split(".")
+        is_shared = ".".join(labels[-2:]) in _SHARED_SUFFIXES
+        return ".".join(labels[-3:] if is_shared else labels[-2:])
+
+    def with_host(self, host: str) -> TargetUrl:
+        """Return the URL with another host."""
+        return replace(self, host=host)
 
 
 def parsed_url(text: object) -> TargetUrl:

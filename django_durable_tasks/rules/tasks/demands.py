@@ -16,19 +16,21 @@ class QueueDemand(NamedTuple):
     """The maximum number of due tasks of a queue to claim, and their lowest priority.
 
     ``levels``: the priorities that are searched, as bits. A caller that has read for which
-    priorities tasks are due saves the search for the others.
+    priorities tasks are due saves the search for the others. ``tenant_id``: only the tasks of this
+    tenant, which is not the default one.
     """
 
     queue: str
     limit: int
     least: int = 0
     levels: int = ALL_LEVELS
+    tenant_id: int | None = None
 
     def at_most(self, number: int) -> QueueDemand:
         """Return the demand with a limit of at most ``number``."""
         if self.limit <= number:
             return self
-        return QueueDemand(self.queue, number, self.least, self.levels)
+        return self._replace(limit=number)
 
     @property
     def priorities(self) -> list[int]:

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from django_durable_tasks.exceptions import InvalidOption
 
-_LONGEST = 100 * 31_557_600  # the longest duration that every database can add to its current time
+# Seconds: the longest duration that every database can add to its current time.
+LONGEST = 100 * 31_557_600
 
 
 def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
@@ -18,7 +19,7 @@ def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
         raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")
     if number < minimum:
         raise InvalidOption(f"{name}={value!r}: it must be {minimum:g} seconds or more.")
-    if number > _LONGEST:
+    if number > LONGEST:
         raise InvalidOption(f"{name}={value!r}: it must be a hundred years or less.")
     return float(number)
 
@@ -35,6 +36,6 @@ def instant(name: str, value: object) -> datetime:
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidOption(
             f"{name}={value!r} is naive: give it a time zone, for example"
-            " django.utils.timezone.now()."
+            " datetime.datetime.now(datetime.UTC)."
         )
     return value

@@ -33,12 +33,14 @@ class Outcome:
     """An ending to be written: what happened, and the texts that explain it, already masked and
     truncated.
 
-    ``queue`` is that of the next attempt, if it is another one. ``max_attempts`` replaces that of
-    the task: the task function passed its own limit to ``self.retry()``. ``exception`` contains its
-    class and arguments, to be rebuilt when the result is read.
+    ``is_shared``: a crash for which other runs may be the cause, which is not counted. ``queue`` is
+    that of the next attempt, if it is another one. ``max_attempts`` replaces that of the task: the
+    task function passed its own limit to ``self.retry()``. ``exception`` contains its class and
+    arguments, to be rebuilt when the result is read.
     """
 
     kind: EndingKind
+    is_shared: bool = False
     result: str | None = None
     error: str = ""
     error_type: str = ""
@@ -99,7 +101,7 @@ def decide(outcome: Outcome, row: Budgets) -> Verdict:
     if outcome.kind is EndingKind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
     if outcome.kind is EndingKind.CRASHED:
-        return _verdict_of_crash(row)
+        return _verdict_of_crash(row, is_shared=outcome.is_shared or row.in_batch)
     if outcome.kind in (EndingKind.IGNORED, EndingKind.REVOKED):
         return Verdict(
             transition="cancel",
@@ -130,15 +132,15 @@ def decide(outcome: Outcome, row: Budgets) -> Verdict:
     )
 
 
-def _verdict_of_crash(row: Budgets) -> Verdict:
+def _verdict_of_crash(row: Budgets, *, is_shared: bool) -> Verdict:
     status, reason = Status.PENDING, ""
     if row.cancel_requested:
         status, reason = Status.CANCELLED, "CANCELLED"
-    elif row.in_batch:
-        # The next run is alone, so that only the task that ends its process is charged.
-        return Verdict(transition="lose", status=status, log=LogStatus.LOST)
     elif row.on_orphan == OnOrphan.DEAD_LETTER:
         status, reason = Status.FAILED, "ORPHANED"
+    elif is_shared:
+        # The next runs are apart, so that only the task that ends its process is charged.
+        return Verdict(transition="lose", status=status, log=LogStatus.LOST)
     elif row.crashes + 1 >= row.max_crashes:
         status, reason = Status.FAILED, "CRASHED"
     return Verdict(transition="lose", status=status, log=LogStatus.LOST, crashed=1, reason=reason)

@@ -44,6 +44,7 @@ class TaskSituation:
     """The task and its environment at the instant ``now`` (aware); ``workers`` consume its
     queue.
 
+    ``no_worker_has_it``: none of the workers has registered the name of the task.
     ``batch_message``: the outstanding message for the batches of its name in its queue, if it runs
     in batches. ``alone_after_crash``: its function runs in batches, but the process of an earlier
     batch of this task died.
@@ -52,6 +53,7 @@ class TaskSituation:
     now: datetime
     status: str
     queue: str
+    name: str = ""
     due_at: datetime | None = None
     lease_until: datetime | None = None
     started_at: datetime | None = None
@@ -72,6 +74,7 @@ class TaskSituation:
     pause_reason: str = ""
     schedulers: int = 0
     workers: int = 0
+    no_worker_has_it: bool = False
     known: bool = True
     in_batch: bool = False
     batch_message: OutstandingMessage | None = None
@@ -98,6 +101,16 @@ def ago(seconds: float) -> str:
         minutes = whole % 3_600 // 60
         return f"{whole // 3_600} h {minutes} min" if minutes else f"{whole // 3_600} h"
     return f"{whole // 86_400} d"
+
+
+def waiting(number: int) -> str:
+    """Return how many tasks wait, as words."""
+    return "1 task waits" if number == 1 else f"{number} tasks wait"
+
+
+def no_worker(name: str, queue: str, number: int) -> str:
+    """Return the sentence about ``number`` waiting tasks that no worker of their queue has."""
+    return f"No live worker of queue {queue} has the task {name}: {waiting(number)}."
 
 
 def explain(it: TaskSituation) -> list[Sentence]:
@@ -131,6 +144,13 @@ def _around(it: TaskSituation) -> list[Sentence]:
         found.append(
             _trouble(
                 f"No live worker listens on queue {it.queue}: start one, or look at its -Q option."
+            )
+        )
+    elif it.no_worker_has_it:
+        found.append(
+            _trouble(
+                f"No live worker of queue {it.queue} has the task {it.name}: deploy one that has"
+                " it, or cancel the task."
             )
         )
     if not it.known:

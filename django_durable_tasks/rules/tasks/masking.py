@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 MASK = "********"
-
+_CUT = "... [cut]"
+# Bytes of an error text or a traceback that are stored. The row of each attempt has both.
+ERROR_MAX_BYTES = 16_384
 
 _STRUCTURES = ("{", "[")
 _LONG_CREDENTIAL = 20
+# Of a long text this multiple of the bytes that are kept is masked, because masking makes texts
+# shorter. It takes 0.3 s of processor time for each MB.
+_MASKED_MULTIPLE = 4
+# The value of the key "url" in JSON; its end may be missing.
+_URL = re.compile(r'("url"\s{0,20}+:\s{0,20}+")((?:[^"\\]|\\.)*+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,10 @@ class _Patterns:
 @functools.cache
 def _patterns(names: str) -> _Patterns:
     # Possessive, with no open-ended prefix: a long word must not take quadratic time.
-    key = rf"""(?P<key>(?:{names})[\w-]{{0,100}}+(?:\\{{0,3}}["'])?\s{{0,20}}+[:=]\s{{0,20}}+)"""
+    end, sign = r"""[\w-]{0,100}+(?:\\{0,3}["'])?""", r"\s{0,20}+[:=]\s{0,20}+"
+    key = f"(?P<key>(?:{names}){end}{sign})"
+    to_quote = r"""[^"'\\\n]{0,100}+["']"""  # a key of JSON may contain blanks
+    key_of_structure = f"(?P<key>(?:{names})(?:{end}|{to_quote}){sign})"
     # The end of a truncated text ends a value too.
     quoted = r"""\\{1,3}"[^"]*+"?|"(?:[^"\\]|\\[\s\S])*+"?|'(?:[^'\\]|\\[\s\S])*+'?"""
     word = r"(?:(?:bearer|basic|token)\s+)?[^\s,;&)}\]]+"
@@ -35,7 +45,7 @@ def _patterns(names: str) -> _Patterns:
     return _Patterns(
         re.compile(names, re.IGNORECASE),
         re.compile(f"{key}(?:{quoted}|{to_end_of_line}|{word})", re.IGNORECASE),
-        re.compile(f"{key}(?:{quoted}|{to_end}|{word})", re.IGNORECASE),
+        re.compile(f"{key_of_structure}(?:{quoted}|{to_end}|{word})", re.IGNORECASE),
     )
 
 
@@ -50,7 +60,19 @@ def masked_text(text: str, names: str) -> str:
     masked_json = _masked_json(text, names)
     if masked_json is not None:
         return masked_json
-    return _masked_pairs(_patterns(names).pair_of_structure, text)
+    hidden = _masked_pairs(_patterns(names).pair_of_structure, text)
+    return _URL.sub(lambda found: found[1] + masked_url(found[2]), hidden)
+
+
+def masked_excerpt(text: str, names: str, max_bytes: int) -> str:
+    """Return the text masked and truncated to ``max_bytes`` bytes, at a cost that they bound.
+
+    Only the beginning is kept. The name of a secret precedes its value, so that no truncation
+    separates a value from its name.
+    """
+    start = text[: _MASKED_MULTIPLE * max_bytes]
+    hidden = masked_text(start, names)
+    return shortened(hidden if len(start) == len(text) else f"{hidden}{_CUT}", max_bytes)
 
 
 def _masked_pairs(pair: re.Pattern[str], text: str) -> str:
@@ -138,4 +160,4 @@ def shortened(text: str, max_bytes: int) -> str:
     if len(clean) <= max_bytes:
         return clean.decode()
     kept = clean[: max(0, max_bytes - 16)].decode("utf-8", "ignore")
-    return f"{kept}... [cut]"
+    return f"{kept}{_CUT}"

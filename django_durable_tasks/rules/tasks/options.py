@@ -263,6 +263,15 @@ def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     return defaults
 
 
+def check_time_limits(timeout: float | None, soft_timeout: float | None) -> None:
+    """Check the limits that apply to a run together; raises InvalidOption."""
+    if soft_timeout and timeout and soft_timeout >= timeout:
+        raise InvalidOption(
+            f"soft_timeout={soft_timeout:g}: it must be less than timeout={timeout:g}, which"
+            " would end the run first."
+        )
+
+
 def _check_together(options: TaskOptions) -> None:
     refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
     if options.batch is not None and refused:
@@ -271,11 +280,7 @@ def _check_together(options: TaskOptions) -> None:
             f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
         )
     key_of(options.rate_limit, options.max_concurrency)
-    if options.soft_timeout and options.timeout and options.soft_timeout >= options.timeout:
-        raise InvalidOption(
-            f"soft_timeout={options.soft_timeout:g}: it must be less than"
-            f" timeout={options.timeout:g}."
-        )
+    check_time_limits(options.timeout, options.soft_timeout)
     if options.unique_for is not None and options.unique is None:
         raise InvalidOption(
             f"unique_for={options.unique_for:g} needs unique=..., the key that is meant."

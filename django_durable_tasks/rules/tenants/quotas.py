@@ -15,7 +15,7 @@ from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.limits.options import rate_of
 
-NUMBERS = ("open_tasks", "recurring_tasks", "payload_bytes")
+NUMBERS = ("open_tasks", "recurring_tasks", "runs_per_day", "calendars", "payload_bytes")
 REQUESTS = "requests"
 _MOST = 1_000_000_000
 _MICROSECONDS = 1_000_000
@@ -42,11 +42,15 @@ class RequestRate:
         """The window in microseconds."""
         return self.interval * self.number
 
-    def decision(self, admitted: bool, ahead: int) -> RateDecision:
+    def taken_by(self, requests: int) -> int:
+        """Microseconds of the window that these requests take together, at most all of it."""
+        return self.interval * min(requests, self.number)
+
+    def decision(self, admitted: bool, ahead: int, requests: int = 1) -> RateDecision:
         """Return what is left if ``free_at`` is ``ahead`` microseconds in the future."""
         ahead = min(max(ahead, 0), self.window)
         left = max(0, (self.window - ahead) // self.interval)
-        wait = 0 if admitted else max(0, ahead + self.interval - self.window)
+        wait = 0 if admitted else max(0, ahead + self.taken_by(requests) - self.window)
         return RateDecision(self, admitted, left, _seconds(ahead), _seconds(wait))
 
 
@@ -55,7 +59,7 @@ class RateDecision:
     """Whether a request is admitted.
 
     ``left``: further requests that would be admitted now. ``reset``: seconds until the whole
-    window is free. ``retry_after``: seconds until the next request is admitted; 0 if this one is.
+    window is free. ``retry_after``: seconds until this request is admitted; 0 if it is.
     """
 
     rate: RequestRate
@@ -75,6 +79,8 @@ class Quotas:
 
     open_tasks: int | None = None
     recurring_tasks: int | None = None
+    runs_per_day: int | None = None
+    calendars: int | None = None
     payload_bytes: int | None = None
     requests: RequestRate | None = None
 

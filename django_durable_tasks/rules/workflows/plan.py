@@ -204,8 +204,7 @@ def check_size(size: int, most: int) -> None:
     if size > most:
         raise ResultTooLarge(
             f"The results that the arguments refer to have {size:,} bytes, at most {most:,} are"
-            " allowed (DURABLE_TASKS['REFERENCES_MAX_BYTES']): return a key to where the data are"
-            " instead."
+            " allowed: return a key to where the data are instead."
         )
 
 

@@ -1,4 +1,4 @@
-"""Job: load tasks that are due within DUE_INDEX_HORIZON into the due index in Redis."""
+"""Job: load tasks that are due within the next five minutes into the due index in Redis."""
 
 from __future__ import annotations
 

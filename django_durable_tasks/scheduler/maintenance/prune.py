@@ -18,7 +18,11 @@ from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.metrics.totals import prune_minutes
 from django_durable_tasks.engine.notifications.deliveries import prune_events
-from django_durable_tasks.engine.recurring.retention import prune_ledger, prune_shadow_fires
+from django_durable_tasks.engine.recurring.retention import (
+    prune_ended,
+    prune_ledger,
+    prune_shadow_fires,
+)
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.engine.tenants.bulk_operations import prune_operations
 from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
@@ -48,6 +52,7 @@ class Prune:
                 (
                     self._tasks,
                     prune_ledger,
+                    prune_ended,
                     retention.prune_buckets,
                     prune_shadow_fires,
                     prune_requests,

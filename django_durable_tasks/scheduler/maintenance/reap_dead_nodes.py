@@ -11,8 +11,7 @@
 3. The leader runs the three jobs of this module:
 
    * ``reap_dead_nodes``: a node whose counter did not change for NODE_TIMEOUT is dead. Its runs
-     whose leases did not change either are marked LOST, tasks that it had claimed and may not have
-     published are republished, and the node is marked ``declared_dead``.
+     whose leases did not change either are marked LOST, and the node is marked ``declared_dead``.
    * ``mark_orphaned_runs``: runs that a node left when it stopped, and runs that renewed their
      lease for a while after their node was declared dead.
    * ``mark_lost_runs``: runs whose lease did not change for as long as it lasts, on any node.
@@ -20,10 +19,13 @@
 4. A run marked LOST is an attempt that crashed. ``engine/tasks/attempts.py`` retries the task or
    opens a dead letter, as configured. The task's epoch and run id change, so a worker that
    was only frozen cannot write a result any more.
+5. Which runs of a dead node are charged with the crash, and when their tasks start again, is
+   decided by ``rules/tasks/shared_crashes.py``.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
-(``engine/tasks/dead_child_processes.py``). A dead scheduler needs no recovery of its own: its
-claims are republished by ``reap_dead_nodes``, and its leadership expires (``scheduler/leader.py``).
+(``engine/tasks/attempts.py``). A dead scheduler needs no recovery of its own:
+tasks that it claimed and did not publish have no message (``scheduler/republishing.py``), and its
+leadership expires (``scheduler/leader.py``).
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db.models import Q
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery.publishing import dispatcher
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import attempts, claim
-from django_durable_tasks.models import Node
-from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.models import Node, Task, TaskExecutionLog
+from django_durable_tasks.rules.states import LogStatus
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.rules.tasks.shared_crashes import Crash, LostRun, judged
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 LEASE_EXPIRED = "The lease of the run expired."
@@ -71,7 +73,7 @@ def leases() -> dict[uuid.UUID, Lease]:
 
 
 def reap_dead_nodes(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Mark unrenewed runs of dead nodes LOST, republish their claims, then declare them dead.
+    """Mark unrenewed runs of dead nodes LOST, then declare the nodes dead.
 
     A run that renews its lease is kept although the heartbeat of its node is late. The nodes are
     declared dead last, so that the next leader repeats all of it if this process dies on the way.
@@ -79,23 +81,25 @@ def reap_dead_nodes(now: datetime, monitor: HeartbeatMonitor) -> int:
     dead = monitor.silent(_reads_of_node_timeout())
     if not dead:
         return 0
-    unrenewed = {
-        task: lease
-        for task, (lease, _) in monitor.unrenewed(_reads_of_node_timeout()).items()
-        if lease.node in set(dead)
-    }
+    running = {task: lease for task, (lease, _) in monitor.unrenewed(0).items()}
+    of_dead = {task: lease for task, lease in running.items() if lease.node in set(dead)}
+    old = monitor.unrenewed(_reads_of_node_timeout())
+    unrenewed = {task: lease for task, lease in of_dead.items() if task in old}
     with dedicated_connection():
-        lost = _mark_in_batches(unrenewed, NODE_DEAD, monitor)
-        messages = republish_claims_of(dead, now, settings().BATCH_SIZE)
+        crashes = judge_crashes(of_dead, now)
+        lost = _mark_in_batches(unrenewed, NODE_DEAD, monitor, crashes)
         nodes.declare_dead(dead)
+    # A run that started just before its node died is found some seconds later than the others.
+    here = {lease.run_id for lease in running.values()}
+    kept = {run: crash for run, crash in monitor.judged.items() if run in here}
+    monitor.judged = kept | {
+        lease.run_id: crashes[task] for task, lease in of_dead.items() if task in crashes
+    }
     monitor.restart(nodes=dead)
-    dispatcher.publish(messages)
     logger.warning(
-        "%d nodes missed their heartbeats and were declared dead: %d runs marked LOST, %d tasks"
-        " republished.",
+        "%d nodes missed their heartbeats and were declared dead: %d runs marked LOST.",
         len(dead),
         lost,
-        len(messages),
     )
     return lost
 
@@ -115,7 +119,14 @@ def mark_orphaned_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
             for task, (lease, reads) in unrenewed.items()
             if lease.node in reads_needed and reads >= reads_needed[lease.node]
         }
-        return _mark_in_batches(orphaned, NODE_DEAD, monitor)
+        judged_before = {
+            task: monitor.judged[lease.run_id]
+            for task, lease in orphaned.items()
+            if lease.run_id in monitor.judged
+        }
+        new = {task: lease for task, lease in orphaned.items() if task not in judged_before}
+        crashes = judged_before | judge_crashes(new, now)
+        return _mark_in_batches(orphaned, NODE_DEAD, monitor, crashes)
 
 
 def mark_lost_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
@@ -128,8 +139,13 @@ def mark_lost_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
         return _mark_in_batches(_expired(unrenewed, now), LEASE_EXPIRED, monitor)
 
 
-def mark_lost(found: Mapping[uuid.UUID, Lease], reason: str) -> set[uuid.UUID]:
+def mark_lost(
+    found: Mapping[uuid.UUID, Lease],
+    reason: str,
+    crashes: Mapping[uuid.UUID, Crash] | None = None,
+) -> set[uuid.UUID]:
     """End the runs that still have exactly these leases; return the ids of their tasks.
+    ``crashes``: how those that died together with others are judged.
 
     Skipped: a run that has renewed its lease since it was read, and a row that another transaction
     has locked, because that lock may be what prevents the renewal.
@@ -139,9 +155,58 @@ def mark_lost(found: Mapping[uuid.UUID, Lease], reason: str) -> set[uuid.UUID]:
     ]
     if not unchanged:
         return set()
-    lost = Outcome(kind=EndingKind.CRASHED, error=reason, error_type="Lost")
+
+    def lost(task: Task) -> Outcome:
+        crash = (crashes or {}).get(task.pk, Crash(is_counted=True))
+        return Outcome(
+            kind=EndingKind.CRASHED,
+            error=reason,
+            error_type="Lost",
+            is_shared=not crash.is_counted,
+            delay=crash.delay,
+        )
+
     runs = tables.tasks().filter(Q(*unchanged, _connector=Q.OR))
-    return set(attempts.end_runs(runs, lambda _: lost, limit=len(unchanged)))
+    return set(attempts.end_runs(runs, lost, limit=len(unchanged)))
+
+
+def judge_crashes(found: Mapping[uuid.UUID, Lease], now: datetime) -> dict[uuid.UUID, Crash]:
+    """Return how the runs of each dead node are judged; two statements.
+
+    A task's crashes before a replay are counted as uncounted ones, so that a task that ended
+    processes before is the first to be suspected.
+    """
+    if not found:
+        return {}
+    logs = TaskExecutionLog.objects.using(tables.database()).filter(
+        task_id__in=list(found), status=LogStatus.LOST
+    )
+    lost: dict[uuid.UUID, list[float]] = {}
+    for task_id, began, ended in logs.order_by("pk").values_list(
+        "task_id", "started_at", "completed_at"
+    ):
+        lost.setdefault(task_id, []).append((ended - (began or ended)).total_seconds())
+    of_nodes: dict[uuid.UUID | None, list[LostRun]] = {}
+    rows = tables.tasks().running().filter(pk__in=list(found)).order_by()
+    for task_id, run_id, began, counted in rows.values_list(
+        "pk", "run_id", "started_at", "crashes"
+    ):
+        if run_id != found[task_id].run_id:
+            continue  # it ended meanwhile
+        ages = lost.get(task_id, [])
+        run = LostRun(
+            task_id,
+            (now - (began or now)).total_seconds(),
+            counted=counted,
+            uncounted=max(0, len(ages) - counted),
+            last_age=ages[-1] if ages else 0.0,
+        )
+        of_nodes.setdefault(found[task_id].node, []).append(run)
+    return {
+        pk: crash
+        for runs in of_nodes.values()
+        for pk, crash in judged(runs, nodes.timeout()).items()
+    }
 
 
 def nodes_with_orphaned_runs(now: datetime) -> dict[uuid.UUID, bool]:
@@ -159,19 +224,17 @@ def nodes_with_orphaned_runs(now: datetime) -> dict[uuid.UUID, bool]:
     )
 
 
-def republish_claims_of(dead: Sequence[uuid.UUID], now: datetime, limit: int) -> list[TaskMessage]:
-    """Return messages for tasks that dead nodes claimed and perhaps did not publish."""
-    claimed = tables.tasks().queued().owned_by(list(dead)).filter(publish_count__lte=1)
-    return claim.republish(claimed, now, limit)
-
-
 def _mark_in_batches(
-    found: Mapping[uuid.UUID, Lease], reason: str, monitor: HeartbeatMonitor
+    found: Mapping[uuid.UUID, Lease],
+    reason: str,
+    monitor: HeartbeatMonitor,
+    crashes: Mapping[uuid.UUID, Crash] | None = None,
 ) -> int:
     """Mark these runs LOST; runs that were skipped are counted from zero again."""
     tasks, size, lost = list(found), settings().BATCH_SIZE, set[uuid.UUID]()
     for first in range(0, len(tasks), size):
-        lost |= mark_lost({task: found[task] for task in tasks[first : first + size]}, reason)
+        part = {task: found[task] for task in tasks[first : first + size]}
+        lost |= mark_lost(part, reason, crashes)
     monitor.restart(leases=set(tasks) - lost)
     return len(lost)
 

@@ -12,6 +12,8 @@ from django_durable_tasks.conf import settings
 from django_durable_tasks.scheduler.maintenance import prune
 from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
 from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
+from django_durable_tasks.scheduler.maintenance.correct_clock_steps import EVERY as CLOCK_EVERY
+from django_durable_tasks.scheduler.maintenance.correct_clock_steps import CorrectClockSteps
 from django_durable_tasks.scheduler.maintenance.count_endings import count_endings
 from django_durable_tasks.scheduler.maintenance.count_metrics import EVERY as METRICS_EVERY
 from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
@@ -23,7 +25,6 @@ from django_durable_tasks.scheduler.maintenance.fill_due_index import fill_due_i
 from django_durable_tasks.scheduler.maintenance.find_deleted_upstreams import FindDeletedUpstreams
 from django_durable_tasks.scheduler.maintenance.finish_starts import finish_starts
 from django_durable_tasks.scheduler.maintenance.job import Job
-from django_durable_tasks.scheduler.maintenance.partition_ledger import partition_ledger
 from django_durable_tasks.scheduler.maintenance.probe_workers import ProbeWorkers
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import (
     mark_lost_runs,
@@ -32,8 +33,6 @@ from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import (
 )
 from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
 from django_durable_tasks.scheduler.maintenance.release_overlaps import release_overlaps
-from django_durable_tasks.scheduler.maintenance.republish import republish
-from django_durable_tasks.scheduler.maintenance.republish_after_outage import RepublishAfterOutage
 from django_durable_tasks.scheduler.maintenance.resolve_dependents import resolve_dependents
 from django_durable_tasks.scheduler.maintenance.watch_alerts import watch_alerts
 from django_durable_tasks.scheduler.maintenance.watch_dead_letters import WatchDeadLetters
@@ -47,8 +46,6 @@ def jobs() -> tuple[Job, ...]:
         Job("reap_dead_nodes", reap_dead_nodes, every=1.0),
         Job("mark_orphaned_runs", mark_orphaned_runs, every=1.0),
         Job("mark_lost_runs", mark_lost_runs, every=min(5.0, settings().LEASE / 4)),
-        Job("republish", republish, every=1.0),
-        Job("republish_after_outage", RepublishAfterOutage(), every=1.0),
         Job("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Job("resolve_dependents", resolve_dependents, every=min(0.2, settings().POLL)),
         Job("count_endings", count_endings, every=min(0.5, settings().POLL)),
@@ -59,12 +56,12 @@ def jobs() -> tuple[Job, ...]:
         Job("find_deleted_upstreams", FindDeletedUpstreams(), every=10.0),
         Job("age_priorities", AgePriorities(), every=1.0),
         Job("release_overlaps", release_overlaps, every=min(1.0, settings().POLL)),
+        Job("correct_clock_steps", CorrectClockSteps(), every=CLOCK_EVERY),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
         Job("count_metrics", CountMetrics(), every=METRICS_EVERY, dispatches=False),
         Job("watch_alerts", watch_alerts, every=10.0),
         Job("probe_workers", ProbeWorkers(), every=5.0),
-        Job("partition_ledger", partition_ledger, every=60.0, time_limit=60.0, dispatches=False),
         Job("prune", prune.Prune(), every=10.0, pause_factor=prune.PAUSE_FACTOR, dispatches=False),
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 
 from django_durable_tasks import __version__, conf, process_state
 from django_durable_tasks.rules.targets.content_id import request_id
-from django_durable_tasks.rules.targets.http_request import HttpLimits, HttpRequest
+from django_durable_tasks.rules.targets.http_request import TIMEOUT_MAX, HttpLimits, HttpRequest
 from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
 from django_durable_tasks.rules.targets.signing import derived_secret, signed_headers
 from django_durable_tasks.rules.targets.urls import TargetUrl
@@ -14,42 +15,39 @@ from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.targets.http.client import HttpClient
 from django_durable_tasks.targets.http.resolver import Resolver
 
-
-class _Policy:
-    """The parsed rules of the current settings."""
-
-    def __init__(self) -> None:
-        self._known: tuple[conf.Settings, AddressPolicy] | None = None
-
-    def of(self, settings: conf.Settings) -> AddressPolicy:
-        if self._known is None or self._known[0] is not settings:
-            self._known = settings, address_policy(settings.HTTP_PORTS, settings.HTTP_ALLOW)
-        return self._known[1]
+# Seconds, for a SYN and its first repetition after one second. The rest of the attempt's time is
+# left for other addresses and the answer.
+_CONNECT_TIMEOUT = 3.0
+# Bytes of an answer that are read and stored: a receiver must not fill memory or the database.
+_ANSWER_MAX_BYTES = 4_096
 
 
-def policy() -> AddressPolicy:
-    """Return the rules of HTTP_PORTS and HTTP_ALLOW; raises InvalidTarget for a bad entry."""
-    return process_state.of(_Policy).of(conf.settings())
+@lru_cache(maxsize=1_000)
+def _parsed(ports: tuple[int, ...], allow: tuple[str, ...]) -> AddressPolicy:
+    return address_policy(ports, allow)
+
+
+def policy(slug: str | None = None) -> AddressPolicy:
+    """Return the rules of HTTP_PORTS and HTTP_ALLOW for the tenant with this slug; None: for any
+    tenant. Raises InvalidTarget for a bad entry.
+    """
+    return _parsed(tuple(conf.settings().HTTP_PORTS), conf.allowed("HTTP_ALLOW", slug))
 
 
 def limits() -> HttpLimits:
     """Return the limits of a request."""
-    settings = conf.settings()
-    return HttpLimits(
-        policy=policy(),
-        timeout=min(settings.HTTP_TIMEOUT, settings.HTTP_TIMEOUT_MAX),
-        longest_timeout=settings.HTTP_TIMEOUT_MAX,
-    )
+    return HttpLimits(policy=policy(), timeout=min(conf.settings().HTTP_TIMEOUT, TIMEOUT_MAX))
 
 
-def client(tenant_id: int) -> HttpClient:
-    """Return a client with the rules of the settings for the requests of a tenant."""
-    settings = conf.settings()
+def client(tenant_id: int, slug: str | None = None) -> HttpClient:
+    """Return a client with the rules of the settings for the requests of a tenant; the slug is
+    needed only if HTTP_ALLOW differs between tenants.
+    """
     return HttpClient(
-        policy(),
+        policy(slug),
         resolver=process_state.of(Resolver),
-        connect_timeout=settings.HTTP_CONNECT_TIMEOUT,
-        body_max=settings.HTTP_ANSWER_MAX_BYTES,
+        connect_timeout=_CONNECT_TIMEOUT,
+        body_max=_ANSWER_MAX_BYTES,
         tenant_id=tenant_id,
     )
 

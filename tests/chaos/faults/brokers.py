@@ -14,7 +14,7 @@ from django_durable_tasks.celery.publishing.message_id import HEADER
 from django_durable_tasks.models import Task
 from tests.broker import rejecting
 from tests.chaos import bodies
-from tests.chaos.faults.registry import fault
+from tests.chaos.faults.registry import ANY_DATABASE, fault
 from tests.chaos.plan import further_queues
 from tests.chaos.servers import RabbitMQ, Server
 from tests.chaos.stage import Stage
@@ -22,7 +22,7 @@ from tests.processes.rows import purge
 from tests.waiting import until
 
 
-@fault(16, "broker-flushed")
+@fault(16, "broker-flushed", databases=ANY_DATABASE, campaign=True)
 def flush(stage: Stage) -> None:
     """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the default queue and of ten
     others on RabbitMQ; once a second.
@@ -40,7 +40,7 @@ def flush(stage: Stage) -> None:
     stage.repeatedly(5, 1.0, empty)
 
 
-@fault(17, "broker-killed", ("redis",), private=True)
+@fault(17, "broker-killed", ("redis",), private=True, databases=ANY_DATABASE, campaign=True)
 def kill_the_broker(stage: Stage) -> None:
     """The broker is killed and restarted empty some time later."""
     assert isinstance(stage.broker, Server)
@@ -49,7 +49,7 @@ def kill_the_broker(stage: Stage) -> None:
     stage.broker.start()
 
 
-@fault(18, "broker-frozen")
+@fault(18, "broker-frozen", databases=ANY_DATABASE, campaign=True)
 def freeze_the_broker(stage: Stage) -> None:
     """The broker accepts connections and does not answer: SIGSTOP on a private Redis, else by a
     proxy.
@@ -93,7 +93,7 @@ def raise_the_alarm(stage: Stage) -> None:
         stage.broker.run_tool("set_vm_memory_high_watermark", "0.4")
 
 
-@fault(28, "broker-cut")
+@fault(28, "broker-cut", databases=ANY_DATABASE, campaign=True)
 def cut_the_broker(stage: Stage) -> None:
     """Every connection to the broker breaks, and new ones are refused."""
     for proxy in stage.brokers():
@@ -145,14 +145,14 @@ def reject_a_queue(stage: Stage) -> None:
     rejecting.repair(name, stage.plan.broker, current_app)  # leaves no queue behind
 
 
-@fault(21, "everything-doubled")
+@fault(21, "everything-doubled", databases=ANY_DATABASE, campaign=True)
 def double_everything(stage: Stage) -> None:
     """Every message is sent three times."""
     with stage.with_orders('{"copies": 3, "delay": 0}'):
         stage.linger(8)
 
 
-@fault(22, "reordered")
+@fault(22, "reordered", databases=ANY_DATABASE, campaign=True)
 def reorder(stage: Stage) -> None:
     """Every message is delayed by up to five seconds: they arrive in any order, some after they were
     republished.
@@ -161,7 +161,7 @@ def reorder(stage: Stage) -> None:
         stage.linger(8)
 
 
-@fault(23, "garbage")
+@fault(23, "garbage", databases=ANY_DATABASE, campaign=True)
 def send_garbage(stage: Stage) -> None:
     """Messages that cannot be parsed, of unknown tasks, with wrong epochs, for tasks that do not
     exist.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.faults import brokers, database, due_index, processes, receiver
 from tests.chaos.faults.registry import FAULTS, Fault, fault
+from tests.chaos.plan import Plan
 from tests.chaos.stage import Stage
 
 __all__ = ["FAULTS", "brokers", "database", "due_index", "for_broker", "processes", "receiver"]
@@ -32,6 +33,20 @@ def everything(stage: Stage) -> None:
             stage.notes[f"{name}, amid everything"] += 1
             processes.kill_a_child(stage)
             FAULTS[name].strike(stage)
+
+
+def for_campaign(plan: Plan) -> list[Fault]:
+    """Return the faults that may be drawn for a campaign, in the order of their numbers."""
+    assert plan.configuration is not None
+    pool = plan.configuration.pool
+    return [
+        one
+        for one in for_broker(plan.broker, private=plan.private)
+        if one.campaign
+        and plan.database in one.databases
+        and (not one.pools or pool in one.pools)
+        and (not plan.faults or one.name in plan.faults)
+    ]
 
 
 def for_broker(broker: str, *, private: bool = True) -> list[Fault]:

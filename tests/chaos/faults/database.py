@@ -6,34 +6,82 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 
 import psycopg
+import pymysql
 from django.db import connection, connections
 
-from tests.chaos.faults.registry import fault
+from tests.chaos.faults.registry import SERVERS, fault
 from tests.chaos.figures import COMMITS_CUT, REPLIES_LOST
-from tests.chaos.servers import administrator
+from tests.chaos.servers import administrator, mariadb_session
 from tests.chaos.stage import Stage
 from tests.waiting import until
 
 _OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-administrator')"
 
 
-@fault(10, "sessions-ended")
+@fault(10, "sessions-ended", databases=SERVERS, campaign=True)
 def end_sessions(stage: Stage) -> None:
     """A random database session is terminated, five times per second."""
+    with session_ender(stage) as end:
+        stage.repeatedly(8, 0.2, lambda: end(idle=False, most=1))
+
+
+@fault(33, "idle-sessions-ended", databases=SERVERS, campaign=True)
+def end_idle_sessions(stage: Stage) -> None:
+    """All database sessions that execute nothing are terminated, every two seconds, while functions
+    run.
+    """
+    with session_ender(stage) as end:
+        stage.repeatedly(12, 2.0, lambda: end(idle=True, most=1_000))
+
+
+@contextmanager
+def session_ender(stage: Stage) -> Iterator[Callable[..., None]]:
+    """Yield a function that terminates random sessions of the processes, all or the ``idle`` ones,
+    at most ``most``.
+    """
     name = connection.settings_dict["NAME"]
-    sql = (
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_OTHERS} ORDER BY random()"
-        " LIMIT 1"
-    )
-    with administrator(stage.database_url) as session:
-        stage.repeatedly(8, 0.2, lambda: session.execute(sql, [name]))
+    if stage.plan.database == "postgresql":
+        with administrator(stage.database_url) as session:
+
+            def end(*, idle: bool, most: int) -> None:
+                state = "AND state = 'idle'" if idle else ""
+                session.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
+                    f" {_OTHERS} {state} ORDER BY random() LIMIT {most}",
+                    [name],
+                )
+
+            yield end
+        return
+    with closing(mariadb_session(stage.database_url)) as client, client.cursor() as cursor:
+        own = connection_id()
+
+        def kill(*, idle: bool, most: int) -> None:
+            state = "AND command = 'Sleep'" if idle else ""
+            cursor.execute(
+                f"SELECT id FROM information_schema.processlist WHERE db = %s AND id <> %s {state}"
+                f" ORDER BY rand() LIMIT {most}",
+                [name, own],
+            )
+            for (number,) in cursor.fetchall():
+                with suppress(pymysql.MySQLError):  # it has ended meanwhile
+                    cursor.execute(f"KILL {number}")
+
+        yield kill
 
 
-@fault(11, "commits-cut")
+def connection_id() -> int:
+    """Return the number of this process's session of MariaDB."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT connection_id()")
+        return int(cursor.fetchone()[0])
+
+
+@fault(11, "commits-cut", databases=SERVERS, campaign=True)
 def cut_commits(stage: Stage) -> None:
     """The server executes COMMIT and other statements, and the connection breaks before their
     reply.
@@ -65,7 +113,7 @@ def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[
             proxy.lose_replies(None)
 
 
-@fault(12, "database-unheard")
+@fault(12, "database-unheard", databases=SERVERS, campaign=True)
 def swallow_the_database(stage: Stage) -> None:
     """All traffic to and from the database is dropped for longer than a lease, then all
     connections break.
@@ -85,14 +133,14 @@ def swallow_the_database(stage: Stage) -> None:
     stage.repeatedly(3, 0.5, storm)
 
 
-@fault(13, "database-restarted", private=True)
+@fault(13, "database-restarted", private=True, campaign=True)
 def restart_the_database(stage: Stage) -> None:
     """The database stops immediately, recovers from its log and is available again."""
     connections.close_all()
-    assert stage.postgres is not None
-    stage.postgres.stop(signal.SIGQUIT)
+    assert stage.database is not None
+    stage.database.stop(signal.SIGQUIT)
     stage.linger(1)
-    stage.postgres.start()
+    stage.database.start()
 
 
 @fault(14, "database-read-only", private=True)

@@ -14,7 +14,7 @@ from django.db.models import F
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
 from tests.chaos import bodies
-from tests.chaos.faults.registry import fault
+from tests.chaos.faults.registry import ANY_BROKER, ANY_DATABASE, fault
 from tests.chaos.servers import administrator
 from tests.chaos.stage import Stage, children, query
 from tests.processes.cluster import Program
@@ -23,7 +23,9 @@ from tests.waiting import until
 READY = 60
 
 
-@fault(1, "child-killed")
+@fault(
+    1, "child-killed", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True, pools=("prefork",)
+)
 def kill_children(stage: Stage) -> None:
     """A child of a worker is killed every second."""
     stage.repeatedly(8, 1.0, lambda: kill_a_child(stage))
@@ -38,21 +40,23 @@ def kill_a_child(stage: Stage) -> None:
         stage.notes["kills"] += 1
 
 
-@fault(2, "worker-killed")
+@fault(2, "worker-killed", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True)
 def kill_workers(stage: Stage) -> None:
     """A worker is killed with its children and replaced, three times."""
     for _ in range(stage.times(3)):
-        stage.kill(stage.random.choice(stage.plain_workers()))
-        _ready(stage.worker())
+        worker = stage.random.choice(stage.plain_workers() or stage.workers)
+        stage.kill(worker)
+        _ready(stage.replace(worker))
 
 
-@fault(3, "all-workers-killed")
+@fault(3, "all-workers-killed", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True)
 def kill_all_workers(stage: Stage) -> None:
     """Every worker is killed at the same moment and replaced, twice."""
     for _ in range(stage.times(2)):
-        for worker in list(stage.workers):
+        before = list(stage.workers)
+        for worker in before:
             stage.kill(worker)
-        for worker in (stage.worker(), stage.worker(), stage.worker("threads", 8)):
+        for worker in [stage.replace(worker) for worker in before]:
             _ready(worker)
 
 
@@ -109,7 +113,7 @@ def tasks_of(node: Node, tasks: list[str]) -> int:
     return number
 
 
-@fault(5, "leader-killed")
+@fault(5, "leader-killed", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True)
 def kill_leaders(stage: Stage) -> None:
     """The leader is killed and replaced, three times."""
     for _ in range(stage.times(3)):
@@ -154,7 +158,7 @@ def _frozen_in_a_transaction(stage: Stage, leader: Program) -> bool:
     return found is not None
 
 
-@fault(7, "leader-terminated")
+@fault(7, "leader-terminated", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True)
 def terminate_leaders(stage: Stage) -> None:
     """The leader receives SIGTERM and is replaced, three times."""
     for _ in range(stage.times(3)):
@@ -192,19 +196,18 @@ def shift_clocks(stage: Stage) -> None:
         stage.kill(program)
 
 
-@fault(24, "rolling-deploy")
+@fault(24, "rolling-deploy", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True)
 def deploy(stage: Stage) -> None:
     """Every scheduler and worker is replaced in turn, by SIGTERM."""
     for program in list(stage.schedulers):
         _ready(stage.scheduler())
         _end(stage, program)
     for program in list(stage.workers):
-        threads = "threads" in program.arguments
-        _ready(stage.worker("threads", 8) if threads else stage.worker())
+        _ready(stage.replace(program))
         _end(stage, program)
 
 
-@fault(25, "poison")
+@fault(25, "poison", brokers=ANY_BROKER, databases=ANY_DATABASE, campaign=True, pools=("prefork",))
 def poison(stage: Stage) -> None:
     """Bodies end their process: os._exit, a segmentation fault, an abort; each gives up after its
     second crash.
@@ -224,13 +227,7 @@ def _has_a_wrong_clock(program: Program) -> bool:
 
 
 def _cluster(stage: Stage) -> None:
-    for program in (
-        stage.scheduler(),
-        stage.scheduler(),
-        stage.worker(),
-        stage.worker(),
-        stage.worker("threads", 8),
-    ):
+    for program in (stage.scheduler(), stage.scheduler(), *stage.start_workers()):
         _ready(program)
 
 

@@ -9,6 +9,10 @@ from tests.chaos.stage import Stage
 
 Strike = Callable[[Stage], None]
 BOTH = ("redis", "rabbitmq")
+ANY_BROKER = (*BOTH, "filesystem")
+POSTGRESQL = ("postgresql",)
+SERVERS = ("postgresql", "mariadb")
+ANY_DATABASE = (*SERVERS, "sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class Fault:
     strike: Strike
     brokers: tuple[str, ...]
     private: bool = False
+    databases: tuple[str, ...] = POSTGRESQL
+    pools: tuple[str, ...] = ()  # of a campaign's workers; empty: all
+    campaign: bool = False  # it may be drawn for a campaign
 
     @property
     def what(self) -> str:
@@ -31,12 +38,19 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    number: int, name: str, brokers: tuple[str, ...] = BOTH, *, private: bool = False
+    number: int,
+    name: str,
+    brokers: tuple[str, ...] = BOTH,
+    *,
+    private: bool = False,
+    databases: tuple[str, ...] = POSTGRESQL,
+    pools: tuple[str, ...] = (),
+    campaign: bool = False,
 ) -> Callable[[Strike], Strike]:
     """Register a fault under its name."""
 
     def enter(strike: Strike) -> Strike:
-        FAULTS[name] = Fault(number, name, strike, brokers, private)
+        FAULTS[name] = Fault(number, name, strike, brokers, private, databases, pools, campaign)
         return strike
 
     return enter

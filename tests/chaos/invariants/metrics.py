@@ -22,6 +22,8 @@ def metrics_equal_a_recount(history: History) -> Iterator[str]:
     recount by queue, task and status, the minutes of each add up to its total, and the first count
     of a minute contains each task that had started by then.
     """
+    if not history.has_metrics:
+        return
     recount = _recounted(history)
     for series in sorted(recount.keys() | history.counted.keys()):
         total, minutes = history.counted.get(series, (0, 0))

@@ -11,12 +11,11 @@ from typing import Any
 from django.conf import settings
 
 from django_durable_tasks.celery.publishing import dispatcher
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.scheduler.maintenance.republish import republish
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.factories import QUEUE, a_task, many_tasks
+from tests.republishing import Leader
 
 NODE = uuid.UUID(int=1)
 
@@ -54,7 +53,7 @@ def _dispatch(_: Any) -> None:
 
 
 def _republish(_: Any) -> None:
-    republish(database_now(), HeartbeatMonitor())
+    Leader().compare()
 
 
 SCENARIOS = (

@@ -144,7 +144,7 @@ def test_a_replayed_request_creates_nothing_again(acme: ApiClient) -> None:
     assert Task.objects.count() == 2
 
 
-@pytest.mark.parametrize("items", [[], [call()] * 1_001, [1], {}, None])
+@pytest.mark.parametrize("items", [[], [call()] * 1_001, {}, None])
 def test_wrong_lists_of_items_are_refused(acme: ApiClient, items: Any) -> None:
     answer = acme.post("/tasks/bulk", {"items": items})
     assert answer.status_code == 422
@@ -152,9 +152,10 @@ def test_wrong_lists_of_items_are_refused(acme: ApiClient, items: Any) -> None:
     assert not Task.objects.exists()
 
 
-def test_a_batch_above_the_quota_is_refused_as_a_whole(acme: ApiClient) -> None:
+def test_an_atomic_batch_above_the_quota_is_refused_as_a_whole(acme: ApiClient) -> None:
     quotas.set_quotas(acme.tenant, {"open_tasks": 2}, now=timezone.now())
-    assert acme.post("/tasks/bulk", {"items": [call(n) for n in range(3)]}).status_code == 429
+    batch = {"items": [call(n) for n in range(3)], "atomic": True}
+    assert acme.post("/tasks/bulk", batch).status_code == 429
     assert not Task.objects.exists()
     assert acme.post("/tasks/bulk", {"items": [call(1), call(2)]}).json()["created"] == 2
 
@@ -260,3 +261,39 @@ def test_a_task_performs_no_operation_of_another_tenant(acme: ApiClient, globex:
     with pytest.raises(BulkOperation.DoesNotExist):
         bulk_operations.advance(operation.pk, acme.tenant.pk, now=timezone.now())
     assert Task.objects.filter(pk__in=[row.pk for row in waiting], status="PENDING").count() == 2
+
+
+@pytest.mark.parametrize("used", [5, 6])
+@pytest.mark.parametrize("path", ["/tasks/bulk-cancel", "/tasks/{task}/cancel"])
+def test_what_frees_the_quota_is_never_refused_by_it(
+    acme: ApiClient, settings: Any, used: int, path: str
+) -> None:
+    made = [acme.post("/tasks", call(number)).json()["task_id"] for number in range(used)]
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"open_tasks": 5}}
+    assert acme.post("/tasks", call()).status_code == 429
+    assert acme.post("/tasks/bulk-replay", {}).status_code == 429
+    answer = acme.post(path.format(task=made[0]), {})
+    assert answer.status_code in (200, 202)
+    if answer.status_code == 202:
+        _finish(answer.json()["operation_id"], acme.tenant)
+    assert Task.objects.filter(status="CANCELLED").count() == (used if "bulk" in path else 1)
+
+
+def test_operations_that_have_not_ended_are_bounded(acme: ApiClient) -> None:
+    statuses = [acme.post("/tasks/bulk-cancel", {}).status_code for _ in range(11)]
+    assert statuses == [202] * 10 + [409]
+
+
+@pytest.mark.parametrize("ended", [0, 30])
+def test_a_cancellation_reads_no_ended_tasks(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch, ended: int
+) -> None:
+    monkeypatch.setattr(bulk_operations, "EXAMINED", 5)
+    for _ in range(ended):
+        a_task(Status.SUCCESS, tenant=acme.tenant)
+    for number in range(4):
+        acme.post("/tasks", call(number))
+    operation = acme.post("/tasks/bulk-cancel", {}).json()["operation_id"]
+    # The fifth open task is the one of the operation, which is not before its own id.
+    assert _finish(operation, acme.tenant) == 1
+    assert Task.objects.filter(status="CANCELLED").count() == 4

@@ -61,7 +61,7 @@ def test_the_members_of_targets_are_those_of_the_tasks() -> None:
     [
         (call(queue="other"), "ask the operator to allow it"),
         ({"target_config": {"task": "x.y"}}, "ask the operator to allow it"),
-        (_callback(timeout=10_000), "give 0.1 to 60 seconds (set by the operator)"),
+        (_callback(timeout=10_000), "give 0.1 to 60 seconds."),
         (_callback(url="https://example.com:22/"), "port 22 is not allowed (set by the operator:"),
         (
             {"target_type": "QUEUE_MESSAGE", "target_config": {"queue": "x", "body": "y"}},

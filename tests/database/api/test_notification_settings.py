@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.engine.notifications import setting_changes
 from django_durable_tasks.models import NotificationSetting, Task
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from tests.database.api.client import SETTINGS, ApiClient, a_client, pointers
@@ -98,8 +99,10 @@ def test_a_name_belongs_to_one_setting_of_a_tenant(acme: ApiClient, globex: ApiC
     assert globex.post("/notification-settings", EMAIL).status_code == 201
 
 
-def test_the_number_of_settings_of_a_tenant_is_limited(acme: ApiClient, settings: Any) -> None:
-    settings.DURABLE_TASKS = {**SETTINGS, "NOTIFICATION_SETTINGS_MAX": 1}
+def test_the_number_of_settings_of_a_tenant_is_limited(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting_changes, "_SETTINGS_MAX", 1)
     assert acme.post("/notification-settings", EMAIL).status_code == 201
     answer = acme.post("/notification-settings", {**EMAIL, "name": "second"})
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")

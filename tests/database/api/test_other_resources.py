@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks import Workflow
+from django_durable_tasks import Workflow, process_state
+from django_durable_tasks.api.views.scheduler import RecentHealth
 from django_durable_tasks.models import Alert, Calendar, QueueControl, SchedulerLease, Task
 from tests.database.api.client import ApiClient, a_client, call, pointers
 from tests.database.commands.durable_command import durable
@@ -109,6 +113,22 @@ def test_calendars_are_created_changed_and_deleted(acme: ApiClient) -> None:
     assert acme.get(path).status_code == 404
 
 
+def _next_health(probe: ApiClient) -> Any:
+    """Return the answer after the second for which a process keeps one."""
+    process_state.of(RecentHealth).forget()
+    return probe.get("/health")
+
+
+def test_the_answer_of_health_is_kept_for_a_second(acme: ApiClient) -> None:
+    probe = ApiClient(acme.tenant, "")
+    first = probe.get("/health")
+    with CaptureQueriesContext(connection) as statements:
+        again = [probe.get("/health") for _ in range(3)]
+    assert not statements.captured_queries
+    assert {answer.content for answer in again} == {first.content}
+    _next_health(probe)
+
+
 @pytest.mark.parametrize("in_batch", [False, True])
 def test_health_reports_whether_tasks_start(in_batch: bool, acme: ApiClient) -> None:
     leases = SchedulerLease.objects.filter(name="leader")
@@ -117,13 +137,13 @@ def test_health_reports_whether_tasks_start(in_batch: bool, acme: ApiClient) -> 
     healthy = probe.get("/health")
     assert (healthy.status_code, healthy.json()["firing"]) == (200, True)
     a_task(due=-3_600, queue="stuck", in_batch=in_batch)
-    late = probe.get("/health")
+    late = _next_health(probe)
     assert (late.status_code, late.json()["firing"]) == (503, False)
     assert late.json()["oldest_due_age"] > 3_000
     QueueControl.objects.pause("stuck")
-    assert probe.get("/health").status_code == 200
+    assert _next_health(probe).status_code == 200
     leases.update(expires_at=timezone.now() - timedelta(hours=1))
-    assert probe.get("/health").json() == {
+    assert _next_health(probe).json() == {
         "alive": True,
         "ready": True,
         "leader": False,

@@ -39,7 +39,7 @@ def test_a_recurring_task_has_the_fields_of_the_specification(acme: ApiClient) -
 
 def test_a_name_is_unique_within_its_tenant(acme: ApiClient, globex: ApiClient) -> None:
     _created(acme)
-    taken = acme.post("/recurring-tasks", _body(cron="0 2 * * *"))
+    taken = acme.post("/recurring-tasks", _body(interval_seconds=7_200))
     assert (taken.status_code, taken.json()["code"]) == (409, "conflict")
     _created(globex)
     assert RecurringTask.objects.count() == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,24 +13,63 @@ from django.db import connections
 from django.utils import timezone
 
 from django_durable_tasks.api import throttle
-from django_durable_tasks.engine.tenants import request_rates
-from django_durable_tasks.models import ApiKey, TenantRequests
+from django_durable_tasks.engine.tenants import quotas, request_rates
+from django_durable_tasks.models import ApiKey, Task, TenantRequests
 from django_durable_tasks.rules.tenants.quotas import request_rate_of
-from tests.database.api.client import a_client, a_tenant
-from tests.database.api.rate_conformance import RateConformance, rated_client
+from tests.database.api.client import ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class TestRateInTheDatabase(RateConformance):
-    """The database counts without Redis."""
+_numbers = count()
 
 
-def test_the_database_counts_while_redis_does_not_answer(settings: Any) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REDIS_URL": "redis://127.0.0.1:1/0"}
+def rated_client(requests: str) -> ApiClient:
+    """Return the client of a new tenant with this rate."""
+    tenant = a_tenant(f"rated-{next(_numbers)}-{timezone.now():%H%M%S%f}")
+    quotas.set_quotas(tenant, {"requests": requests}, now=timezone.now())
+    return a_client(tenant)
+
+
+def test_a_request_above_the_rate_is_refused_with_the_time_to_wait() -> None:
+    client = rated_client("3/h")
+    admitted = [client.get("/tasks") for _ in range(3)]
+    assert [answer.status_code for answer in admitted] == [200] * 3
+    assert admitted[0].headers["RateLimit-Policy"] == '"requests";q=3;w=3600'
+    assert admitted[0].headers["RateLimit"].startswith('"requests";r=2;t=')
+    refused = client.get("/tasks")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+    assert refused.headers["RateLimit"].startswith('"requests";r=0;t=')
+    wait = int(refused.headers["Retry-After"])
+    assert 1_000 < wait <= 1_200
+    assert int(refused.headers["RateLimit"].rpartition("=")[2]) <= wait
+
+
+def test_a_refused_request_writes_nothing() -> None:
     client = rated_client("1/h")
-    assert [client.get("/tasks").status_code for _ in range(2)] == [200, 429]
-    assert TenantRequests.objects.filter(tenant=client.tenant).exists()
+    assert client.post("/tasks", call()).status_code == 201
+    assert client.post("/tasks", call()).status_code == 429
+    assert Task.objects.for_tenant(client.tenant).count() == 1
+
+
+def test_tenants_do_not_share_a_rate() -> None:
+    flooding, other = rated_client("1/h"), rated_client("1/h")
+    assert [flooding.get("/tasks").status_code for _ in range(3)] == [200, 429, 429]
+    assert other.get("/tasks").status_code == 200
+
+
+def test_twenty_clients_together_never_exceed_the_rate() -> None:
+    client = rated_client("30/d")
+
+    def send(_number: int) -> int:
+        try:
+            return int(client.get("/calendars").status_code)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(20) as pool:
+        counted = Counter(pool.map(send, range(100)))
+    assert counted == {200: 30, 429: 70}
 
 
 def test_a_slower_rate_or_another_clock_leaves_no_endless_refusal() -> None:

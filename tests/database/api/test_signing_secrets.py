@@ -134,3 +134,17 @@ def test_a_wrong_parameter_is_named(acme: ApiClient, query: str, parameter: str)
     refused = acme.get(f"/signing-secret{query}")
     assert refused.status_code == 400
     assert refused.json()["errors"][0]["parameter"] == parameter
+
+
+@pytest.mark.parametrize("number", [1, 2, 33])
+@pytest.mark.parametrize("rest", ["", "0", "x"])
+def test_a_callback_cannot_use_the_secret_of_a_notification_setting(
+    acme: ApiClient, number: int, rest: str
+) -> None:
+    name = f"notification-setting-{number}{rest}"
+    assert acme.get(f"{PATH}&endpoint={name}").status_code == 400
+    config = {"url": f"{ORIGIN}/hook", "endpoint": name}
+    body = {"target_type": "HTTP_CALLBACK", "target_config": config}
+    assert acme.post("/tasks", body).status_code == 422
+    schedule = {**body, "name": "forged", "cron": "0 4 * * *"}
+    assert acme.post("/recurring-tasks", schedule).status_code == 422

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_durable_tasks import ports
 from django_durable_tasks.models import DeliveryAttempt
 from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 from tests.factories import a_task
@@ -128,3 +129,15 @@ def test_a_client_chooses_queues_of_its_tenant_only(
     target = {"task": ADD, "args": [1, 2]}
     body = {"target_type": "CELERY_TASK", "target_config": target, "queue": queue}
     assert acme.post("/tasks", body).status_code == status
+
+
+def test_an_error_of_the_task_modules_is_not_final(
+    acme: ApiClient, callbacks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"target_type": "CELERY_TASK", "target_config": {"task": "django_durable_tasks.other"}}
+    assert acme.post("/tasks", body).status_code == 422
+    monkeypatch.setattr(ports, "load_tasks", lambda: "ImportError: broken")
+    answer = acme.post("/tasks", body)
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "broken" not in answer.content.decode()
+    assert answer.headers["Retry-After"] == "5"

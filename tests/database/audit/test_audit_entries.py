@@ -40,12 +40,10 @@ from tests.project.tasks import add, echo, noop
 pytestmark = pytest.mark.django_db
 _IN_SEVERAL_SCHEDULES = {"installation.sync"}
 """It writes an entry for each schedule; ``test_a_sync_has_an_entry_for_each_schedule``."""
-_ON_POSTGRESQL = {"installation.partition_ledger"}
-"""Its test is beside those of the conversion of the ledger."""
 _LATER = timedelta(days=1)
 
 
-@pytest.mark.parametrize("key", sorted(set(OPERATIONS) - _IN_SEVERAL_SCHEDULES - _ON_POSTGRESQL))
+@pytest.mark.parametrize("key", sorted(set(OPERATIONS) - _IN_SEVERAL_SCHEDULES))
 def test_each_operation_of_the_registry_has_one_entry_with_its_name(
     key: str, settings: Any
 ) -> None:
@@ -164,7 +162,7 @@ def _methods() -> set[tuple[Any, str]]:
 
 
 def test_the_tests_cover_every_operation_and_every_public_method() -> None:
-    assert set(SCENARIOS) | _IN_SEVERAL_SCHEDULES | _ON_POSTGRESQL == set(OPERATIONS)
+    assert set(SCENARIOS) | _IN_SEVERAL_SCHEDULES == set(OPERATIONS)
     assert set(_PUBLIC) | _READING == _methods()
 
 

@@ -78,6 +78,7 @@ def test_the_list_is_read_only_and_searched_by_user_object_and_operation(ann: Cl
         "": ("tasks.replay", "queue.pause"),
         "?q=ada": ("tasks.replay",),
         f"?q={row.pk}": ("tasks.replay",),
+        "?q=audited": ("queue.pause",),
         "?operation=queue.pause": ("queue.pause",),
     }.items():
         shown = {entry.operation for entry in ann.get(address + query).context["cl"].result_list}

@@ -213,7 +213,7 @@ def test_the_message_of_an_unknown_task_is_published_again_without_growing_times
     _deliver(name)
     message = BatchMessage.objects.get()
     assert message.due_at is not None
-    assert (message.due_at - database_now()).total_seconds() == pytest.approx(7, abs=5)
+    assert 0 < (message.due_at - database_now()).total_seconds() <= 7
     assert message.publish_count == 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
 from django_durable_tasks.celery.publishing import (
@@ -30,18 +30,16 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
 from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.maintenance.job import Job
 from django_durable_tasks.scheduler.maintenance.prune import Prune
-from django_durable_tasks.scheduler.maintenance.republish import republish
-from django_durable_tasks.scheduler.maintenance.republish_after_outage import RepublishAfterOutage
 from django_durable_tasks.scheduler.threads import PeriodicThread
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.messages import take_task_messages
 from tests.project import tasks
+from tests.republishing import Leader
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -110,12 +108,9 @@ def _epochs(rows: list[Task]) -> dict[uuid.UUID, int]:
 def test_republishing_reaches_tasks_beside_one_that_cannot_be_published(strict: None) -> None:
     a_task(Status.QUEUED, queue=NOWHERE, due=-60)
     row = a_task(Status.QUEUED, due=-1)
-    scheduler = Scheduler("one")
-    scheduler.leader.step()
-    scheduler.maintenance.round()
-    assert {message.task_id for message in take_task_messages(QUEUE)} == {
-        row.pk
-    }  # duplicate messages are dropped
+    take_task_messages(QUEUE)
+    Leader().compare()
+    assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
 
 
 def test_a_call_whose_message_cannot_be_published_is_stored_and_raises_nothing(
@@ -156,34 +151,30 @@ def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_nex
     assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
 
 
-def test_tasks_queued_during_an_outage_are_published_when_the_broker_answers_again(
+def test_tasks_queued_during_an_outage_are_compared_when_the_broker_answers_again(
     settings: Any,
 ) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    job = RepublishAfterOutage()
-    rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(5)]
-
-    def act() -> int:
-        return job(database_now(), HeartbeatMonitor())
-
-    assert act() == 0
+    take_task_messages(QUEUE)
+    leader = Leader()
+    rows = [a_task(Status.QUEUED, due=9, publish_count=7) for _ in range(5)]
+    assert leader.compare() == 0
     broker_outage.breaker.failed()
-    assert act() == 0
+    assert leader.compare() == 0
     broker_outage.breaker.succeeded()
-    assert [act() for _ in range(4)] == [2, 2, 1, 0]
+    assert leader.compare() == 5
     assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
-    assert act() == 0
+    assert leader.compare() == 0
 
 
 def test_after_an_outage_nothing_is_published_to_a_rejected_queue(strict: None) -> None:
+    take_task_messages(QUEUE)
     a_task(Status.QUEUED, queue=NOWHERE, due=-1, publish_count=3)
-    row = a_task(Status.QUEUED, due=-1)
-    monitor = HeartbeatMonitor()
-    republish(database_now(), monitor)
+    row, leader = a_task(Status.QUEUED, due=-1), Leader()
+    leader.compare()
     assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk}
     lost = Task.objects.get(queue=NOWHERE)
     assert (lost.status, lost.publish_count) == (Status.QUEUED, 3)
-    assert republish(database_now() + timedelta(hours=1), monitor) == 1  # not the rejected one
 
 
 def test_undoing_a_publish_leaves_tasks_that_were_published_or_started_meanwhile() -> None:
@@ -205,14 +196,14 @@ def no_dead_letters() -> Iterator[None]:
 
 @pytest.mark.postgresql
 def test_a_failing_job_stops_neither_the_other_jobs_nor_the_heartbeat_monitor(
-    no_dead_letters: None,
+    no_dead_letters: None, settings: Any
 ) -> None:
+    settings.DURABLE_TASKS = {"WATCHDOG_URL": "https://watchdog.example/"}
     scheduler = Scheduler("one")
     scheduler.leader.step()
-    row = a_task(Status.QUEUED, due=-1)
     scheduler.maintenance.round()
     assert scheduler.steps.is_failing("Job watch_dead_letters")
-    assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
+    assert Task.objects.get().name == "django_durable_tasks.watchdog"
     assert scheduler.maintenance.monitor.contact == 1
 
 
@@ -233,27 +224,6 @@ def test_a_read_only_database_does_not_count_as_contact() -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         connections.close_all()
-
-
-def test_tasks_queued_during_an_outage_are_published_from_the_first_page_again_after_an_error(
-    settings: Any,
-) -> None:
-    settings.DURABLE_TASKS = {"BATCH_SIZE": 2}
-    job = RepublishAfterOutage()
-    rows = [a_task(Status.QUEUED, due=3_600, publish_count=7) for _ in range(3)]
-
-    def pages() -> Iterator[list[TaskMessage]]:
-        yield from list[list[TaskMessage]]()
-        raise OperationalError
-
-    broker_outage.breaker.failed()
-    broker_outage.breaker.succeeded()
-    assert job(database_now(), HeartbeatMonitor()) == 2
-    job._batches = pages()
-    with pytest.raises(OperationalError):
-        job(database_now(), HeartbeatMonitor())
-    assert [job(database_now(), HeartbeatMonitor()) for _ in range(3)] == [2, 1, 0]
-    assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
 
 
 @pytest.fixture

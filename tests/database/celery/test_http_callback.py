@@ -257,7 +257,7 @@ def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
         ({"url": "http://example.com/", "headers": {"X": "1", "x": "2"}}, "given twice"),
         ({"url": "http://example.com/", "body": "\ud800"}, "lone surrogate"),
         ({"url": "http://example.com/", "body": {"a": "\ud800"}}, "lone surrogate"),
-        ({"url": "http://example.com/", "timeout": 61}, "HTTP_TIMEOUT_MAX"),
+        ({"url": "http://example.com/", "timeout": 61}, "0.1 to 60 seconds"),
         ({"url": "http://example.com/", "retry_on": [42]}, "contains 42"),
         ({"url": "http://example.com/", "retry_on": [404], "no_retry_on": ["4xx"]}, "both"),
     ],

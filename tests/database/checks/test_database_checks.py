@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core import checks as django_checks
 from django.core.checks import Tags
-from django.core.management import CommandError, call_command
 from django.db import NotSupportedError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
 from django_durable_tasks.engine.notifications import setting_changes
-from django_durable_tasks.engine.recurring import ledger_partitions
 from tests.database.notifications.sending import a_setting
-from tests.database.recurring.ledger_tables import plain_ledger
-from tests.database.recurring.schedules import START
 
 pytestmark = pytest.mark.django_db
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
@@ -44,30 +39,6 @@ def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: A
     assert _ids(databases=["default"]) == ["W016"]
     setting_changes.change(row, enabled=False)
     assert _ids(databases=["default"]) == []
-
-
-def test_a_setting_for_partitions_without_partitions_is_reported(settings: Any) -> None:
-    if connections["default"].vendor == "postgresql":
-        plain_ledger()
-    settings.DURABLE_TASKS = {"LEDGER_PARTITION_DAYS": 7}
-    assert _ids(databases=["default"]) == ["W017"]
-    settings.DURABLE_TASKS = {}
-    with CaptureQueriesContext(connections["default"]) as captured:
-        assert _ids(databases=["default"]) == []
-    assert "pg_inherits" not in str(captured.captured_queries)
-
-
-@pytest.mark.mariadb
-@pytest.mark.sqlite
-def test_partitions_are_ignored_where_the_database_has_none(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"LEDGER_PARTITION_DAYS": 7}
-    with CaptureQueriesContext(connections["default"]) as captured:
-        assert ledger_partitions.maintain(START) == 0
-        ledger_partitions.after_migrate(using="default")
-    assert len(captured) == 0
-    assert ledger_partitions.grace() == timedelta()
-    with pytest.raises(CommandError, match="on PostgreSQL only"):
-        call_command("durable", "partition-ledger", "--dry-run")
 
 
 def test_the_check_connects_only_to_databases_that_django_selects() -> None:
@@ -106,7 +77,7 @@ def test_a_server_that_django_itself_refuses_is_an_error(monkeypatch: pytest.Mon
 def test_the_minimum_versions_are_the_documented_ones() -> None:
     assert OLDEST == {
         "PostgreSQL": (14,),
-        "MySQL": (8, 0, 13),
+        "MySQL": (8, 0, 17),
         "MariaDB": (10, 6),
         "SQLite": (3, 35),
     }
@@ -132,6 +103,27 @@ def elsewhere(settings: Any) -> Iterator[Any]:
         # The method of SQLite ignores this call for a database in memory. Then Python would warn in
         # a later test, in which the garbage collector finds the connection.
         BaseDatabaseWrapper.close(connection)
+
+
+@pytest.mark.mariadb
+def test_a_connection_that_cannot_send_every_text_is_an_error(elsewhere: Any) -> None:
+    options = connections["default"].settings_dict["OPTIONS"]
+    elsewhere(OPTIONS={**options, "charset": "latin1"})
+    assert _ids(databases=["default"]) == ["E023"]
+
+
+@pytest.mark.postgresql
+def test_a_database_that_cannot_store_every_text_is_an_error(elsewhere: Any) -> None:
+    name, before = f"durable_latin_{uuid.uuid4().hex[:12]}", connections["default"]
+    with before._nodb_cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+        try:
+            elsewhere(NAME=name)
+            assert _ids(databases=["default"]) == ["E023"]
+        finally:
+            connections["default"].close()
+            connections["default"] = before
+            cursor.execute(f"DROP DATABASE {name}")
 
 
 @pytest.mark.mariadb

@@ -333,3 +333,15 @@ def test_filters_that_select_nothing_change_nothing_and_exit_with_0() -> None:
 def test_the_age_of_a_task_does_not_matter_for_selection_by_id() -> None:
     row = a_task(Status.FAILED, created_at=database_now() - timedelta(days=400))
     assert json_of("replay", row.pk)["replayed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("replay", Status.SUCCESS), ("replay", Status.PENDING), ("cancel", Status.SUCCESS)],
+)
+def test_a_status_that_the_command_cannot_change_is_refused(command: str, status: Status) -> None:
+    assert durable(command, "--status", status, "--yes").code == 0
+    a_task(status)
+    answer = durable(command, "--status", status, "--yes")
+    assert answer.code == 2
+    assert f"Nothing could be changed: the tasks are {status}." in answer.err

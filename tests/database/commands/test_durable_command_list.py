@@ -76,6 +76,8 @@ def test_open_dead_letters_are_listed_and_closed_ones_on_request() -> None:
     opened = DeadLetter.objects.open().get()
     assert _ids("dead-letters") == [opened.pk]
     assert _ids("dead-letters", "--all") == [closed.pk, opened.pk]
+    states = [row["state"] for row in json_of("list", "dead-letters", "--all")]
+    assert states == ["closed", "open"]
     assert _ids("dead-letters", "--all", "--fingerprint", "f" * 16) == [closed.pk]
     assert _ids("dead-letters", "--queue", "mail", "--name", "shop.tasks.mail") == [opened.pk]
     assert _ids("dead-letters", "--queue", "other") == []

@@ -11,11 +11,12 @@ from celery import current_app
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster import leadership, nodes, queues
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import misrouted
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.celery_settings import celery_configured
 from tests.database.commands.durable_command import durable, json_of
@@ -109,7 +110,45 @@ def test_the_thresholds_are_settings(leader: Node, settings: Any) -> None:
 
 def test_open_dead_letters_exit_with_1(leader: Node) -> None:
     a_task(Status.FAILED)
-    assert _problems() == ["1 dead letters are open (DEAD_LETTERS_MAX 0)."]
+    assert _problems() == ["1 dead letter is open (DEAD_LETTERS_MAX 0)."]
+
+
+def test_a_deploy_is_not_stopped_by_what_tasks_did(leader: Node) -> None:
+    a_task(Status.FAILED)
+    a_task(due=-61)
+    assert durable("status").code == 1
+    seen = json_of("status", "--deploy")
+    assert (seen["healthy"], seen["problems"]) == (True, [])
+    assert "1 dead letter is open" in "\n".join(seen["warnings"])
+    assert "the oldest due task waits since" in "\n".join(seen["warnings"])
+    nodes.beat(leader.pk, NodeReport(rejected_queues={"cards": "full"}))
+    assert durable("status", "--deploy").code == 1
+
+
+@pytest.mark.parametrize("scope", ["share:gpu:7", "share:gpu:8", "task:heavy", "global"])
+def test_tasks_that_wait_for_a_limit_are_counted_and_named(leader: Node, scope: str) -> None:
+    waits: dict[str, Any] = {"due_at": NEVER, "queue": "gpu"}
+    for tenant in range(7, 12):
+        many_tasks(2, waiting_for_limit=f"share:gpu:{tenant}", **waits)
+    many_tasks(3, waiting_for_limit=scope, **waits)
+    seen = json_of("status")
+    (row,) = [row for row in seen["queues"] if row["queue"] == "gpu"]
+    assert (row["pending"], row["due"], row["limited"]) == (13, 0, 13)
+    named = [text for text in seen["warnings"] if " for the " in text]
+    shares = 13 if scope.startswith("share") else 10
+    assert f"{shares} tasks wait for the shares of 5 tenants in queue gpu." in named
+    assert len(named) == (1 if scope.startswith("share") else 2)
+
+
+def test_a_sum_of_counts_that_stopped_is_marked(
+    leader: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "COUNTED", 5)
+    many_tasks(4, queue="mail")
+    assert json_of("status")["depth_is_exact"] is True
+    many_tasks(9, queue="reports")
+    assert json_of("status")["depth_is_exact"] is False
+    assert "PENDING 9+" in durable("status").out
 
 
 def test_an_overdue_run_is_a_warning(leader: Node) -> None:

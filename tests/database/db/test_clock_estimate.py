@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
 from celery.exceptions import Retry
 from django.db import transaction
-from django.utils import timezone
 
-from django_durable_tasks import process_state
+from django_durable_tasks import host_clock, process_state
 from django_durable_tasks.celery.execution.outcomes import outcome_of
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.engine import transitions
@@ -30,8 +29,17 @@ NEAR = timedelta(seconds=20)
 
 
 def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    right = timezone.now
-    monkeypatch.setattr(timezone, "now", lambda: right() + timedelta(seconds=seconds))
+    right = vars(host_clock)["datetime"].now
+
+    class Shifted:
+        """The class datetime, as far as the host's clock uses it."""
+
+        @staticmethod
+        def now(zone: tzinfo) -> datetime:
+            at: datetime = right(zone)
+            return at + timedelta(seconds=seconds)
+
+    monkeypatch.setattr(host_clock, "datetime", Shifted)
 
 
 @pytest.fixture(autouse=True)

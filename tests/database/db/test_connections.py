@@ -4,6 +4,7 @@ sessions.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ from django_durable_tasks.engine.db.connections import (
     count,
     cursor,
     dedicated_connection,
+    name_connections,
 )
 from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
 from django_durable_tasks.engine.tasks import opened_runs
@@ -141,3 +143,19 @@ def test_a_binary_cursor_reads_the_values_that_other_cursors_read() -> None:
     assert found[1].run_id == row.run_id
     assert found[1].args == [1, "é"]
     assert found[1].started_at.utcoffset() == timedelta()
+
+
+@pytest.mark.parametrize("process", ["scheduler a", "worker celery@" + "ü" * 60])
+def test_the_connections_of_a_process_have_its_name(
+    monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    monkeypatch.delenv("PGAPPNAME", raising=False)
+    name_connections(process)
+    with dedicated_connection(), connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('application_name')")
+        (name,) = cursor.fetchone()
+    # The server replaces what is not ASCII.
+    assert name.startswith(f"durable {process}"[:22])
+    monkeypatch.setenv("PGAPPNAME", "of the operator")
+    name_connections(process)
+    assert os.environ["PGAPPNAME"] == "of the operator"

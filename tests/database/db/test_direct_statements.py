@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -10,10 +12,8 @@ from django.db import OperationalError, ProgrammingError, connections, transacti
 
 from django_durable_tasks.engine.db import direct
 from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
-from tests.factories import a_task
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
-_PRIORITY = "UPDATE durable_tasks_task SET priority = %(new)s WHERE id = %(id)s"
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,6 @@ def test_other_connections_and_open_transactions_use_cursors() -> None:
     assert direct.execute("SELECT 1", {}) is None
     with dedicated_connection(), transaction.atomic():
         assert direct.execute("SELECT 1", {}) is None
-        assert direct.execute_together([("SELECT 1", {})]) is None
 
 
 def test_an_error_is_raised_as_django_raises_it_and_the_connection_is_replaced() -> None:
@@ -59,37 +58,24 @@ def test_an_error_is_raised_as_django_raises_it_and_the_connection_is_replaced()
     assert _rows("SELECT 1") == [(1,)]
 
 
-def test_statements_together_are_one_transaction() -> None:
-    first, second = a_task(), a_task()
-    changes: list[direct.Statement] = [
-        (_PRIORITY, {"id": row.pk, "new": 7}) for row in (first, second)
-    ]
-    with dedicated_connection():
-        results = direct.execute_together(changes)
-    assert results is not None
-    assert [result.number for result in results] == [1, 1]
-    with pytest.raises(ProgrammingError), dedicated_connection():
-        direct.execute_together(
-            [(_PRIORITY, {"id": first.pk, "new": 1}), ("SELECT * FROM nowhere", {})]
-        )
-    failing: list[direct.Statement] = [
-        (_PRIORITY, {"id": first.pk, "new": 2}),
-        ("SELECT 1 / %(n)s::int", {"n": 0}),
-    ]
-    with pytest.raises(Exception, match="division by zero"), dedicated_connection():
-        direct.execute_together(failing)
-    for row in (first, second):
-        row.refresh_from_db()
-        assert row.priority == 7
-
-
 def test_a_lost_connection_is_an_operational_error() -> None:
-    statements: list[direct.Statement] = [("SELECT 1", {}), ("SELECT 2", {})]
     with dedicated_connection():
-        direct.execute_together(statements)
+        direct.execute("SELECT 1", {})
         pid = connections["default"].connection.info.backend_pid
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
     with pytest.raises(OperationalError), dedicated_connection():
-        direct.execute_together(statements)
+        direct.execute("SELECT 1", {})
+    assert _rows("SELECT 1") == [(1,)]
+
+
+def test_a_connection_that_is_lost_without_a_message_of_the_server_is_an_operational_error() -> (
+    None
+):
+    with dedicated_connection():
+        direct.execute("SELECT 1", {})
+        with socket.socket(fileno=os.dup(connections["default"].connection.fileno())) as link:
+            link.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(OperationalError), dedicated_connection():
+        direct.execute("SELECT 1", {})
     assert _rows("SELECT 1") == [(1,)]

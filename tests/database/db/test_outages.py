@@ -44,3 +44,17 @@ def test_other_errors_are_not_a_missing_migration() -> None:
     ):
         assert not is_unmigrated(error)
         assert "migrate" not in reason_of(error)
+
+
+def test_a_refused_statement_is_no_outage_and_its_error_is_named() -> None:
+    reason = reason_of(_refused("SELECT 1 FROM shop_absent"))
+    assert reason.startswith("the database refused a statement (")
+    assert "shop_absent" in reason
+    assert "\n" not in reason
+    lost = reason_of(OperationalError("server closed the connection"))
+    assert lost == "the database is unavailable (OperationalError)"
+
+
+def test_a_refused_value_is_not_named() -> None:
+    error = _refused("UPDATE durable_tasks_tenant SET slug = NULL")
+    assert reason_of(error) == "the database refused a value (IntegrityError)"

@@ -237,6 +237,7 @@ def test_the_cost_of_a_task_does_not_grow_with_the_table(crowd: uuid.UUID) -> No
         lease=60.0,
         name=queued.name,
         queues=[queued.queue],
+        alone=True,
     )
     assert start.root["Actual Rows"] == 1
     _by(start, "durable_tasks_task_pkey")
@@ -275,7 +276,6 @@ def _check_statements_of_a_run(run: Run) -> None:
         epochs=[run.epoch],
         runs=[run.run_id],
         leases=[60.0],
-        progress=[None],
     )
     assert beat.root["Actual Rows"] == 1
     assert not beat.reads_whole_table()

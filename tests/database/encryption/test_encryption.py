@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from celery import current_app
 from celery.exceptions import Retry as CeleryRetry
+from celery.utils.saferepr import saferepr
+from django.db import connection
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.celery.result import DurableResult
@@ -25,7 +28,7 @@ from tests.database.commands.durable_command import durable
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, succeed
 from tests.database.encryption.keys import SECRET, assert_nowhere, key_of, queued, raw, use
 from tests.database.recurring.schedules import a_schedule, at, fire
-from tests.delivery import deliver
+from tests.delivery import deliver, trace
 from tests.factories import a_task
 from tests.project.tasks import add, echo, failing_once, noop
 
@@ -287,3 +290,45 @@ def test_nothing_is_encrypted_without_keys(settings: Any) -> None:
     assert "$encrypted" not in raw("durable_tasks_task")
     answer = durable("rotate-keys")
     assert (answer.code, "ENCRYPTION_KEYS" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize("result", [SECRET, [SECRET], {"a": {"b": SECRET}}, SECRET * 200, None])
+def test_results_are_neither_in_the_log_nor_in_events(
+    result: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        trace(queued(echo.schedule(result)))
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("succeeded" in line for line in lines)
+    assert SECRET not in "".join(lines)
+    # Celery sends this text as `result` of the event task-succeeded.
+    value = {"values": [result], "named": {}}
+    assert SECRET not in saferepr(value, current_app.tasks[echo.name].resultrepr_maxsize)
+
+
+_CHANGES: dict[str, Any] = {
+    "another member": {"more": 1},
+    "another version": {"$encrypted": 2},
+    "a version of another type": {"$encrypted": "1"},
+    "no data": {"data": None},
+    "another key": {"key": "none"},
+}
+
+
+@pytest.mark.parametrize("column", ["args", "kwargs"])
+@pytest.mark.parametrize("change", _CHANGES)
+def test_a_changed_envelope_never_becomes_an_argument(column: str, change: str) -> None:
+    task = queued(echo.schedule(SECRET, card=SECRET))
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {column} FROM durable_tasks_task")
+        envelope = cursor.fetchone()[0]
+        envelope = json.loads(envelope) if isinstance(envelope, str) else envelope
+        changed = {**envelope, **_CHANGES[change]}
+        changed = {name: value for name, value in changed.items() if value is not None}
+        sql = f"UPDATE durable_tasks_task SET {column} = %s"
+        cursor.execute(sql, [json.dumps(changed)])
+    row = Task.objects.get(pk=task.pk)
+    with pytest.raises((DecryptionFailed, EncryptionKeyMissing)):
+        getattr(row, column)
+    with pytest.raises(CeleryRetry):
+        deliver(row)

@@ -283,7 +283,7 @@ def test_a_busy_tenant_does_not_block_other_tenants() -> None:
         new_process_state()
         backpressure.snapshot()
         claimed = claim(40)
-    assert claimed[-3:] == ids(late)
+    assert set(ids(late)) <= set(claimed)
     assert len(claimed) == 20 + 3
     assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
         f"share:{QUEUE}:{noisy.pk}"

@@ -4,11 +4,12 @@ the tasks behind it.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.limits import waitlist
+from django_durable_tasks.engine.limits import release, waitlist
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import Status
@@ -95,20 +96,26 @@ def test_waiting_tasks_of_a_full_window_do_not_take_the_turn_of_a_heavy_task() -
     assert Task.objects.waiting_for_limit().filter(pk=heavy.pk).exists()
 
 
-def test_the_number_of_tasks_read_per_waitlist_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waitlist, "_FAR", 40)
-    tasks_waiting_for(30, queue="paused")
-    (seen,) = tasks_waiting_for(1)
-    tasks_waiting_for(30, queue="paused")
-    (too_far,) = tasks_waiting_for(1)
+@pytest.mark.parametrize("seed", range(8))
+def test_tasks_behind_any_number_of_tasks_that_cannot_start_are_released(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round reads a page of a waitlist; the next round reads the next page."""
+    monkeypatch.setattr(waitlist, "_PAGE", 40)
+    dice, pages = random.Random(seed), 1
+    rows = list[Task]()
+    for _ in range(dice.randint(2, 4)):
+        priorities = [dice.choice([3, 5, 5, 9]) for _ in range(dice.randint(1, 3))]
+        for priority in priorities:
+            number = dice.randint(10, 60)
+            tasks_waiting_for(number, queue="paused", priority=priority)
+            pages += 1 + number // 40
+        rows += tasks_waiting_for(dice.randint(1, 3), priority=dice.choice([3, 5, 9]))
     a_paused_queue("paused")
-    limit(SCOPE, 4)
-    assert release_waiting() == 1
-    assert claim() == [seen.pk]
-    assert release_waiting() == 0
-    Task.objects.unguarded().filter(queue="paused").delete()
-    assert release_waiting() == 1
-    assert claim() == [too_far.pk]
+    limit(SCOPE, 100)
+    released = [release_waiting() for _ in range(2 * pages)]
+    assert sorted(claim()) == sorted(ids(rows)), released
+    assert not release.has_more_pages() or release_waiting() == 0
 
 
 # Tasks that another limit blocks ------------------------------------------------------------------

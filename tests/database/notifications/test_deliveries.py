@@ -28,6 +28,7 @@ from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
 from django_durable_tasks.rules.targets.signing import derived_secret, verify
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.targets import notification_email
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,
@@ -249,8 +250,10 @@ def test_the_answer_of_a_mail_server_decides_about_another_attempt(
     assert "E-mail was not accepted" in task.last_error
 
 
-def test_a_mail_server_that_hangs_is_left_after_the_timeout_and_tried_again(settings: Any) -> None:
-    settings.DURABLE_TASKS = {**SETTINGS, "NOTIFICATION_EMAIL_TIMEOUT": 0.3}
+def test_a_mail_server_that_hangs_is_left_after_the_timeout_and_tried_again(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification_email, "_ANSWER_TIMEOUT", 0.3)
     with mail_server(silent=True) as server:
         _use(settings, server)
         row = a_setting()

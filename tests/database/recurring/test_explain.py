@@ -71,7 +71,7 @@ def test_a_fire_during_a_pause_is_explained_with_reason_and_user() -> None:
     row.pause("deploy", by="anna")
     assert "did not run: it is paused since" in row.explain(START)
     row.resume()
-    assert "the schedule was paused (deploy by anna); one of" in row.explain(at(60))
+    assert "the schedule was paused (deploy by anna), one of" in row.explain(at(60))
 
 
 def test_a_manual_run_is_found_by_its_instant() -> None:

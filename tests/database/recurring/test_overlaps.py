@@ -185,6 +185,14 @@ def test_a_key_accepts_named_arguments_and_the_tasks_own_name() -> None:
     assert of(START).overlap_key == "1:tests.project.tasks.echo/eu"
 
 
+def test_keys_that_differ_only_at_their_end_are_different() -> None:
+    for letter in "abb":
+        name = f"{letter}{RecurringTask.objects.count()}"
+        a_schedule(name, overlap="SKIP", overlap_key="x" * 199 + letter)
+    assert fire(START) == 2
+    assert Task.objects.values("overlap_key").distinct().count() == 2
+
+
 def test_the_policy_of_the_new_run_applies() -> None:
     a_schedule("patient", overlap="QUEUE_ALL", overlap_key="one")
     a_schedule("hasty", start_time=at(30), overlap="CANCEL_RUNNING", overlap_key="one")

@@ -4,12 +4,14 @@ changes nothing.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from django_durable_tasks.contrib.beat import shadow_fires
 from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.recurring import retention
 from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
 from django_durable_tasks.management.durable import shadow
 from django_durable_tasks.models import RecurringTask, ShadowFire
@@ -119,8 +121,8 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
     assert answer.out == "nightly: here alone: 2026-03-02 09:02:00Z\n"
 
 
-def test_recorded_fires_are_pruned(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"SHADOW_RETENTION": 3600}
+def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "SHADOW_RETENTION", timedelta(hours=1))
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
     now = database_now()

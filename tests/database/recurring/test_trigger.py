@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from django_durable_tasks import process_state
 from django_durable_tasks.engine.recurring import trigger
+from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
@@ -171,11 +173,16 @@ def test_a_schedule_of_an_unknown_task_is_postponed_and_nothing_is_lost() -> Non
     assert fire(START) == 0
     row.refresh_from_db()
     assert (row.next_run_at, row.status) == (at(30), "ACTIVE")
+    (reported,) = process_state.of(PostponedSchedules).failing(30)
+    assert reported["what"] == f"recurring task {row.name}"
+    assert "another.release" in reported["error"]
+    assert "restart this scheduler" in reported["error"]
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(
         task="tests.project.tasks.noop", revision=10
     )
     assert fire(at(30)) == 1
     assert fire_times(row) == [START]
+    assert process_state.of(PostponedSchedules).failing(30) == []
 
 
 def test_the_next_tick_is_due_at_the_earliest_row() -> None:

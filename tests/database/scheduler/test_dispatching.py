@@ -147,7 +147,7 @@ class _Ahead(datetime):
 def test_waiting_tasks_of_a_fast_queue_are_released_as_long_as_its_window_has_capacity(
     scheduler: Scheduler, settings: Any
 ) -> None:
-    a_node(queues=[QUEUE], concurrency=1)
+    a_node(queues=[QUEUE], concurrency=1, active={"number": 1, "ids": [], "starts": 500})
     many_tasks(2_000, Status.QUEUED)
     a_task(due=60, queue="other")
     settings.DURABLE_TASKS = {"LOOKAHEAD": 600}

@@ -208,5 +208,5 @@ def test_a_heartbeat_counts_as_a_renewal() -> None:
     row = a_task(Status.RUNNING)
     run_id = row.run_id or uuid.uuid4()
     watcher = Watcher().look(LEASE)
-    assert run_id in attempts.heartbeat([(row.pk, row.epoch, run_id, 60.0, None)])
+    assert run_id in attempts.heartbeat([(row.pk, row.epoch, run_id, 60.0)])
     assert watcher.look(2).sweep() == 0

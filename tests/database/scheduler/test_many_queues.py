@@ -28,7 +28,6 @@ from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.demands import QueueDemand
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.publish_windows import ThroughputMeter
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state
@@ -368,17 +367,6 @@ def test_a_queue_unknown_to_celery_causes_no_statements_for_others(
         a_task(queue=queue)
     assert scheduler.dispatching.poll() == 3
     assert set(Task.objects.queued().values_list("queue", flat=True)) == set(QUEUES[:3])
-
-
-def test_an_idle_queue_is_forgotten() -> None:
-    meter = ThroughputMeter()
-    meter.record_queued(Counter(busy=100))
-    meter.record_sent("busy", 10)
-    meter.record_queued(Counter())
-    assert meter.rate("busy") > 0
-    for _ in range(300):
-        meter.record_queued(Counter())
-    assert not meter._rate
 
 
 def test_upcoming_tasks_of_many_queues_are_read_together(scheduler: Scheduler) -> None:

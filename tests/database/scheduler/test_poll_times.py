@@ -146,3 +146,21 @@ def test_the_limits_are_read_by_a_poll_and_not_by_a_claim_at_the_due_time(
     a_task(due=300)
     hands.poll()
     assert len(reads) == 2
+
+
+def test_tasks_of_the_due_index_that_a_poll_claims_cause_no_further_poll(
+    hands: DispatchLoop,
+) -> None:
+    """Otherwise a poll that takes longer than the time between two tasks causes the next one, and
+    tasks start when a poll ends instead of at their due time.
+    """
+    rows = [a_task(due=300) for _ in range(3)]
+    hands.poll()
+    assert len(hands.index) == 3
+    Task.objects.unguarded().filter(pk__in=[row.pk for row in rows]).update(due_at=database_now())
+    assert hands.poll() == 3
+    assert len(hands.index) == 0
+    assert not hands._poll_is_urgent
+    a_task()
+    assert hands.poll() == 1
+    assert hands._poll_is_urgent  # others may follow a task that was created due

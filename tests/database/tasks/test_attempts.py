@@ -13,7 +13,7 @@ import pytest
 from django_durable_tasks import registry
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, dead_child_processes, operator_actions
+from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.engine.workflows import followups as followup_engine
 from django_durable_tasks.exceptions import InvalidArguments
@@ -122,13 +122,21 @@ def test_a_late_message_expires_its_task() -> None:
 def test_one_heartbeat_renews_every_run_and_returns_those_to_cancel() -> None:
     rows = [a_task(Status.RUNNING, due=1, epoch=epoch) for epoch in (2, 2, 7)]
     Task.objects.unguarded().filter(pk=rows[2].pk).update(cancel_requested_at=database_now())
-    beats: list[Any] = [(row.pk, row.epoch, row.run_id, 30.0, '{"done": 1}') for row in rows]
-    gone = (uuid.uuid4(), 2, uuid.uuid4(), 30.0, None)
+    beats: list[Any] = [(row.pk, row.epoch, row.run_id, 30.0) for row in rows]
+    gone = (uuid.uuid4(), 2, uuid.uuid4(), 30.0)
     owned = attempts.heartbeat([*beats, gone])
     assert owned == {rows[0].run_id: False, rows[1].run_id: False, rows[2].run_id: True}
     for row in rows:
         assert (_now(row).lease_until - database_now()).total_seconds() == pytest.approx(30, abs=20)  # type: ignore[operator]
-        assert _now(row).progress == {"done": 1}
+
+
+def test_progress_is_written_for_runs_that_own_their_tasks() -> None:
+    rows = [a_task(Status.RUNNING, epoch=epoch) for epoch in (2, 7)]
+    progress: list[Any] = [(row.pk, row.epoch, row.run_id, '{"done": 1}') for row in rows]
+    other = a_task(Status.RUNNING, progress={"done": 3})
+    stale = (other.pk, other.epoch, uuid.uuid4(), '{"done": 9}')
+    assert attempts.write_progress([*progress, stale]) == {row.run_id for row in rows}
+    assert [_now(row).progress for row in (*rows, other)] == [{"done": 1}, {"done": 1}, {"done": 3}]
 
 
 def test_a_heartbeat_without_progress_keeps_the_stored_progress() -> None:
@@ -352,13 +360,19 @@ def test_a_node_that_signed_off_counts_as_departed_after_some_seconds() -> None:
 def test_a_killed_child_process_is_lost_by_the_epoch_of_its_message_on_its_own_node() -> None:
     row = a_task(Status.RUNNING, node=PLACE.node)
     for epoch, node in ((row.epoch, PLACE.node), (row.epoch - 1, uuid.uuid4())):
-        assert not dead_child_processes.end_run_of_dead_child(
-            row.pk, epoch, node, CRASH, WORKER, "id"
-        )
-    assert dead_child_processes.end_run_of_dead_child(
-        row.pk, row.epoch - 1, PLACE.node, CRASH, WORKER, "id"
-    )
+        elsewhere = replace(PLACE, node=node)
+        assert not attempts.end_run_of_dead_child(row.pk, epoch, elsewhere, CRASH, "id")
+    assert attempts.end_run_of_dead_child(row.pk, row.epoch - 1, PLACE, CRASH, "id")
     assert _now(row).status == Status.PENDING
+
+
+def test_a_child_process_that_died_before_the_start_counts_as_an_attempt_once() -> None:
+    row = a_task(Status.QUEUED)
+    ends = [attempts.end_run_of_dead_child(row.pk, row.epoch, PLACE, CRASH, "id") for _ in range(2)]
+    assert ends == [True, False]
+    found = _now(row)
+    assert (found.status, found.attempts, found.crashes) == (Status.PENDING, 1, 1)
+    assert [log.status for log in found.executions.all()] == ["LOST"]
 
 
 def test_a_message_from_another_queue_starts_nothing_and_is_counted() -> None:

@@ -15,17 +15,19 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.next_due import heads, read_heads
 from django_durable_tasks.engine.limits.waitlist import scopes_after
-from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.engine.tasks import attempts, batches, claim
 from django_durable_tasks.engine.tasks.attempts import Refusal
+from django_durable_tasks.engine.transitions import batches as transition_batches
+from django_durable_tasks.engine.transitions import runs
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.demands import QueueDemand
+from django_durable_tasks.rules.tasks.runs import Run
 from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
 from tests.database.transitions.transition_calls import PLACE
-from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
+from tests.factories import QUEUE, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -216,40 +218,40 @@ def test_a_message_of_a_paused_queue_returns_its_task_to_pending() -> None:
 # Republishing -------------------------------------------------------------------------------------
 
 
-def test_republish_delays_double_up_to_a_quarter_of_an_hour_with_the_same_epoch() -> None:
+def _republish_overdue(longest: float | None = None) -> list[TaskMessage]:
+    now = database_now()
+    return claim.republish(Task.objects.republish_due(now), now, 10, longest)
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"), [(None, [15, 15, 15, 15]), (40.0, [30, 40, 40, 40])]
+)
+def test_republish_delays_are_equal_or_double_up_to_the_longest_with_the_same_epoch(
+    longest: float | None, expected: list[int]
+) -> None:
     row = a_task(Status.QUEUED, due=-1)
     waits, epochs = [], []
-    for _ in range(9):
+    for _ in range(4):
         Task.objects.unguarded().filter(pk=row.pk).update(
             due_at=database_now() - timedelta(seconds=1)
         )
-        (message,) = republish.republish_overdue(database_now(), 10)
+        (message,) = _republish_overdue(longest)
         waits.append(round(_due_in(row)))
         epochs.append((message.epoch, message.number))
-    assert waits == pytest.approx([30, 60, 120, 240, 480, 900, 900, 3600, 3600], abs=2)
-    assert epochs == [(1, number) for number in range(2, 11)]
+    assert waits == pytest.approx(expected, abs=2)
+    assert epochs == [(1, number) for number in range(2, 6)]
 
 
 def test_a_task_before_its_republish_time_is_not_republished() -> None:
     a_task(Status.QUEUED, due=5)
-    assert republish.republish_overdue(database_now(), 10) == []
+    assert _republish_overdue() == []
 
 
 def test_a_queued_task_past_its_expiry_expires_instead_of_being_republished() -> None:
     row = a_task(Status.QUEUED, due=-1, expires_at=database_now() - timedelta(seconds=1))
-    assert republish.republish_overdue(database_now(), 10) == []
+    assert _republish_overdue() == []
     row.refresh_from_db()
     assert row.status == Status.EXPIRED
-
-
-def test_the_claims_of_a_dead_node_are_republished_at_once_and_once() -> None:
-    dead, alive = a_node(), a_node()
-    row = a_task(Status.QUEUED, node=dead.pk)
-    a_task(Status.QUEUED, node=alive.pk)
-    assert _published(reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10)) == [
-        row.pk
-    ]
-    assert reap_dead_nodes.republish_claims_of([dead.pk], database_now(), 10) == []
 
 
 # Return to PENDING --------------------------------------------------------------------------------
@@ -286,11 +288,11 @@ def test_a_task_without_code_waits_without_using_its_retries() -> None:
 def test_a_batch_is_published_by_priority_and_then_by_time() -> None:
     now = database_now()
     rows = [
-        a_task(priority=priority, run_at=now - timedelta(seconds=late))
+        a_task(priority=priority, run_at=now, due_at=now - timedelta(seconds=late))
         for late in (1, 9, 5)
         for priority in (0, 9, 5)
     ]
-    expected = sorted(rows, key=lambda row: (-row.priority, row.run_at))
+    expected = sorted(rows, key=lambda row: (-row.priority, row.due_at))
     assert _published(_claim()) == [row.pk for row in expected]
 
 
@@ -332,10 +334,10 @@ def _flushes() -> str:
 @pytest.mark.postgresql
 @pytest.mark.parametrize("overlap_key", [None, "overlap_key"])
 @pytest.mark.parametrize("by_ids", [False, True])
-def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_the_following_start_does(
+def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_later_statements_do(
     by_ids: bool, overlap_key: str | None
 ) -> None:
-    """A crash of the server may undo a claim, but never a start: the setting ends with the claim's
+    """A crash of the server may undo a claim, but no ending: the setting ends with the claim's
     transaction.
 
     Overlap keys are checked after the claim's COMMIT. A message that survives its claim could start
@@ -345,6 +347,42 @@ def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_the_followi
     with transaction.atomic():
         assert (_these(row) if by_ids else _published(_claim())) == [row.pk]
         assert _flushes() == ("on" if overlap_key else "off")
+        transaction.set_rollback(True)
+    assert _flushes() == "on"
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize(
+    ("alone", "on_orphan", "flushes"),
+    [(True, "RETRY", "off"), (True, "DEAD_LETTER", "on"), (False, "RETRY", "on")],
+)
+def test_a_start_does_not_wait_for_the_disk_unless_it_is_the_only_proof_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, alone: bool, on_orphan: str, flushes: str
+) -> None:
+    """A task that must not be called twice is a dead letter if its run is lost. If a crash undid its
+    start, it would be called again. A transaction of others is flushed as they want.
+    """
+    monkeypatch.setattr(runs, "in_transaction", lambda: not alone)
+    row = a_task(Status.QUEUED, on_orphan=on_orphan)
+    with transaction.atomic():
+        run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
+        assert isinstance(run, Run)
+        assert _flushes() == flushes
+        transaction.set_rollback(True)
+    assert _flushes() == "on"
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_start_of_a_batch_does_not_wait_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.setattr(transition_batches, "in_transaction", lambda: not alone)
+    row = a_task(in_batch=True)
+    with transaction.atomic():
+        (run,) = batches.take(row.queue, row.name, batches.run_ids_of(b"token.", 1), PLACE)
+        assert run.task_id == row.pk
+        assert _flushes() == ("off" if alone else "on")
         transaction.set_rollback(True)
     assert _flushes() == "on"
 

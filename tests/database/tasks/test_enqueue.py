@@ -174,7 +174,6 @@ def test_invalid_options_are_refused_at_the_call_and_nothing_is_written(
 @pytest.mark.parametrize(
     "options",
     [
-        {"countdown": -1},
         {"countdown": math.nan},
         {"eta": datetime(2027, 1, 1)},
         {"eta": "tomorrow"},
@@ -241,7 +240,7 @@ def test_message_options_and_stamps_have_no_effect() -> None:
 
 def test_an_unknown_follow_up_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownTask, match=r"Did you mean 'tests\.project\.tasks\.noop'"):
-        enqueue.schedule_followup(Schedule("tests.project.tasks.nop"), DEFAULT_TENANT_ID)
+        enqueue.planned_followups([Schedule("tests.project.tasks.nop")], DEFAULT_TENANT_ID)
 
 
 def test_a_bulk_call_creates_tasks_for_the_next_poll() -> None:

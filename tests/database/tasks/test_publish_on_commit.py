@@ -17,6 +17,7 @@ from django.utils import timezone
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.tasks import fast_path
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
@@ -103,7 +104,10 @@ def test_a_savepoint_false_block_shares_the_hook_of_its_transaction() -> None:
     assert len(take_task_messages(QUEUE)) == 2
 
 
-def test_a_transaction_publishes_at_most_a_hundred_and_the_rest_wait_for_the_poll() -> None:
+def test_a_transaction_publishes_at_most_a_hundred_and_the_rest_wait_for_the_poll(
+    settings: Any,
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUEUE_WINDOW": 200}
     with transaction.atomic():
         rows = [_delay() for _ in range(105)]
         assert _hooks() == (2 if connection.vendor == "postgresql" else 1), (
@@ -113,8 +117,9 @@ def test_a_transaction_publishes_at_most_a_hundred_and_the_rest_wait_for_the_pol
     assert len(take_task_messages(QUEUE)) == 100
 
 
-def test_the_hundred_are_counted_across_savepoints() -> None:
-    with override_settings(DURABLE_TASKS={"FAST_PATH_MAX": 3}), transaction.atomic():
+def test_the_hundred_are_counted_across_savepoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_path, "FAST_PATH_MAX", 3)
+    with transaction.atomic():
         rows = []
         for _ in range(5):
             with transaction.atomic():
@@ -218,14 +223,15 @@ def test_the_fast_path_can_be_switched_off() -> None:
         assert _delay().status == Status.PENDING
 
 
-def test_the_window_is_a_thousand_without_workers_and_then_follows_their_concurrency() -> None:
-    assert backpressure.snapshot().window(QUEUE) == 1_000
-    a_node(concurrency=150, queues=[QUEUE])
+def test_the_window_follows_the_concurrency_and_the_starts_that_workers_report() -> None:
+    smallest = backpressure.SMALLEST_WINDOW
+    assert backpressure.snapshot().window(QUEUE) == smallest
+    a_node(concurrency=150, queues=[QUEUE], active={"number": 9, "ids": [], "starts": 80.4})
     a_node(concurrency=50, queues=[QUEUE, "other"])
-    a_node(concurrency=999, queues=[QUEUE], stopped=1)
+    a_node(concurrency=999, queues=[QUEUE], stopped=1, active={"starts": 1_000})
     snapshot = backpressure.snapshot()
-    assert (snapshot.window(QUEUE), snapshot.window(QUEUE, starts_per_second=100)) == (400, 600)
-    assert snapshot.window("other") == 200
+    assert (snapshot.window(QUEUE), snapshot.window("other")) == (480, 100)
+    assert snapshot.window("elsewhere") == smallest
 
 
 def test_the_snapshot_is_read_on_a_connection_of_the_engine() -> None:

@@ -22,7 +22,7 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes, republish
+from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
 from tests.database.transitions.transition_calls import PLACE
@@ -195,7 +195,9 @@ class Lifecycle(RuleBasedStateMachine):
         """A scheduler republishes tasks that have not started."""
         queued = self.reference.of(Status.QUEUED) if ahead > SOON else []
         late = [row for row in queued if row.expires and ahead == DAY]
-        messages = republish.republish_overdue(_ahead(ahead), 1_000)
+        messages = task_claim.republish(
+            Task.objects.republish_due(_ahead(ahead)), _ahead(ahead), 1_000
+        )
         expected = {(row.task_id, row.epoch) for row in queued if row not in late}
         assert {(message.task_id, message.epoch) for message in messages} == expected
         self._expire(late)
@@ -309,7 +311,7 @@ class Lifecycle(RuleBasedStateMachine):
         """A run renews its lease, and receives whether its cancellation is requested."""
         run: Run = _pick(self.runs, pick)
         row = self.reference.get(run.task_id)
-        owned = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0, None)])
+        owned = attempts.heartbeat([(run.task_id, run.epoch, run.run_id, 60.0)])
         assert owned == ({run.run_id: row.asked} if row.run == run.run_id else {})
 
     def _frozen(self) -> list[Run]:

@@ -25,10 +25,13 @@ from django_durable_tasks.engine.tasks import (
     dead_letters,
     operator_actions,
 )
+from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.engine.tasks.edit_waiting import TaskEdit, edit_waiting
+from django_durable_tasks.engine.workflows import followups
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.task_queries import NEVER
 from django_durable_tasks.rules.states import LogStatus, Status
+from django_durable_tasks.rules.workflows.followups import Schedule
 from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
 from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import (
@@ -40,7 +43,7 @@ from tests.database.transitions.transition_calls import (
     question,
 )
 from tests.delivery import deliver
-from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks, take_these
+from tests.factories import NOOP, QUEUE, a_node, a_run, a_task, many_tasks, take_these
 from tests.insert_statements import insert_statements
 from tests.process_state import new_process_state
 from tests.project import tasks
@@ -86,10 +89,11 @@ def _claim(rows: Rows) -> Any:
 
 @pytest.fixture(autouse=True)
 def cached_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the limits in force before the measurement. They are read once a second, which is no
-    cost of a claim.
+    """Read the limits in force and the state of the queues before the measurement. They are read
+    about once a second, which is no cost of a claim or a creation.
     """
     monkeypatch.setattr(config, "FRESH", float("inf"))
+    monkeypatch.setattr(backpressure, "_USABLE", float("inf"))
 
 
 OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
@@ -118,7 +122,7 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "heartbeat": (
         Status.RUNNING,
         lambda rows: attempts.heartbeat(
-            [(row.pk, row.epoch, row.run_id, 60.0, "{}") for row in rows if row.run_id]
+            [(row.pk, row.epoch, row.run_id, 60.0) for row in rows if row.run_id]
         ),
     ),
     "retry": (Status.RUNNING, lambda rows: end(*rows, outcome=FAILURE)),
@@ -207,9 +211,13 @@ def test_a_limited_claim_needs_as_many_statements_for_fifty_scopes_as_for_one() 
 
 
 @pytest.mark.django_db
-def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(vendor: str) -> None:
+def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(
+    vendor: str, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUEUE_WINDOW": 200}
     new_process_state()
     config.limits_in_force()
+    backpressure.snapshot()
     costs = []
     for number in (1, 50):
         for line in range(number):
@@ -230,6 +238,32 @@ def test_fifty_tasks_are_created_with_the_statements_of_one() -> None:
     one, fifty = (_cost(partial(tasks.add.schedule_many, [(1, 2)] * number)) for number in (1, 50))
     assert len(one) == 1
     assert len(fifty) == insert_statements(Task, 50)
+
+
+@pytest.mark.django_db
+def test_many_follow_ups_are_created_with_as_many_statements_as_few() -> None:
+    few, many = (
+        _cost(
+            partial(
+                followups.succeed,
+                a_run(a_task(Status.RUNNING)),
+                None,
+                "worker",
+                [
+                    Schedule([tasks.add, tasks.noop][one % 2], (one, 1)[: 2 - one % 2 * 2])
+                    for one in range(number)
+                ],
+            )
+        )
+        for number in (200, 400)
+    )
+    if connection.vendor == "sqlite":  # Django sends it at most 999 parameters in one INSERT
+        few, many = (
+            [sql for sql in statements if not sql.startswith("INSERT")]
+            for statements in (few, many)
+        )
+    assert len(many) == len(few)
+    assert Task.objects.filter(status__in=[Status.PENDING, Status.QUEUED]).count() == 600
 
 
 @pytest.mark.django_db
@@ -329,3 +363,23 @@ def test_a_run_leaves_one_log_entry_and_no_lease() -> None:
     row.refresh_from_db()
     assert (row.status, row.result, row.lease_until) == (Status.SUCCESS, 3, None)
     assert [log.status for log in row.executions.all()] == [LogStatus.SUCCESS]
+
+
+# Refusal ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("unique_for", [None, 60.0])
+@pytest.mark.parametrize("status", [None, *sorted(set(Status) - {Status.QUEUED})])
+def test_a_message_that_starts_nothing_costs_one_statement(
+    status: Status | None, unique_for: float | None
+) -> None:
+    row = a_task(status or Status.QUEUED)
+    epoch = row.epoch if status else row.epoch - 1
+    refused = list[object]()
+
+    def start() -> None:
+        refused.append(attempts.open_run(row.pk, epoch, PLACE, "id", unique_for))
+
+    assert len(_cost(start)) == 1
+    assert refused[0] in (Refusal.STALE, Refusal.TERMINAL)

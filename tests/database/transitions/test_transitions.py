@@ -65,8 +65,12 @@ def test_every_transition_of_the_table_is_tested() -> None:
     assert set(TRANSITIONS) - set(ACTS) == {"create"}
 
 
+@pytest.mark.parametrize("use_tz", [True, False], ids=["USE_TZ", "no USE_TZ"])
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_task_changes_from_and_to_the_statuses_of_the_table(name: str, status: Status) -> None:
+def test_a_task_changes_from_and_to_the_statuses_of_the_table(
+    name: str, status: Status, use_tz: bool, settings: Any
+) -> None:
+    settings.USE_TZ = use_tz
     row = a_task(status)
     assert ACTS[name](row)
     row = _now(row)

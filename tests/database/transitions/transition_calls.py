@@ -21,6 +21,7 @@ from django_durable_tasks.engine.tasks import (
     operator_actions,
 )
 from django_durable_tasks.engine.tasks.attempts import RunLocation
+from django_durable_tasks.engine.transitions import StartedRun
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.task_queries import TaskQuerySet
 from django_durable_tasks.rules.states import Status
@@ -50,7 +51,8 @@ def question(*rows: Task) -> TaskQuerySet:
 def start(row: Task, epoch: int | None = None) -> Any:
     """Start the task with its own epoch or with another."""
     epoch = row.epoch if epoch is None else epoch
-    return transitions.start(attempts.new_run(row.pk, epoch, PLACE, None, uuid.uuid4()))
+    started = transitions.start(attempts.new_run(row.pk, epoch, PLACE, None, uuid.uuid4()))
+    return started if isinstance(started, StartedRun) else None
 
 
 def heartbeat(
@@ -58,7 +60,7 @@ def heartbeat(
 ) -> dict[uuid.UUID, bool]:
     """Send one heartbeat for the task, with its own tokens or others."""
     tokens = (row.epoch if epoch is None else epoch, run_id or row.run_id or uuid.uuid4())
-    return attempts.heartbeat([(row.pk, *tokens, 60.0, None)])
+    return attempts.heartbeat([(row.pk, *tokens, 60.0)])
 
 
 def end(*rows: Task, outcome: Outcome) -> Any:

@@ -39,7 +39,7 @@ from tests.database.verify.healthy_rows import (
     ago,
     an_ended_workflow,
 )
-from tests.factories import a_dead_letter, a_node, a_task, many_tasks
+from tests.factories import QUEUE, a_dead_letter, a_node, a_task, many_tasks
 
 
 def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
@@ -143,6 +143,7 @@ def _silent_run() -> Any:
 
 
 def _not_republished_task() -> Any:
+    a_node(queues=[QUEUE], concurrency=1, active={"number": 0, "ids": []})
     return a_task(Status.QUEUED, due=-600).pk
 
 
@@ -320,11 +321,8 @@ FOR_PEOPLE = frozenset(
         "unserved-shards",
         "shard-maps",
         "metric-counts",
-        "ledger-partitions",
     }
 )
 """The checks whose findings cannot be repaired automatically."""
-OF_PARTITIONS = frozenset({"ledger-partitions"})
-"""The check that needs a partitioned ledger. Its test is beside those of the partitions."""
 IN_REDIS = frozenset({"due-entries", "due-missing"})
 """The checks that need Redis. Their corruptions are in the tests of the due index."""

@@ -30,7 +30,7 @@ from tests.database.dependencies.worker_and_leader import (
     statuses,
     succeed,
 )
-from tests.database.verify.corruptions import DAMAGES, FOR_PEOPLE, IN_REDIS, OF_PARTITIONS
+from tests.database.verify.corruptions import DAMAGES, FOR_PEOPLE, IN_REDIS
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,
     a_waiting_task,
@@ -72,11 +72,11 @@ def test_healthy_rows_of_every_kind_have_no_finding() -> None:
     empty = {answer.check.name for answer in answers if not answer.looked_at and not answer.idle}
     assert empty <= {"orphan-overrides"}
     idle = {answer.check.name for answer in answers if answer.idle}
-    assert idle - OF_PARTITIONS == IN_REDIS
+    assert idle == IN_REDIS
 
 
 def test_every_check_has_a_corruption() -> None:
-    assert set(DAMAGES) | IN_REDIS | OF_PARTITIONS == set(CHECKS)
+    assert set(DAMAGES) | IN_REDIS == set(CHECKS)
     assert {name for name, check in CHECKS.items() if check.repair is None} == FOR_PEOPLE
 
 
@@ -105,7 +105,7 @@ def test_each_corruption_is_repaired_with_all_consequences(name: str) -> None:
     assert recount() == []
 
 
-@pytest.mark.parametrize("name", sorted(FOR_PEOPLE - OF_PARTITIONS))
+@pytest.mark.parametrize("name", sorted(FOR_PEOPLE))
 def test_findings_without_automatic_repair_are_left_with_advice(name: str) -> None:
     led()
     key = DAMAGES[name]()

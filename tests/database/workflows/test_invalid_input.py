@@ -63,10 +63,12 @@ def test_a_missing_part_of_a_result_fails_the_body_permanently(
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 
-def test_results_over_the_maximum_size_fail_the_body_permanently(settings: Any) -> None:
+def test_results_over_the_maximum_size_fail_the_body_permanently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = begin(_referring("rows"))
     assert results.resolve(run.args, run.kwargs, run.tenant_id) == ([[1, 2]], {})
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REFERENCES_MAX_BYTES": 15}
+    monkeypatch.setattr(results, "_REFERENCES_MAX_BYTES", 15)
     with pytest.raises(ResultTooLarge, match="have 16 bytes, at most 15") as refused:
         results.resolve(run.args, run.kwargs, run.tenant_id)
     assert not outcome_of(refused.value, task_options("job", {})).retryable

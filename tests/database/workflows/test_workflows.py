@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from django_durable_tasks import Workflow, registry
+from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.isolation import Isolation
 from django_durable_tasks.engine.dependencies import results
 from django_durable_tasks.engine.tasks import dead_letters
@@ -286,3 +288,13 @@ def test_callbacks_are_created_once_each() -> None:
         ("tests.project.tasks.echo", f"workflow-{run.pk}-{kind}")
         for kind in ("on_success", "on_complete")
     )
+
+
+def test_the_countdown_of_a_canvas_starts_at_its_translation() -> None:
+    before = database_now()
+    canvas = noop.si().set(countdown=100, expires=160)
+    (task,) = Workflow.from_canvas(canvas).start().tasks.all()
+    assert task.run_at is not None
+    assert timedelta(seconds=100) <= task.run_at - before < timedelta(seconds=160)
+    assert task.expires_at is not None
+    assert round((task.expires_at - task.run_at).total_seconds()) == 60

@@ -82,6 +82,21 @@ def test_messages_that_a_receiver_may_change_and_batch_messages_have_no_text() -
         signals.before_task_publish.disconnect(receiver)
 
 
+def test_a_receiver_gets_the_body_that_celery_documents(channel: Any) -> None:
+    seen = list[Any]()
+
+    def receiver(body: Any, **values: Any) -> None:
+        args, kwargs, embed = body
+        seen.append((args, kwargs, sorted(embed)))
+
+    signals.before_task_publish.connect(receiver)
+    try:
+        prepared_messages.prepare(channel, "redis", MESSAGES[0], _queue(MESSAGES[0]))
+    finally:
+        signals.before_task_publish.disconnect(receiver)
+    assert seen == [([], {}, ["callbacks", "chain", "chord", "errbacks"])]
+
+
 def test_more_kinds_of_messages_than_are_kept_have_a_text(
     channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
 
+from django_durable_tasks.celery.execution.outcomes import outcome_of
 from django_durable_tasks.celery.stored_exceptions import described, rebuilt
+from django_durable_tasks.rules.tasks.endings import EndingKind
+from django_durable_tasks.rules.tasks.options import task_options
 
 
 class Coded(Exception):
@@ -83,3 +87,30 @@ def test_arguments_that_are_nested_too_deeply_or_recursive_are_not_stored() -> N
     endless["password"] = endless["more"] = endless
     assert described(ValueError(deep)) is None
     assert described(ValueError(endless)) is None
+
+
+class Lying(Exception):
+    """An exception whose arguments cannot be read."""
+
+    @property
+    def args(self) -> Any:  # type: ignore[override]
+        """Raise."""
+        raise RuntimeError("args")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(SimpleLazyObject(lambda: "x")),
+        ValueError([SimpleLazyObject(lambda: 5)]),
+        ValueError(SimpleLazyObject(lambda: 1 / 0)),
+        Lying("x"),
+        ValueError("x" * 50_000_000, list(range(10**6))),
+    ],
+    ids=["text", "number", "failing", "lying", "huge"],
+)
+def test_an_exception_whose_arguments_cannot_be_stored_keeps_its_own_text(error: Exception) -> None:
+    assert described(error) is None
+    outcome = outcome_of(error, task_options("a", {}))
+    assert (outcome.error_type, outcome.kind) == (type(error).__name__, EndingKind.FAILED)
+    assert outcome.error.startswith(type(error).__name__)

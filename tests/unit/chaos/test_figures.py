@@ -141,7 +141,9 @@ def test_a_run_with_a_lost_or_duplicated_task_fails(name: str) -> None:
 def test_a_violated_invariant_fails_the_run() -> None:
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
     broken["H10"] = {"number": 1, "first": ["a row went backwards"]}
-    assert failures([_result(violations=broken)]) == ["redis: H10: a row went backwards"]
+    assert failures([_result(violations=broken)]) == [
+        "1 on postgresql and redis: H10: a row went backwards"
+    ]
 
 
 def test_the_report_is_written_between_its_markers_and_as_json(tmp_path: Any) -> None:

@@ -13,12 +13,15 @@ from tests.chaos.records import (
     Enqueued,
     Fire,
     History,
+    Interval,
     Log,
     Mark,
     Row,
     Selection,
+    Supervision,
     Term,
     Timetable,
+    Worker,
 )
 from tests.chaos.verdict import INVARIANTS, histories_of, meaning, violations
 from tests.unit.chaos.histories import (
@@ -36,6 +39,18 @@ from tests.unit.chaos.histories import (
 def _path_of(task: str, *changes: Change) -> History:
     return but(changes=(*(change for change in GOOD.changes if change.task != task), *changes))
 
+
+def _with_status(task: str, status: str) -> tuple[Log, ...]:
+    """Return the log of the good history with another ending of the successful run of a task."""
+    return tuple(
+        dataclasses.replace(log, status=status, at=20.0)
+        if log.task == task and log.status == "SUCCESS"
+        else log
+        for log in GOOD.logs
+    )
+
+
+SUPERVISED = Supervision(workers=(Worker(1, 2, frozenset({"default"}), 0.0, 200.0),), lease=60.0)
 
 BROKEN: list[tuple[str, str, History]] = [
     (
@@ -305,7 +320,53 @@ BROKEN: list[tuple[str, str, History]] = [
         "a batched task that succeeded without its function",
         without_mark("batched", begins=False),
     ),
+    (
+        "H17",
+        "a returned function that is recorded as a retry",
+        but(logs=_with_status("child", "RETRY")),
+    ),
+    (
+        "H17",
+        "a returned function that is recorded as a failure",
+        but(logs=_with_status("child", "FAILED")),
+    ),
+    (
+        "H17",
+        "a returned function whose run is lost without a fault",
+        but(logs=_with_status("child", "LOST"), supervision=SUPERVISED),
+    ),
+    (
+        "H18",
+        "a free process beside a task that is never started",
+        but(
+            changes=(*GOOD.changes, Change("hopeless", None, "QUEUED", 0, 1, at=100.0)),
+            supervision=SUPERVISED,
+        ),
+    ),
+    ("H19", "a batch that ends with an error", but(supervision=Supervision(errors=("w: error",)))),
+    (
+        "H20",
+        "two messages for each task of a backlog",
+        but(supervision=Supervision(backlog_messages=2.0)),
+    ),
 ]
+
+
+def test_a_returned_function_may_be_lost_by_a_fault_and_an_atomic_one_may_fail() -> None:
+    lost = but(
+        logs=_with_status("child", "LOST"),
+        supervision=dataclasses.replace(SUPERVISED, faults=(Interval(5.0, 6.0, "killed"),)),
+    )
+    assert violations(lost)["H17"] == []
+    paused = dataclasses.replace(SUPERVISED, delays=(Interval(2.0, 20.0, "late"),))
+    assert violations(but(logs=lost.logs, supervision=paused))["H17"] == []
+    assert violations(but(logs=_with_status("parent", "RETRY")))["H17"] == []
+    batched = but(logs=_with_status("batched", "LOST"), supervision=SUPERVISED)
+    assert violations(batched)["H17"] == []
+
+
+def test_a_backlog_with_a_message_for_each_task_is_good() -> None:
+    assert violations(but(supervision=Supervision(backlog_messages=1.05)))["H20"] == []
 
 
 def test_a_good_history_violates_nothing() -> None:

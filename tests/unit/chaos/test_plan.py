@@ -1,9 +1,11 @@
 """The command runs each broker that can run, and refuses others."""
 
+from typing import Any
+
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos.plan import QUEUES, further_queues
+from tests.chaos.plan import QUEUES, Plan, further_queues
 from tests.chaos.report import rendered
 from tests.unit.chaos.test_figures import _result
 
@@ -39,3 +41,26 @@ def test_a_report_names_pgbouncer_and_leaves_out_what_was_not_counted() -> None:
     text = rendered({"seed": "s", "seconds": 1.0, "results": both, "facts": facts})
     assert "| queues in which tasks succeeded |  | 200 |  |" in text
     assert "PostgreSQL × Redis, PgBouncer" in text
+
+
+def test_a_report_names_the_database_and_the_configuration_of_a_campaign() -> None:
+    facts = dict.fromkeys(("taken", "machine", "versions"), "")
+    drawn = _result(broker="filesystem", database="sqlite", configuration="pool=solo")
+    text = rendered({"seed": "s", "seconds": 1.0, "results": [drawn], "facts": facts})
+    assert "SQLite × files" in text
+    assert "* `pool=solo`" in text
+
+
+def test_a_run_that_breaks_off_fails_and_the_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(plan: Plan) -> dict[str, Any]:
+        if plan.seed == "7-1":
+            raise command.BrokenOff("no worker was ready")
+        return _result(seed=plan.seed)
+
+    monkeypatch.setattr(command, "run_in_process", run)
+    assert command.main(["--seed", "7", "--campaigns", "2"]) == 1
+    shown = capsys.readouterr()
+    assert "no worker was ready" in shown.err
+    assert "| tasks | 9 |" in shown.out

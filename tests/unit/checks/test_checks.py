@@ -37,6 +37,7 @@ SHOWN_IN = (
     "tests/unit/checks/test_checks_of_projects.py",
     "tests/unit/recurring/test_declarations.py",
     "tests/database/checks/test_database_checks.py",
+    "tests/database/db/test_exact_columns.py",
     "tests/database/recurring/test_default_zone.py",
 )
 
@@ -160,9 +161,9 @@ def test_the_router_answers_for_models_of_the_package_only(
     )
 
 
-def test_naive_datetimes_are_an_error(settings: Any) -> None:
+def test_naive_datetimes_are_reported(settings: Any) -> None:
     settings.USE_TZ = False
-    assert _ids(check_settings) == ["E003"]
+    assert _ids(check_settings) == ["W020"]
 
 
 @pytest.mark.parametrize(
@@ -264,10 +265,10 @@ def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., N
 @pytest.mark.parametrize(
     ("configured", "expected"),
     [
-        ({"accept_content": ["json", "pickle"]}, ["E008"]),
-        ({"accept_content": ["json", "application/x-yaml"]}, ["E008"]),
-        ({"task_serializer": "pickle"}, ["E008"]),
-        ({"result_serializer": "yaml"}, ["E008"]),
+        ({"accept_content": ["json", "pickle"]}, ["W021"]),
+        ({"accept_content": ["json", "application/x-yaml"]}, ["W021"]),
+        ({"task_serializer": "pickle"}, ["W021"]),
+        ({"result_serializer": "yaml"}, ["W021"]),
         ({"accept_content": ["msgpack"]}, ["E009"]),
         ({"accept_content": ["application/json"]}, []),
         ({"broker_url": "filesystem://"}, ["E010"]),
@@ -308,6 +309,23 @@ def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., N
         ({"worker_prefetch_multiplier": 4}, ["W005"]),
         ({"task_acks_late": True}, ["W006"]),
         ({"task_reject_on_worker_lost": True}, ["W007"]),
+        *(
+            (
+                {
+                    "broker_url": f"{broker}://localhost/",
+                    "control_queue_exclusive": exclusive,
+                    "event_queue_exclusive": True,
+                },
+                expected,
+            )
+            for broker, exclusive, expected in [
+                ("amqp", False, ["W018"]),
+                ("amqps", False, ["W018"]),
+                ("amqp", True, []),
+                ("redis", False, []),
+            ]
+        ),
+        ({"broker_url": "amqp://localhost/", "control_queue_exclusive": True}, []),
     ],
 )
 def test_invalid_celery_settings_are_reported(
@@ -316,6 +334,31 @@ def test_invalid_celery_settings_are_reported(
     only_task()
     with celery_configured(**configured):
         assert _ids(check_celery) == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "api_queues", "reported"),
+    [
+        ("invoices", [], False),
+        ("customer.{tenant}", ["customer.{tenant}"], True),
+        ("customer.{tenant}", ["customer.*"], True),
+        ("customer.{tenant}", ["other.{tenant}"], False),
+        ("{tenant}", [], True),  # The default queue is `celery`, which could be a slug.
+        ("exchange:routed", [], True),
+        ("routed", [], True),
+    ],
+)
+def test_a_queue_for_messages_that_tasks_use_is_a_warning(
+    only_task: Callable[..., None],
+    settings: Any,
+    allowed: str,
+    api_queues: list[str],
+    reported: bool,
+) -> None:
+    only_task()
+    settings.DURABLE_TASKS = {"QUEUE_ALLOW": [allowed], "API_QUEUES": api_queues}
+    with celery_configured(task_routes={"a.*": {"queue": "routed"}}):
+        assert _ids(check_celery) == (["W019"] if reported else [])
 
 
 @pytest.mark.parametrize("limits", [{"timeout": 10.0}, {"soft_timeout": 5.0}])

@@ -45,9 +45,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("REPUBLISH_AFTER", timedelta(0)),
         ("BATCH_SIZE", -1),
         ("BATCH_SIZE", 0),
-        ("LEDGER_PARTITION_DAYS", 0),
-        ("LEDGER_PARTITION_DAYS", 367),
-        ("LEDGER_PARTITION_DAYS", "week"),
         ("BATCH_SIZE", 1.5),
         ("BATCH_SIZE", True),
         ("PAYLOAD_MAX_BYTES", 262_145),
@@ -58,7 +55,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("REGION", "eu west"),
         ("REGION", None),
         ("LOOKAHEAD", 0),
-        ("DUE_INDEX_HORIZON", None),
         ("SECRET_NAMES", 5),
     ],
 )

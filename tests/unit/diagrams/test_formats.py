@@ -20,7 +20,6 @@ from django_durable_tasks.diagrams.labels import SIGNS, columns
 from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import Status
-from tests.unit.diagrams import dot_grammar
 from tests.unit.diagrams.graphs import (
     START,
     STATUSES,
@@ -64,7 +63,7 @@ def _titles(svg: str) -> list[str]:
 def test_an_unknown_format_names_the_nearest() -> None:
     with pytest.raises(InvalidOption, match=r"format='mermade'.*Did you mean 'mermaid'\?"):
         draw(DIAMOND, "mermade")
-    with pytest.raises(InvalidOption, match=r"format='png'.*text, mermaid, dot, svg, json"):
+    with pytest.raises(InvalidOption, match=r"format='png'.*text, mermaid, svg, json"):
         draw(DIAMOND, "png")
 
 
@@ -310,26 +309,3 @@ def test_a_collapsed_box_shows_how_many_tasks_have_which_status() -> None:
     svg = draw(diagram(nodes), "svg")
     assert {"page × 1,234", "1,200", "34"} <= set(_texts(svg))
     assert any("1,200 SUCCESS\n34 FAILED" in title for title in _titles(svg))
-
-
-def test_dot_is_valid_and_contains_nodes_edges_and_clusters() -> None:
-    inner = [node("in", group="a/b"), node("beside", group="a"), node("out")]
-    found = dot_grammar.read(draw(diagram(inner, "in>beside beside>out out>out"), "dot"))
-    assert [attributes["label"] for attributes in found.nodes.values()] == [
-        '"out\\nSUCCESS"',
-        '"beside\\nSUCCESS"',
-        '"in\\nSUCCESS"',
-    ]
-    assert len(found.edges) == 2
-    assert len(found.clusters) == 2
-
-
-def test_dot_draws_each_kind_in_its_style() -> None:
-    found = dot_grammar.read(draw(DIAMOND, "dot"))
-    styles = sorted((edge["style"], edge["arrowhead"]) for _, _, edge in found.edges)
-    assert styles == [
-        ('"dashed"', '"empty"'),
-        ('"dotted"', '"normal"'),
-        ('"solid"', '"normal"'),
-        ('"solid"', '"normal"'),
-    ]

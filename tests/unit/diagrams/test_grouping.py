@@ -130,7 +130,6 @@ def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_complet
     for known, most in {
         "text": 100_000,
         "mermaid": 50_000,
-        "dot": 500_000,
         "svg": 1_500_000,
     }.items():
         assert len(draw(of, known)) < most

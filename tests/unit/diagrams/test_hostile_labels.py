@@ -22,7 +22,6 @@ from django_durable_tasks.diagrams.labels import (
     shortened_columns,
 )
 from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
-from tests.unit.diagrams import dot_grammar
 from tests.unit.diagrams.graphs import diagram, node
 
 HOSTILE = (
@@ -124,18 +123,6 @@ def _expect_plain_mermaid(of: Diagram) -> None:
     assert not [line for line in lines if not re.fullmatch("|".join(allowed), line)]
 
 
-def _expect_plain_dot(of: Diagram) -> None:
-    found = dot_grammar.read(draw(of, "dot"))
-    assert len(found.nodes) == len(of.nodes)
-    assert set(found.nodes) == {f"n{place}" for place in range(len(of.nodes))}
-    for attributes in found.nodes.values():
-        # After removing escaped pairs, no escape sequence of Graphviz and no entity
-        # may remain.
-        rest = re.sub(r'\\\\|\\"|\\n|&amp;', "", attributes["label"])
-        assert "\\" not in rest
-        assert "&" not in rest
-
-
 def _expect_plain_text(of: Diagram) -> None:
     drawn = draw(of, "text")
     assert not re.search(
@@ -155,7 +142,6 @@ def _expect_plain_json(of: Diagram, text: str) -> None:
 def test_hostile_text_is_escaped(text: str) -> None:
     _expect_plain_svg(_everywhere(text))
     _expect_plain_mermaid(_everywhere(text))
-    _expect_plain_dot(_everywhere(text))
     _expect_plain_text(_everywhere(text))
     _expect_plain_json(_everywhere(text), text)
 
@@ -170,7 +156,6 @@ def test_hostile_text_is_escaped(text: str) -> None:
 def test_any_text_is_escaped(text: str) -> None:
     _expect_plain_svg(_everywhere(text))
     _expect_plain_mermaid(_everywhere(text))
-    _expect_plain_dot(_everywhere(text))
     _expect_plain_text(_everywhere(text))
     _expect_plain_json(_everywhere(text), text)
 
@@ -181,7 +166,6 @@ def test_a_label_is_shown_as_it_was_written(known: str) -> None:
     shown = {
         "text": "a < b & c",
         "mermaid": "a #60; b #38; c",
-        "dot": "a < b &amp; c",
         "svg": "a &lt; b &amp; c",
         "json": "a \\u003c b \\u0026 c",
     }
@@ -194,7 +178,6 @@ def test_a_link_with_an_unsafe_scheme_is_dropped(href: str) -> None:
     drawn = {known: draw(_everywhere("x", href), known) for known in FORMATS}
     assert "<a " not in drawn["svg"]
     assert "click" not in drawn["mermaid"]
-    assert "URL" not in drawn["dot"]
     assert {kept["href"] for kept in json.loads(drawn["json"])["nodes"]} == {""}
 
 
@@ -207,21 +190,18 @@ def test_a_plain_link_is_kept(href: str) -> None:
     assert [found.get("href") for found in root.iter("{http://www.w3.org/2000/svg}a")] == [href]
     assert root.get("role") == "group"
     assert f'href "{href}"' in draw(of, "mermaid")
-    assert f'URL="{href}"' in draw(of, "dot")
 
 
 def test_quotes_in_a_link_are_escaped() -> None:
     of = diagram([node("a", href="/x?\"><script>'`")])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
-    assert dot_grammar.read(draw(of, "dot")).nodes["n0"]["URL"].startswith('"/x?\\"')
 
 
 def test_a_collapsed_box_of_hostile_names_is_escaped() -> None:
     of = diagram([node(f"n{at}", name="<b>\"'%%{") for at in range(300)])
     _expect_plain_svg(of)
     _expect_plain_mermaid(of)
-    dot_grammar.read(draw(of, "dot"))
 
 
 @given(st.text(max_size=60), st.integers(1, 40))
@@ -244,5 +224,5 @@ def test_only_a_bounded_depth_of_sub_workflows_is_framed() -> None:
         id="a", label="a", status="SUCCESS", group="/".join(f"g{at}" for at in range(5_000))
     )
     of = replace(diagram("b"), nodes=(deep,))
-    assert len(dot_grammar.read(draw(of, "dot")).clusters) == 6
+    assert draw(of, "mermaid").count("subgraph ") == 6
     _expect_plain_svg(of)

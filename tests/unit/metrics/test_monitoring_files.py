@@ -12,7 +12,6 @@ import pytest
 
 from django_durable_tasks.engine.cluster.gauges import Gauges
 from django_durable_tasks.metrics.families import families
-from django_durable_tasks.rules.recurring.partitions import PartitionGauge
 from tests.runs import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"
@@ -26,10 +25,10 @@ EMPTY = Gauges(
     is_led=False,
     nodes={},
     skews={},
+    clock_step=0.0,
     limits={},
     dead_letters=0,
     uncounted_ids=0,
-    partitions=PartitionGauge(),
 )
 
 

@@ -128,7 +128,7 @@ def test_a_missed_fire_is_one_of_its_range(reason: str, expected: str) -> None:
 
 def test_a_paused_fire_names_the_pause_without_a_count() -> None:
     said = account(facts(lines=(entry("PAUSED", reason="deploy by anna", exact=False, **RANGE),)))
-    assert "the schedule was paused (deploy by anna); one of at least 9 fire times" in said
+    assert "the schedule was paused (deploy by anna), one of at least 9 fire times" in said
 
 
 def test_a_closed_day_inside_a_missed_range_is_reported_as_closed() -> None:

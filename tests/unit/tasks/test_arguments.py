@@ -8,10 +8,13 @@ import enum
 import inspect
 import json
 import math
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,7 +124,7 @@ def test_three_thousand_levels_are_refused_without_a_recursion_error() -> None:
 
 def test_depth_counts_from_the_argument() -> None:
     assert _encode(_nested(16)) == ([_nested(16)], {})
-    with pytest.raises(UnserializableArguments, match="JSON_MAX_DEPTH"):
+    with pytest.raises(UnserializableArguments, match="at most 16 levels"):
         _encode(_nested(17))
 
 
@@ -229,3 +232,74 @@ def test_the_usual_calls_fit_by_their_shape() -> None:
     assert not shape.fits([], {})
     assert not shape.fits([], {"b": 1})
     assert not shape.fits([1, 2, 3], {})
+
+
+class _Odd(dict[str, Any]):
+    """A dict whose items cannot be read."""
+
+    def items(self) -> Any:
+        """Raise."""
+        raise LookupError("no items")
+
+
+class _Pretender:
+    """Has the class of another value for isinstance()."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Return the pretended class."""
+        return self._kind
+
+
+_PRETENDERS: tuple[Any, ...] = (
+    *(_Pretender(kind) for kind in (str, int, float, bool, list, tuple, dict, type(None))),
+    SimpleLazyObject(lambda: "x"),
+    SimpleLazyObject(lambda: {"a": 1}),
+    SimpleLazyObject(lambda: 1 / 0),
+    gettext_lazy("x"),
+    _Odd(a=1),
+)
+
+
+_WITHIN: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x,
+    lambda x: [1, x],
+    lambda x: {"a": x},
+    lambda x: [{"b": (x,)}],
+)
+
+
+# By their numbers, because pytest reads the classes of parameters.
+@pytest.mark.parametrize("number", range(len(_PRETENDERS)))
+@pytest.mark.parametrize("place", range(len(_WITHIN)))
+def test_an_object_that_pretends_another_class_is_refused_by_name(number: int, place: int) -> None:
+    value = _WITHIN[place](_PRETENDERS[number])
+    for args, kwargs in (((value,), {}), ((), {"k": value})):
+        with pytest.raises(UnserializableArguments, match="argument"):
+            encode("t", args, kwargs, max_bytes=1_000, max_depth=20)
+    with pytest.raises(UnserializableResult, match="the result"):
+        encode_result("t", value, max_bytes=1_000, max_depth=20)
+
+
+def test_the_cost_of_refusing_a_huge_value_is_bounded() -> None:
+    read = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal read
+        for _ in range(1_000_000):
+            read += 1
+            yield "x" * 100
+
+    class Many(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            return counted()
+
+    for value in (Many(), ["x" * 10_000_000], [[[0] * 9_000] * 9_000] * 9_000):
+        with pytest.raises(PayloadTooLarge, match="more than 1,000"):
+            encode("t", (value,), {}, max_bytes=1_000, max_depth=20)
+        with pytest.raises(ResultTooLarge, match="more than 1,000"):
+            encode_result("t", value, max_bytes=1_000, max_depth=20)
+    assert read < 100

@@ -12,6 +12,7 @@ from django_durable_tasks.conf import Settings
 from django_durable_tasks.rules.tasks.masking import (
     MASK,
     masked,
+    masked_excerpt,
     masked_text,
     masked_url,
     shortened,
@@ -146,3 +147,43 @@ def test_a_shortened_text_fits_and_is_valid_in_every_database(text: str, limit: 
 def test_a_short_text_is_not_changed_and_a_long_one_says_that_it_was_truncated() -> None:
     assert shortened("brief", 100) == "brief"
     assert shortened("x" * 101, 100).endswith("... [cut]")
+
+
+_FORMS = (
+    "password={}",
+    "login failed for token: {} here",
+    '{{"n": 1, "api_key": "{}", "b": [1, 2]}}',
+    '{{"list": ["{{}}", {{"client secret of x": {{"a": "{}"}}}}]}}',
+    '{{"url": "https://h/services/{}a1b2c3d4e5f6g7h8i9j0"}}',
+    "call(x=1, secret='{}')",
+)
+
+
+@given(
+    st.text("ab {}[],\n\"'", max_size=300),
+    st.sampled_from(_FORMS),
+    st.text("hunter2", min_size=12, max_size=600),
+    st.integers(40, 200),
+)
+def test_no_truncation_shows_a_part_of_a_secret(
+    before: str, form: str, secret: str, max_bytes: int
+) -> None:
+    json_like = form.startswith("{{")
+    text = form.format("é" + secret.upper())
+    filler = "[" + "1, " * len(before) if json_like else before.replace('"', "").replace("'", "")
+    shown = masked_excerpt(f"{filler}{text}" * 3, NAMES, max_bytes)
+    assert "é" not in shown
+    assert len(shown.encode()) <= max_bytes
+
+
+def test_the_cost_of_masking_is_bounded_by_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def measured(text: str, names: str) -> str:
+        lengths.append(len(text))
+        return text
+
+    monkeypatch.setattr("django_durable_tasks.rules.tasks.masking.masked_text", measured)
+    shown = masked_excerpt("x" * 50_000_000, NAMES, 1_000)
+    assert (shown[-5:], len(shown)) == ("[cut]", 1_000 - 16 + 9)
+    assert lengths == [4_000]

@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -225,6 +227,52 @@ def test_an_async_body_is_refused() -> None:
         durable_task(body)
 
 
+def _plain() -> None:
+    """Could be the function of a task."""
+
+
+class _Callable:
+    """Can be called."""
+
+    def __call__(self) -> None: ...
+
+    @staticmethod
+    def plain() -> None: ...
+
+
+def _yields() -> Iterator[int]:
+    yield 1
+
+
+async def _streams() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (partial(print, 1), "which is a partial"),
+        (partial(_yields), "which is a partial"),
+        (len, "len, which is a builtin_function_or_method"),
+        ([].append, "which is a builtin_function_or_method"),
+        (str.upper, "which is a method_descriptor"),
+        (_Callable, "_Callable, which is a class"),
+        (int, "int, which is a class"),
+        (_Callable(), "which is a _Callable"),
+        (vars(_Callable)["plain"], "which is a staticmethod"),
+        (_yields, "_yields is a generator"),
+        (_streams, "_streams is a generator"),
+        (3, "3, which is a int"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"bind": True}, {"name": "given.name"}])
+def test_what_is_no_plain_function_is_refused_at_decoration(
+    function: Any, words: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(words)):
+        durable_task(**options)(function)
+
+
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [
@@ -246,7 +294,7 @@ def test_an_async_body_is_refused() -> None:
 )
 def test_an_option_of_celery_only_is_refused_with_its_replacement(option: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
-        cast("Any", durable_task)(**{option: 1})(len)
+        cast("Any", durable_task)(**{option: 1})(_plain)
 
 
 @pytest.mark.parametrize(

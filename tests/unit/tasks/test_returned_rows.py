@@ -33,7 +33,7 @@ def _returned(operation: str, keyword: str) -> tuple[str, ...]:
     assert sql is not None
     if keyword == "SELECT":
         return _names(re.split(r"\n  FROM ", sql)[0].removeprefix("SELECT"))
-    return _names(sql.rpartition("RETURNING")[2])
+    return _names(sql.rpartition("RETURNING")[2].partition(")\nSELECT")[0])
 
 
 @pytest.mark.parametrize(("operation", "keyword", "kind"), STATEMENTS)

@@ -252,15 +252,6 @@ def test_options_of_a_signature_become_those_of_the_task() -> None:
     )
 
 
-def test_a_countdown_without_upstreams_becomes_a_date() -> None:
-    before = datetime.now(UTC)
-    options = only(noop.si().set(countdown=100, expires=160)).options
-    assert options.run_at is not None
-    assert timedelta(seconds=100) <= options.run_at - before < timedelta(seconds=160)
-    assert options.expires_at is not None
-    assert round((options.expires_at - options.run_at).total_seconds()) == 60
-
-
 def test_options_of_a_chain_are_those_of_its_first_task_and_of_a_group_those_of_all() -> None:
     plan = planned(chain(noop.si(), noop.si(), queue="q"))
     assert [task.options.queue for task in plan.tasks] == ["q", None]

@@ -35,4 +35,4 @@ UPDATE durable_tasks_task AS task
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
           task.idempotency_key, task.run_at, task.expires_at, task.overlap_key, due.waiting_for_limit,
-          task.tenant_id, task.limit_key, task.weight
+          task.tenant_id, task.limit_key, task.weight, task.ready_at

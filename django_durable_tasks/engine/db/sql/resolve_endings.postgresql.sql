@@ -75,7 +75,7 @@ moved AS (
    WHERE task.id = count_left.task_id
   RETURNING task.status, task.id, task.epoch, task.publish_count, task.name, task.queue, task.priority, task.options,
             task.idempotency_key, task.run_at, task.expires_at, task.overlap_key, task.waiting_for_limit,
-            task.tenant_id, task.limit_key, task.weight),
+            task.tenant_id, task.limit_key, task.weight, task.ready_at),
 done AS MATERIALIZED (
   SELECT id, workflow_id IS NOT NULL AND delta <> 0 AS counts
     FROM event

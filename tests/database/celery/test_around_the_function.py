@@ -1,0 +1,271 @@
+"""What stands around the function: an overridden ``__call__``, wrappers of other packages, tasks of
+the same name that are not durable. No message ends without an attempt or a return of its task.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import current_app, shared_task
+from celery.exceptions import Ignore, Reject
+from celery.exceptions import Retry as CeleryRetry
+
+from django_durable_tasks import durable_task
+from django_durable_tasks.celery.task import DurableTask
+from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.rules.states import Status
+from tests.delivery import trace, trace_batches
+from tests.factories import QUEUE, a_task
+from tests.project.observed import SLOWLY, Stubborn
+
+pytestmark = pytest.mark.django_db(transaction=True)
+calls: list[tuple[Any, ...]] = []
+
+
+class _Logged:
+    """A mixin, as projects have it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls.append(("mixin", args, kwargs))
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+class Tenanted(_Logged, DurableTask):
+    """Reads an argument of the task around the function."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        schema = kwargs.pop("schema")
+        return super().__call__(*args, schema=schema.upper(), **kwargs)
+
+
+@durable_task(base=Tenanted, bind=True, max_attempts=2, **SLOWLY)
+def tenanted(self: Any, number: int, schema: str = "") -> str:
+    """Return what the override passed on. Calls itself directly once."""
+    calls.append(("function", number, schema, self.request.id))
+    return f"{schema} {self(number - 1, schema='inner')}" if number else schema
+
+
+def _wrapper(error: Exception | None) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if error is not None:
+            raise error
+        return "from a wrapper"
+
+    return call
+
+
+@durable_task(max_attempts=2, **SLOWLY)
+def wrapped() -> str:
+    """Is wrapped by another package in some tests."""
+    return "from the function"
+
+
+@durable_task(max_attempts=2, batch=5, **SLOWLY)
+def wrapped_batch() -> str:
+    """Is wrapped by another package in some tests."""
+    return "from the function"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Start without calls."""
+    calls.clear()
+
+
+def test_an_overridden_call_gets_the_arguments_and_runs_the_function_once() -> None:
+    row = a_task(Status.QUEUED, name=tenanted.name, args=[1], kwargs={"schema": "acme"})
+    trace(row)
+    row.refresh_from_db()
+    assert (row.status, row.result, row.attempts) == (Status.SUCCESS, "ACME INNER", 1)
+    assert [call[0] for call in calls] == ["mixin", "function", "mixin", "function"]
+    assert calls[1] == ("function", 1, "ACME", str(row.pk))
+
+
+def test_an_overridden_call_is_not_called_for_a_refused_message() -> None:
+    row = a_task(Status.QUEUED, name=tenanted.name, args=[0], kwargs={"schema": "acme"})
+    for _ in range(3):
+        trace(row)
+    assert len(calls) == 2
+
+
+def test_an_overridden_call_is_called_in_eager_mode_and_by_direct_calls() -> None:
+    assert tenanted(0, schema="direct") == "DIRECT"
+    current_app.conf.task_always_eager = True
+    try:
+        assert tenanted.delay(0, schema="eager").get(timeout=1) == "EAGER"
+        tenanted.delay(0)
+    finally:
+        current_app.conf.task_always_eager = False
+    failed = Task.objects.exclude(status=Status.SUCCESS).get()
+    assert (failed.status, failed.failures) == (Status.PENDING, 1)
+
+
+def test_an_error_of_an_overridden_call_is_counted_and_becomes_a_dead_letter() -> None:
+    row = a_task(Status.QUEUED, name=tenanted.name, args=[1], max_attempts=1)
+    trace(row)
+    row.refresh_from_db()
+    assert (row.status, row.attempts, row.failures) == (Status.FAILED, 1, 1)
+    assert DeadLetter.objects.get(task=row).error_message == "KeyError: 'schema'"
+    assert 'kwargs.pop("schema")' in row.executions.get().traceback
+
+
+def test_headers_of_a_message_cannot_pretend_that_the_gate_accepted_it() -> None:
+    row = a_task(Status.QUEUED, name=wrapped.name)
+    from tests import delivery
+
+    forged = {"durable_call_state": {"received": True, "run": "x"}, "called_directly": True}
+    delivery._trace(wrapped.name, f"{row.pk}.{row.epoch + 5}.1", {}, **forged)
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED
+
+
+@pytest.mark.parametrize("task", [wrapped, wrapped_batch], ids=["by message", "in a batch"])
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (LookupError("wrapper"), Status.PENDING, ""),
+        (CeleryRetry(exc=KeyError("later"), when=600), Status.PENDING, ""),
+        (Ignore("no"), Status.CANCELLED, "IGNORED"),
+        (Reject("no", requeue=False), Status.FAILED, "REJECTED"),
+        (MemoryError(), Status.PENDING, ""),
+        (None, Status.SUCCESS, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_a_wrapper_around_the_gate_does_is_an_attempt(
+    monkeypatch: pytest.MonkeyPatch, task: Any, error: Exception | None, status: str, reason: str
+) -> None:
+    kind: Any = type(current_app.tasks[task.name])
+    monkeypatch.setattr(kind, "__call__", _wrapper(error))
+    in_batch = task is wrapped_batch
+    row = a_task(
+        Status.PENDING if in_batch else Status.QUEUED, name=task.name, args=[], in_batch=in_batch
+    )
+    if in_batch:
+        trace_batches(task.name, QUEUE)
+    else:
+        trace(row)
+    row.refresh_from_db()
+    assert (row.status, row.reason, row.attempts) == (status, reason, 1)
+    assert row.executions.count() == 1
+    if error is None:
+        assert row.result == "from a wrapper"
+
+
+def test_a_message_whose_task_is_not_durable_in_this_worker_is_returned() -> None:
+    @shared_task(name="tests.around.plain")
+    def plain() -> None:
+        """Has the name of a durable task of another release."""
+
+    row = a_task(Status.QUEUED, name="tests.around.plain")
+    current_app.finalize()
+    trace(row, name=plain.name)
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == (Status.PENDING, 0)
+    assert row.due_at is not None
+    assert row.due_at > row.updated_at
+
+
+class _Odd(Exception):
+    """Cannot be pickled, and its arguments cannot be read."""
+
+    @property
+    def args(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no arguments")
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickle")
+
+
+def _raise(kind: str) -> None:
+    match kind:
+        case "picklable":
+            raise KeyError("a")
+        case "stubborn":
+            raise Stubborn("one", "two")
+        case "local":
+            raise type("Local", (Exception,), {})("of a function")
+        case "memory":
+            raise MemoryError("full")
+        case "odd":
+            raise _Odd
+        case "chained":
+            try:
+                raise LookupError("the cause")
+            except LookupError as error:
+                raise KeyError("chained") from error
+
+
+raises = durable_task(name="tests.around.raises", max_attempts=1)(_raise)
+raises_in_batch = durable_task(name="tests.around.raises.batch", batch=5, max_attempts=1)(_raise)
+
+
+@pytest.mark.parametrize("task", [raises, raises_in_batch], ids=["by message", "in a batch"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("picklable", "KeyError"),
+        ("stubborn", "Stubborn"),
+        ("local", "Local"),
+        ("memory", "BodyFailed from MemoryError"),
+        ("odd", "BodyFailed from _Odd"),
+        ("chained", "KeyError from LookupError"),
+    ],
+)
+def test_wrappers_see_the_exception_and_frames_of_the_function_and_pools_can_send_it(
+    monkeypatch: pytest.MonkeyPatch, task: Any, kind: str, name: str
+) -> None:
+    class_of_task: Any = type(current_app.tasks[task.name])
+    original, seen = class_of_task.__call__, []
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            cause = error.__cause__
+            frames = "".join(traceback.format_exception(error))
+            classes = [type(one).__name__ for one in (error, cause) if one is not None]
+            seen.append((" from ".join(classes), "in _raise" in frames))
+            raise
+
+    monkeypatch.setattr(class_of_task, "__call__", watched)
+    in_batch = task is raises_in_batch
+    status = Status.PENDING if in_batch else Status.QUEUED
+    row = a_task(status, name=task.name, args=[kind], in_batch=in_batch, max_attempts=1)
+    if in_batch:
+        trace_batches(task.name, QUEUE)
+    else:
+        sent = pickle.loads(pickle.dumps(trace(row)[0]))  # noqa: S301 - our own object
+        assert not isinstance(sent.exception, MemoryError)
+    assert seen == [(name, True)]
+    row.refresh_from_db()
+    assert row.status == Status.FAILED
+
+
+class Headed(DurableTask):
+    """Adds a header to each call."""
+
+    abstract = True
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any
+    ) -> Any:
+        return super().apply_async(args, kwargs, task_id, headers={"schema": "acme"}, **options)
+
+
+@durable_task(base=Headed)
+def headed() -> None:
+    """Is called with a header."""
+
+
+def test_delay_goes_through_an_overridden_apply_async(monkeypatch: pytest.MonkeyPatch) -> None:
+    headed.delay()
+    assert Task.objects.get().options["headers"] == {"schema": "acme"}
+    monkeypatch.setattr(wrapped, "apply_async", lambda *args, **options: "patched", raising=False)
+    assert wrapped.delay() == "patched"

@@ -1,0 +1,213 @@
+"""One fault at each place between the return of a function and the record of its success: at each
+statement, COMMIT and connect, before or after it was executed, and at each read of the settings. A soft
+time limit may interrupt each of them.
+
+A function that returned has succeeded. The writes of an atomic function are lost with its
+transaction, so its run may also be LOST. It is never a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_durable_tasks import Schedule, conf, durable_task
+from django_durable_tasks.celery.execution import batch_in_progress, batch_runs, endings
+from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.db import direct
+from django_durable_tasks.engine.db.connections import close_all
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.states import Status
+from tests.delivery import trace, trace_batch
+from tests.factories import NOOP, QUEUE, a_task
+from tests.project.observed import SLOWLY
+
+pytestmark = pytest.mark.django_db(transaction=True)
+_MOST = 400
+"""More places than there are."""
+
+
+class _Fault:
+    """Raises once, at the place with this number after the last function has returned."""
+
+    def __init__(self) -> None:
+        self.number, self.executed, self.error = 0, False, Exception()
+        self.waits_for, self.returned, self.seen, self.fired = 1, 0, 0, False
+        self._lock = threading.Lock()
+
+    def arm(self, number: int, error: Exception, *, executed: bool, functions: int) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.number, self.error, self.executed, self.waits_for = number, error, executed, functions
+
+    def is_here(self, kind: str) -> bool:
+        with self._lock:
+            is_armed = self.returned == self.waits_for and not self.fired
+            if not is_armed or threading.current_thread().name == "durable-heartbeat":
+                return False
+            if (kind == "settings") != isinstance(self.error, _OF_SETTINGS):
+                return False
+            self.seen += 1
+            self.fired = self.seen == self.number
+            return self.fired
+
+    def around(self, kind: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            if not self.is_here(kind):
+                return act(*args, **named)
+            if self.executed:
+                act(*args, **named)
+            raise self.error
+
+        return call
+
+
+_OF_SETTINGS = (InvalidSetting, ImproperlyConfigured, KeyError)
+_fault = _Fault()
+
+
+@durable_task(name="tests.faults.plain", max_attempts=1, **SLOWLY)
+def plain(number: int) -> int:
+    _fault.returned += 1
+    return number
+
+
+@durable_task(name="tests.faults.atomic", max_attempts=1, atomic=True, **SLOWLY)
+def atomic(number: int) -> int:
+    _fault.returned += 1
+    return number
+
+
+@durable_task(name="tests.faults.followed", max_attempts=1, **SLOWLY)
+def followed(number: int) -> Any:
+    _fault.returned += 1
+    return Schedule(NOOP)
+
+
+@durable_task(name="tests.faults.batched", max_attempts=1, batch=5, **SLOWLY)
+def batched(number: int) -> int:
+    _fault.returned += 1
+    return number
+
+
+@durable_task(name="tests.faults.atomic_batched", max_attempts=1, batch=5, atomic=True, **SLOWLY)
+def atomic_batched(number: int) -> int:
+    _fault.returned += 1
+    return number
+
+
+@durable_task(name="tests.faults.followed_batched", max_attempts=1, batch=5, **SLOWLY)
+def followed_batched(number: int) -> Any:
+    _fault.returned += 1
+    return Schedule(NOOP)
+
+
+LANES = [plain, atomic, followed, batched, atomic_batched, followed_batched]
+
+
+@pytest.fixture(autouse=True)
+def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the fault occur in Django, in libpq and in the settings, without pauses after it."""
+    for owner, name in (
+        (CursorWrapper, "execute"),
+        (CursorWrapper, "executemany"),
+        (BaseDatabaseWrapper, "_commit"),
+        (BaseDatabaseWrapper, "connect"),
+        (direct, "execute"),
+    ):
+        act = getattr(owner, name)
+        around = _fault.around("statement", act)
+
+        def method(*args: Any, _around: Callable[..., Any] = around, **named: Any) -> Any:
+            return _around(*args, **named)
+
+        monkeypatch.setattr(owner, name, method)
+    monkeypatch.setattr(conf, "settings", _fault.around("settings", conf.settings))
+    monkeypatch.setattr(endings, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
+    monkeypatch.setattr(direct, "_process", direct._Process())
+    direct.use()
+    yield
+    _fault.returned = 0
+    close_all()
+
+
+def _run(task: Any) -> list[Task]:
+    """Run tasks of this lane, and return how they ended."""
+    in_batch = bool(task.durable_options.batch)
+    number = 2 if in_batch else 1
+    status = Status.PENDING if in_batch else Status.QUEUED
+    rows = [
+        a_task(
+            status, name=task.name, args=[index], in_batch=in_batch, max_attempts=1, max_crashes=2
+        )
+        for index in range(number)
+    ]
+    if in_batch:
+        trace_batch(task.name, QUEUE)
+    else:
+        trace(rows[0])
+    _fault.fired = True  # what the test itself reads is not its subject
+    for row in rows:
+        row.refresh_from_db()
+    return rows
+
+
+def _check(task: Any, rows: list[Task], fault: str) -> None:
+    assert _fault.returned >= len(rows), fault
+    for row in rows:
+        logs = [log.status for log in row.executions.order_by("pk")]
+        found = f"{fault}: {row.status} {logs} {row.last_error}"
+        if task.durable_options.atomic and row.status == Status.PENDING:
+            # The loss of a run in a batch costs no budget. It runs alone then.
+            crashes = 0 if task.durable_options.batch else 1
+            assert (logs, row.failures, row.crashes) == (["LOST"], 0, crashes), found
+            assert row.last_error.startswith("The transaction was lost"), found
+            continue
+        assert (row.status, logs, row.failures, row.crashes) == ("SUCCESS", ["SUCCESS"], 0, 0), (
+            found
+        )
+    assert process_runs.leases._runs == {}, fault
+    assert not batch_in_progress.thread()._batches, fault
+
+
+FAULTS = [
+    (OperationalError("the connection was lost"), False),
+    (OperationalError("the reply was lost"), True),
+    (InterfaceError("connection already closed"), False),
+    (SoftTimeLimitExceeded(), False),
+    (SoftTimeLimitExceeded(), True),
+    (InvalidSetting("a setting was changed"), False),
+    (KeyError("a reader of the settings failed"), False),
+]
+
+
+@pytest.mark.parametrize("task", LANES, ids=[task.name.rpartition(".")[2] for task in LANES])
+@pytest.mark.parametrize(
+    ("error", "executed"),
+    FAULTS,
+    ids=["lost", "reply lost", "closed", "limit", "late limit", "setting", "reader"],
+)
+def test_no_fault_after_the_return_of_a_function_fails_its_run(
+    task: Any, error: Exception, executed: bool
+) -> None:
+    functions = 2 if task.durable_options.batch else 1
+    places, number = 0, 0
+    while number < _MOST:
+        number += 1
+        _fault.arm(number, error, executed=executed, functions=functions)
+        rows = _run(task)
+        if _fault.seen < number:
+            break
+        places = number
+        _check(task, rows, f"{error!r} at place {number}")
+    assert places, "no place was found"
+    assert number < _MOST

@@ -1,0 +1,138 @@
+"""A tenant other than the default one has at most half of the processes of a queue, although no
+operator has set a limit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.django import TestCase
+
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.limits import backpressure
+from django_durable_tasks.engine.limits.backpressure import FastPath
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.rules.limits.admission import workers_of
+from django_durable_tasks.rules.states import Status
+from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
+from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
+from tests.process_state import new_process_state
+
+
+def _a_worker(concurrency: int) -> None:
+    a_node(concurrency=concurrency, queues=[QUEUE])
+    new_process_state()
+
+
+def _under_way() -> Counter[int]:
+    rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING])
+    return Counter(rows.values_list("tenant_id", flat=True))
+
+
+class Shares(TestCase):
+    """Draws workers, running tasks, and the rounds of release between two claims."""
+
+    @settings(deadline=None, max_examples=12)
+    @given(
+        concurrency=st.integers(1, 12),
+        running=st.integers(0, 3),
+        weight=st.integers(1, 9),
+        rounds=st.integers(1, 4),
+    )
+    def test_no_customer_occupies_more_than_half_of_the_processes(
+        self, concurrency: int, running: int, weight: int, rounds: int
+    ) -> None:
+        _a_worker(concurrency)
+        most = max(1, concurrency // 2)
+        customers = [a_tenant().pk for _ in range(2)]
+        running = min(running, most)
+        many_tasks(running, Status.RUNNING, tenant_id=customers[0])
+        for tenant_id in customers:
+            many_tasks(20, tenant_id=tenant_id, weight=weight, due=-9)
+        many_tasks(8, due=-1)
+        claim()
+        expected = dict.fromkeys(customers, most) | {DEFAULT_TENANT_ID: 8}
+        assert _under_way() == expected
+        ended = Task.objects.queued().exclude(tenant_id=DEFAULT_TENANT_ID)
+        end(*ended.values_list("pk", flat=True))
+        # Several schedulers may release before one of them claims.
+        for _ in range(rounds):
+            release_waiting()
+        claim()
+        assert _under_way() == expected
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("concurrency", [1, 2, 4, 7])
+def test_a_customer_below_its_share_takes_the_fast_path(concurrency: int) -> None:
+    _a_worker(concurrency)
+    most = max(1, concurrency // 2)
+    noisy, quiet, path = a_tenant().pk, a_tenant().pk, FastPath()
+    many_tasks(most - 1, Status.RUNNING, tenant_id=noisy)
+    assert path.is_open(NOOP, QUEUE, noisy)
+    a_task(Status.QUEUED, tenant_id=noisy)
+    assert not path.is_open(NOOP, QUEUE, noisy)
+    assert path.is_open(NOOP, QUEUE, quiet)
+    assert path.is_open(NOOP, QUEUE, DEFAULT_TENANT_ID)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_tasks_that_threads_publish_at_once_are_counted_before_their_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backpressure, "_UNSEEN", 60.0)
+    _a_worker(4)
+    tenant_id, path = a_tenant().pk, FastPath()
+    assert [path.is_open(NOOP, QUEUE, tenant_id) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("scope", ["tenant:{}", f"queue:{QUEUE}"])
+def test_a_limit_of_the_tenant_or_of_the_queue_replaces_the_share(scope: str) -> None:
+    _a_worker(4)
+    tenant_id = a_tenant().pk
+    limit(scope.format(tenant_id), 9)
+    many_tasks(20, tenant_id=tenant_id)
+    claim()
+    for _ in range(3):
+        release_waiting()
+        claim()
+    assert _under_way() == {tenant_id: 9}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("is_known", [False, True])
+def test_one_tenant_alone_or_an_unknown_worker_bounds_nothing(is_known: bool) -> None:
+    if is_known:
+        _a_worker(4)
+        many_tasks(20)
+        assert len(claim()) == 20
+    else:
+        tenant_id = a_tenant().pk
+        new_process_state()
+        many_tasks(20, tenant_id=tenant_id)
+        assert len(claim()) == 20
+
+
+@pytest.mark.parametrize(("processes", "places"), [(0, None), (1, 1), (2, 1), (5, 2), (8, 4)])
+def test_half_of_the_processes_are_rounded_down(processes: int, places: int | None) -> None:
+    assert workers_of(processes) == places
+
+
+@pytest.mark.django_db
+def test_a_task_that_lost_its_place_waits_again_for_its_share() -> None:
+    _a_worker(2)
+    tenant_id = a_tenant().pk
+    rows = many_tasks(2, tenant_id=tenant_id)
+    scope = f"share:{QUEUE}:{tenant_id}"
+    transitions.make_due_wait({row.pk: scope for row in rows}, database_now())
+    release_waiting()
+    taken = a_task(Status.QUEUED, tenant_id=tenant_id)
+    assert claim() == list[uuid.UUID]()
+    assert Task.objects.filter(waiting_for_limit=scope).count() == 2
+    end(taken.pk)

@@ -1,0 +1,259 @@
+"""The leader notices that the database's clock was set, reports it, and corrects what would wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor, NodeReport
+from django_durable_tasks.engine.db import clock_steps
+from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.engine.db.clock_steps import ClockStep, ClockStepDetector
+from django_durable_tasks.engine.tasks import batch_messages, endpoints
+from django_durable_tasks.models import BatchMessage, Endpoint, Node, NodeKind, SchedulerLease, Task
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.maintenance.correct_clock_steps import CorrectClockSteps
+from tests.database.commands.durable_command import durable
+from tests.factories import a_node, a_task
+
+HOUR = timedelta(hours=1)
+
+
+class Clock:
+    """Replaces the readings of the database's clock and of the time that has passed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: datetime) -> None:
+        self.passed, self.wrong, self.takes, self._start = 0.0, 0.0, 0.0, start
+        monkeypatch.setattr(clock_steps, "elapsed", lambda: self.passed)
+        monkeypatch.setattr(clock_steps, "database_now", self._read)
+
+    def _read(self) -> datetime:
+        self.passed += self.takes
+        return self._start + timedelta(seconds=self.passed + self.wrong)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return a clock that the test sets."""
+    return Clock(monkeypatch, datetime.fromisoformat("2026-03-02T09:00:00+00:00"))
+
+
+@given(
+    readings=st.lists(
+        st.tuples(
+            st.floats(0.1, 10_000),
+            st.just(0.0) | st.floats(-1e5, 1e5),
+            st.just(0.0) | st.floats(0, 3),
+        ),
+        max_size=20,
+    )
+)
+def test_a_step_is_the_change_of_the_difference_between_two_readings(
+    readings: list[tuple[float, float, float]],
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        clock = Clock(monkeypatch, datetime.fromisoformat("2026-03-02T09:00:00+00:00"))
+        detector, expected = ClockStepDetector(), 0.0
+        assert detector.read() is None
+        for passes, step, takes in readings:
+            clock.passed += passes
+            clock.wrong += step
+            clock.takes = takes
+            expected += step
+            found = detector.read()
+            if takes > 1.0:
+                assert found is None
+            elif found is not None:
+                assert found == pytest.approx(expected, abs=1.1)
+                expected = 0.0
+
+
+def _ahead(task: Task, due: timedelta, written: timedelta = HOUR) -> None:
+    now = database_now()
+    Task.objects.unguarded().filter(pk=task.pk).update(
+        due_at=now + written + due, updated_at=now + written
+    )
+
+
+def _waits(task: Task) -> float:
+    task.refresh_from_db()
+    assert task.due_at is not None
+    return (task.due_at - database_now()).total_seconds()
+
+
+def _set_back(clock: Clock, seconds: float = 3_600.0) -> tuple[CorrectClockSteps, HeartbeatMonitor]:
+    """Let a leader notice that the clock was set back."""
+    job, monitor = CorrectClockSteps(), HeartbeatMonitor()
+    clock.wrong = seconds
+    assert job(database_now(), monitor) == 0
+    clock.wrong, clock.passed = 0.0, 1.0
+    job(database_now(), monitor)
+    assert monitor.clock_step is not None
+    assert monitor.clock_step.seconds == pytest.approx(-seconds)
+    return job, monitor
+
+
+@pytest.mark.django_db(transaction=True)
+def test_waits_that_were_written_by_the_wrong_clock_go_on_from_now(clock: Clock) -> None:
+    backoff = timedelta(seconds=40)
+    retry, chosen, older = (a_task(attempts=1, failures=1) for _ in range(3))
+    _ahead(retry, backoff)
+    now = database_now()
+    Task.objects.unguarded().filter(pk=chosen.pk).update(
+        run_at=now + 3 * HOUR, due_at=now + 3 * HOUR, updated_at=now + HOUR
+    )
+    Task.objects.unguarded().filter(pk=older.pk).update(due_at=now + 2 * HOUR)
+    created = a_task()
+    Task.objects.unguarded().filter(pk=created.pk).update(
+        created_at=now + HOUR, updated_at=now + HOUR, run_at=now + HOUR, due_at=now + HOUR
+    )
+    _set_back(clock)
+    assert 30 < _waits(retry) <= 40
+    assert _waits(created) <= 0
+    assert _waits(chosen) > 3 * 3_500
+    assert _waits(older) > 2 * 3_500
+
+
+@pytest.mark.django_db(transaction=True)
+def test_published_messages_can_be_published_again_in_time(clock: Clock, settings: Any) -> None:
+    settings.DURABLE_TASKS = {"REPUBLISH_AFTER": 9}
+    task = a_task(Status.QUEUED)
+    Task.objects.unguarded().filter(pk=task.pk).update(due_at=database_now() + HOUR)
+    batch_messages.reserve([("test", "some.task")])
+    BatchMessage.objects.update(due_at=database_now() + HOUR)
+    _set_back(clock)
+    assert 0 < _waits(task) <= 9
+    due_at = BatchMessage.objects.get().due_at
+    assert due_at is not None
+    assert due_at <= database_now() + timedelta(seconds=9)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_pause_of_an_endpoint_ends(clock: Clock, settings: Any) -> None:
+    settings.DURABLE_TASKS = {"HTTP_BREAKER_FAILURES": 1, "HTTP_BREAKER_PAUSE": 7_200}
+    for key in ("ahead", "right"):
+        endpoints.failed(key, 1, "refused")
+    now = database_now()
+    Endpoint.objects.unguarded().filter(key="ahead").update(
+        open_until=now + 3 * HOUR, probe_until=now + HOUR, updated_at=now + HOUR
+    )
+    _set_back(clock)
+    ahead, right = (Endpoint.objects.get(key=key) for key in ("ahead", "right"))
+    assert ahead.open_until is not None
+    assert (ahead.open_until <= database_now(), ahead.probe_until) == (True, None)
+    assert right.open_until is not None
+    assert right.open_until > now + HOUR
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lease_that_expires_too_late_can_be_taken() -> None:
+    first, second = uuid.uuid4(), uuid.uuid4()
+    term = leadership.take(first, 4.0)
+    assert term is not None
+    assert leadership.take(second, 4.0) is None
+    SchedulerLease.objects.update(expires_at=database_now() + timedelta(seconds=58))
+    assert leadership.take(second, 4.0) is None
+    SchedulerLease.objects.update(expires_at=database_now() + timedelta(seconds=62))
+    assert leadership.take(second, 25.0) is None  # leases of this duration can expire so late
+    assert leadership.take(second, 4.0) == term + 1
+    assert not leadership.renew(first, term, 4.0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_leader_renews_its_own_lease_that_expires_too_late() -> None:
+    holder = uuid.uuid4()
+    term = leadership.take(holder, 4.0)
+    assert term is not None
+    SchedulerLease.objects.update(expires_at=database_now() + HOUR)
+    assert leadership.renew(holder, term, 4.0)
+    assert SchedulerLease.objects.get().expires_at < database_now() + timedelta(seconds=5)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_new_leader_notices_a_step_that_only_an_earlier_one_saw(clock: Clock) -> None:
+    node = a_node()
+    Node.objects.filter(pk=node.pk).update(last_seen_at=database_now() + HOUR)
+    retry, monitor = a_task(attempts=1, failures=1), HeartbeatMonitor()
+    _ahead(retry, timedelta(seconds=20))
+    CorrectClockSteps()(database_now(), monitor)
+    assert monitor.clock_step is not None
+    assert monitor.clock_step.seconds == pytest.approx(-3_600, abs=30)
+    assert _waits(retry) <= 20
+
+
+@pytest.mark.django_db(transaction=True)
+def test_corrections_are_repeated_for_processes_that_still_use_the_wrong_time(clock: Clock) -> None:
+    at = [100.0]
+    job, monitor = CorrectClockSteps(lambda: at[0]), HeartbeatMonitor()
+    clock.wrong = 3_600.0
+    job(database_now(), monitor)
+    clock.wrong = 0.0
+    job(database_now(), monitor)
+    for later, corrected in ((20.0, True), (110.0, True), (130.0, False)):
+        at[0] = 100.0 + later
+        task = a_task(attempts=1, failures=1)
+        _ahead(task, timedelta(seconds=20))
+        job(database_now(), monitor)
+        assert (_waits(task) <= 20) == corrected
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("seconds", "way"), [(3_600.0, "forward"), (-5_000.0, "back")])
+def test_a_step_is_logged_once_and_reported_for_an_hour(
+    clock: Clock, caplog: pytest.LogCaptureFixture, seconds: float, way: str
+) -> None:
+    job, monitor = CorrectClockSteps(), HeartbeatMonitor()
+    caplog.set_level(logging.ERROR, "django_durable_tasks.scheduler")
+    job(database_now(), monitor)
+    clock.wrong = seconds
+    for _ in range(5):
+        clock.passed += 1.0
+        job(database_now(), monitor)
+    assert [way in record.message for record in caplog.records] == [True]
+    node = uuid.uuid4()
+    nodes.register(node, "scheduler@host", NodeKind.SCHEDULER)
+    nodes.beat(node, NodeReport(clock_step=monitor.clock_step))
+    assert f"clock was set {way} by {abs(seconds):,.1f} s" in _problems()
+    Node.objects.filter(pk=node).update(clock_step_at=database_now() - 1.1 * HOUR)
+    assert "clock was set" not in _problems()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("seconds", [1.5, -1.5])
+def test_a_small_step_is_not_reported(clock: Clock, seconds: float) -> None:
+    job, monitor = CorrectClockSteps(), HeartbeatMonitor()
+    job(database_now(), monitor)
+    clock.wrong = seconds
+    assert job(database_now(), monitor) == 0
+    assert monitor.clock_step is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_node_that_was_last_seen_in_the_future_is_not_alive() -> None:
+    node = a_node()
+    Node.objects.filter(pk=node.pk).update(last_seen_at=database_now() + HOUR)
+    assert "No scheduler is alive" in _problems()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_report_of_a_step_keeps_its_time() -> None:
+    node = a_node()
+    step = ClockStep(-60.0, time.monotonic() - 600.0)
+    for _ in range(2):
+        nodes.beat(node.pk, NodeReport(clock_step=step))
+        node.refresh_from_db()
+        assert node.clock_step_at is not None
+        since = (database_now() - node.clock_step_at).total_seconds()
+        assert since == pytest.approx(600, abs=30)
+
+
+def _problems() -> str:
+    return " ".join(durable("status", "--format", "json").data["problems"])

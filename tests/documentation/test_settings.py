@@ -1,0 +1,134 @@
+"""Every block of settings of README and docs, pasted at the end of the settings of a fresh project,
+does what its page describes: Django and Celery know its names, nothing of the project is removed,
+and `manage.py check` has no finding.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from celery.app.defaults import DEFAULTS
+from django.conf import global_settings
+
+from tests.documentation.pages import DOCS, Block, blocks, name_of, pages, set_names
+from tests.runs import ROOT
+
+INSTALL = DOCS / "how-to" / "install.md"
+_CELERY_FILES = ("# shop/celery.py\n", "# shop/__init__.py\n")
+_FOR_TESTS = {"durable_tasks.W002"}
+"""Eager mode is set by the page about tests, whose settings are not those of a site."""
+_TASKS = """from django_durable_tasks import durable_task
+
+
+@durable_task
+def build_report() -> None: ...
+"""
+_READ = """
+import json, sys
+from django.conf import settings
+from django.core import checks
+import django
+django.setup()
+found = checks.run_checks(databases=["default"] if "--database" in sys.argv else [])
+json.dump({
+    "applications": settings.INSTALLED_APPS,
+    "middleware": settings.MIDDLEWARE,
+    "findings": [str(finding.id) for finding in found],
+    "texts": [str(finding) for finding in found],
+}, sys.stdout)
+"""
+
+
+def _settings_blocks() -> list[Block]:
+    return [block for page in pages() for block in blocks(page) if set_names(block)]
+
+
+def _install_block() -> Block:
+    return next(block for block in blocks(INSTALL) if set_names(block))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a new project with the Celery application of the page "Install"."""
+    folder = tmp_path_factory.mktemp("fresh")
+    for command in (
+        ["startproject", "shop", "."],
+        ["startapp", "accounts"],
+        ["startapp", "reports"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "django", *command], cwd=folder, check=True, timeout=60
+        )
+    for block in blocks(INSTALL):
+        for name in _CELERY_FILES:
+            if block.text.startswith(name):
+                (folder / name.removeprefix("# ").strip()).write_text(block.text)
+    (folder / "reports" / "tasks.py").write_text(_TASKS)
+    return folder
+
+
+def _checked(folder: Path, *pasted: str, database: bool = False) -> dict[str, list[str]]:
+    """Paste these texts at the end of the settings, and return what Django then reads and finds."""
+    settings = folder / "shop" / "settings.py"
+    before = settings.read_text()
+    settings.write_text("\n".join([before, *pasted]))
+    ours = ("TEST_", "DJANGO_", "CELERY_", "PYTEST_")
+    environment = {key: text for key, text in os.environ.items() if not key.startswith(ours)}
+    environment |= {
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",  # settings.py changes within a second
+        "DURABLE_TASKS_KEYS": "2026-11:" + base64.b64encode(os.urandom(32)).decode(),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _READ, *(["--database"] if database else [])],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        settings.write_text(before)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def _known_names() -> set[str]:
+    celery = {f"CELERY_{name.upper()}" for name in DEFAULTS}
+    django = {name for name in dir(global_settings) if name.isupper()}
+    return celery | django | {"DURABLE_TASKS"}
+
+
+@pytest.mark.parametrize(
+    "block", _settings_blocks(), ids=lambda block: f"{name_of(block.page)}:{block.line}"
+)
+def test_a_block_of_settings_can_be_pasted_into_a_fresh_project(block: Block, fresh: Path) -> None:
+    assert set_names(block) - _known_names() == set(), "no program reads these names"
+    assert "no-run:" not in block.info, "settings are pasted here, not run: remove the mark"
+    before = ['INSTALLED_APPS += ["reports"]\n']  # a schedule in the settings names its task
+    installs = '"django_durable_tasks"' in block.text  # the page Install, and the tutorial
+    before += [] if installs else [_install_block().text]
+    found = _checked(fresh, *before, block.text)
+    kept = _checked(fresh)
+    assert set(kept["applications"]) <= set(found["applications"])
+    assert set(kept["middleware"]) <= set(found["middleware"])
+    assert "django_durable_tasks" in found["applications"]
+    assert set(found["findings"]) - _FOR_TESTS == set(), "\n".join(found["texts"])
+
+
+def test_the_page_install_sets_up_sqlite(fresh: Path) -> None:
+    database = next(b for b in blocks(INSTALL) if "transaction_mode" in b.text)
+    before = _checked(fresh, _install_block().text, database=True)
+    assert "durable_tasks.W008" in before["findings"]
+    after = _checked(fresh, _install_block().text, database.text, database=True)
+    assert after["findings"] == [], "\n".join(after["texts"])

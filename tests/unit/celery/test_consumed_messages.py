@@ -1,0 +1,71 @@
+"""A worker knows from which queue each message came, whatever exchange and routing key it had."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker.request import Request
+from kombu import Exchange, Producer, Queue
+
+from django_durable_tasks.celery.execution import consumed_queue, worker_node
+from django_durable_tasks.celery.execution.consumed_queue import MixedQueues
+from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, HEADER
+
+QUEUES = (
+    Queue("mail", Exchange("shop"), routing_key="mail.send"),
+    Queue("reports", Exchange("shop"), routing_key="reports.make"),
+)
+
+
+class _Consumed:
+    """A consumer of a worker, and the messages that it has received."""
+
+    def __init__(self, app: Celery, channel: Any) -> None:
+        self._app, self._channel = app, channel
+        self.requests = list[Request]()
+        consumed_queue.record_queues(app)
+        consumer = app.amqp.Consumer(channel, QUEUES, on_message=self._received)
+        consumer.consume()
+
+    def _received(self, message: Any) -> None:
+        message.ack()
+        self.requests.append(Request(message, app=self._app))
+
+    def receive(self, key: str, **headers: str) -> None:
+        celery_id = headers.get(HEADER) or headers.get(BATCH_HEADER) or str(uuid.uuid4())
+        given = {"task": "celery.backend_cleanup", "lang": "py", "id": celery_id, **headers}
+        Producer(self._channel, Exchange("shop"), key).publish(
+            ((), {}, {}), headers=given, serializer="json"
+        )
+        self._channel.connection.client.drain_events(timeout=5)
+
+
+@pytest.fixture
+def consumed(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Consumed]:
+    monkeypatch.setattr(consumed_queue, "mixed", MixedQueues())
+    with Celery(broker="memory://", set_as_current=False) as app:
+        app.conf.task_queues = QUEUES
+        with app.connection_for_read() as connection:
+            yield _Consumed(app, connection.default_channel)
+
+
+def test_messages_without_a_task_make_the_queue_mixed_from_which_they_come(
+    consumed: _Consumed,
+) -> None:
+    consumed.receive("mail.send", **{HEADER: f"{uuid.uuid4()}.1.1"})
+    consumed.receive("mail.send", **{BATCH_HEADER: "mail"})
+    assert consumed_queue.mixed.recent() == []
+    consumed.receive("reports.make")
+    assert consumed_queue.mixed.recent() == ["reports"]
+
+
+def test_messages_that_were_not_started_are_counted_by_their_queues(consumed: _Consumed) -> None:
+    for key in ("mail.send", "mail.send", "reports.make"):
+        consumed.receive(key, **{HEADER: f"{uuid.uuid4()}.1.1"})
+    consumed.receive("mail.send")
+    held = worker_node.held_by_queue(consumed.requests)
+    assert held == {"mail": 2, "reports": 1, "": 1}
