@@ -310,8 +310,13 @@ class Comparison:
                     at,
                 )
         left = missing - number
-        is_short = left > 0 or self._fleet.leaves_out(one.queue)
-        again = _confirm() if is_short else settings().REPUBLISH_AFTER
+        if left > 0 or self._fleet.leaves_out(one.queue):
+            again = _confirm()
+        elif is_early and one.settled < one.total:
+            # What is still being published was not compared.
+            again = _settled()
+        else:
+            again = settings().REPUBLISH_AFTER
         self._looks[one.queue] = _Look(at, max(0, left), at + again, aged_at)
         return number
 

@@ -106,6 +106,27 @@ def test_a_difference_that_only_one_comparison_shows_is_no_loss() -> None:
     assert leader.compare() == 0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_tasks_that_were_being_published_are_compared_soon(seed: int, settings: Any) -> None:
+    """They were lost right before the outage that started the comparison."""
+    settings.DURABLE_TASKS = {"NODE_HEARTBEAT": 1, "REPUBLISH_AFTER": 600, "PUBLISH_TIMEOUT": 4}
+    dice = random.Random(seed)
+    _worker()
+    waits = a_task(Status.QUEUED, due=600 - dice.uniform(5, 500))
+    _publish([waits])
+    lost = [a_task(Status.QUEUED, due=600 - dice.uniform(0, 3)) for _ in range(dice.randint(1, 5))]
+    leader = Leader()
+    leader.comparison.restart()
+    assert [leader.look(), leader.look()] == [0, 0]
+    Task.objects.unguarded().filter(pk__in=[row.pk for row in lost]).update(
+        due_at=database_now() + timedelta(seconds=600 - 5)
+    )
+    leader.at += 5
+    leader.look()
+    leader.at += 2
+    assert leader.look() == len(lost)
+
+
 @pytest.mark.parametrize("event", ["first worker", "free process", "new leader"])
 def test_an_event_starts_the_comparison_before_the_wait_is_over(event: str) -> None:
     leader = Leader()
