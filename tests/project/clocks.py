@@ -6,9 +6,11 @@ SQLite's in SQL, are not.
 
 import os
 import time
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 
 from django.utils import timezone
+
+from django_durable_tasks import host_clock
 
 
 def shift() -> None:
@@ -24,3 +26,12 @@ def shift() -> None:
     time.time = lambda: right_time() + seconds
     time.time_ns = lambda: right_time_ns() + round(seconds * 1_000_000_000)
     timezone.now = now
+
+    class ShiftedDatetime(datetime):
+        """Its ``now`` is shifted too."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(seconds=seconds)
+
+    vars(host_clock)["datetime"] = ShiftedDatetime
