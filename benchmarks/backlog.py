@@ -96,7 +96,7 @@ def claim() -> dict[str, float]:
     from django_durable_tasks.engine.db.clock import database_now
     from django_durable_tasks.engine.db.connections import dedicated_connection
     from django_durable_tasks.engine.limits import backpressure
-    from django_durable_tasks.engine.limits.next_due import heads
+    from django_durable_tasks.engine.limits.backpressure import heads
     from django_durable_tasks.engine.tasks import claim as task_claim
     from django_durable_tasks.models import Task
 

@@ -50,7 +50,7 @@ class Clock:
 
 
 def _run_of(started: Any, node: uuid.UUID) -> Any:
-    from django_durable_tasks.rules.tasks.runs import Run
+    from django_durable_tasks.rules.tasks.task_values import Run
 
     values = {name: value for name, value in started._asdict().items() if name in Run._fields}
     values |= {"task_id": started.id, "attempt": started.attempts, "node": node}
@@ -62,7 +62,7 @@ def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
     """Claim, start and end the due tasks of the queue one by one; return their ids."""
     from django_durable_tasks.engine.db.clock import database_now
     from django_durable_tasks.engine.limits import backpressure
-    from django_durable_tasks.engine.limits.next_due import heads
+    from django_durable_tasks.engine.limits.backpressure import heads
     from django_durable_tasks.engine.tasks.claim import claim
     from django_durable_tasks.engine.transitions.runs import NewRun, start, succeed
 

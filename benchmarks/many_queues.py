@@ -185,9 +185,9 @@ def _claim() -> int:
     import uuid
 
     from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.limits.next_due import read_heads
+    from django_durable_tasks.engine.limits.backpressure import read_heads
     from django_durable_tasks.engine.tasks import claim
-    from django_durable_tasks.rules.tasks.demands import QueueDemand
+    from django_durable_tasks.rules.tasks.claims import QueueDemand
 
     now, node = database_now(), uuid.uuid4()
     demands = [QueueDemand(head.queue, TOGETHER, levels=head.levels) for head in read_heads(now)]

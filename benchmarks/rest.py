@@ -54,11 +54,11 @@ def _key() -> tuple[int, dict[str, str]]:
     """Create a tenant with a key; return its id and the header with the key."""
     from django.utils import timezone
 
-    from django_durable_tasks.engine.tenants import api_keys
+    from django_durable_tasks.engine.tenants import access
     from django_durable_tasks.models import Tenant
 
     tenant = Tenant.objects.create(slug=f"bench-{uuid.uuid4().hex[:12]}")
-    issued = api_keys.create(tenant, "benchmark", ["read", "create"], now=timezone.now())
+    issued = access.create_key(tenant, "benchmark", ["read", "create"], now=timezone.now())
     return tenant.pk, {"Authorization": f"Bearer {issued.text}"}
 
 

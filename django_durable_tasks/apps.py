@@ -36,19 +36,14 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery.transports import filesystem
         from django_durable_tasks.due_index import verify as verify_due_index
         from django_durable_tasks.engine.db.connections import release_databases
-        from django_durable_tasks.engine.db.seed_rows import write_first_rows
+        from django_durable_tasks.engine.db.tables import write_first_rows
         from django_durable_tasks.engine.verify import runner
-        from django_durable_tasks.management.durable.sync import after_migrate
+        from django_durable_tasks.management.durable.recurring import after_migrate
         from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
-            bulk_operation,
-            end_of_workflow,
             http_callback,
-            maps,
+            internal_tasks,
             notification_delivery,
-            plain_celery_task,
             queue_message,
-            verify,
-            watchdog,
         )
 
         filesystem.register()
@@ -71,14 +66,8 @@ class DurableTasksConfig(AppConfig):
 
 
 def _bind_ports() -> None:
-    from django_durable_tasks.celery import inspect, zones
-    from django_durable_tasks.celery.publishing import (
-        batch_publisher,
-        broker_outage,
-        dispatcher,
-        publisher,
-        routing,
-    )
+    from django_durable_tasks.celery import inspect
+    from django_durable_tasks.celery.publishing import broker_outage, publisher, routing
     from django_durable_tasks.engine import manager_operations
     from django_durable_tasks.engine.cluster import queues
     from django_durable_tasks.engine.limits import backpressure
@@ -87,8 +76,8 @@ def _bind_ports() -> None:
     from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
 
     ports.bind(
-        publish_port=dispatcher.publish_after_commit,
-        batches_port=batch_publisher.publish_after_commit,
+        publish_port=publisher.publish_claimed_after_commit,
+        batches_port=publisher.publish_batches_after_commit,
         task_port=manager_operations.EngineTaskOperations(),
         letter_port=manager_operations.EngineDeadLetterOperations(),
         pause_port=queues,
@@ -101,7 +90,7 @@ def _bind_ports() -> None:
         eager_port=publisher.eager,
         due_port=OnCommitNotifier(),
         load_port=inspect.load_tasks,
-        zone_port=zones.schedule_zone,
+        zone_port=inspect.schedule_zone,
         requests_port=requests.apply_of,
     )
     if _traces_are_wanted():

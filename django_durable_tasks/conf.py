@@ -1,39 +1,447 @@
-"""Settings of the package: reads ``settings.DURABLE_TASKS`` once into a frozen, typed object.
-
-No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
-docs/reference/settings.md is generated from it.
-"""
+"""Settings of the package: reads ``settings.DURABLE_TASKS`` once into a frozen, typed object."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_durable_tasks.conf_checks import InvalidSetting as InvalidSetting
-from django_durable_tasks.conf_checks import (
-    allowed_in,
-    check_encryption,
-    check_limits,
-    check_list_of_names,
-    check_names,
-    check_schedules,
-    check_task_defaults,
-    check_verify_cron,
-    checked_seconds,
-    checked_value,
-)
-from django_durable_tasks.conf_fields import count, duration, value
-from django_durable_tasks.conf_interfaces import InterfaceOptions, check_interfaces
-from django_durable_tasks.conf_monitoring import MonitoringOptions, check_monitoring
-from django_durable_tasks.conf_notifications import NotificationOptions, check_notifications
 from django_durable_tasks.did_you_mean import did_you_mean
+
+# The kinds of settings. The ``help`` of each field is its documentation.
+
+
+def duration(default: float | None, help: str) -> Any:
+    """Return the field of a duration in seconds."""
+    return field(default=default, metadata={"help": help, "kind": "duration"})
+
+
+def count(default: int | None, help: str) -> Any:
+    """Return the field of a whole number of 0 or more."""
+    return field(default=default, metadata={"help": help, "kind": "count"})
+
+
+def value(default: Any, help: str) -> Any:
+    """Return the field of another value."""
+    return field(default=default, metadata={"help": help, "kind": "value"})
+
+
+# Checks of single settings in ``DURABLE_TASKS``; each raises InvalidSetting.
+
+
+class InvalidSetting(ImproperlyConfigured):
+    """A key or value in settings.DURABLE_TASKS cannot be used."""
+
+
+_SHORTEST_KEY = 32
+_ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
+
+
+def checked_seconds(key: str, value: object) -> float | None:
+    """Return a duration in seconds; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
+        )
+    return float(value)
+
+
+def checked_value(key: str, kind: str, value: Any, default: object) -> Any:
+    """Return the value of a key of this kind: a duration, a count or any value."""
+    if value is None and default is not None:
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is None: leave the key out for its default.")
+    if kind == "duration":
+        return checked_seconds(key, value)
+    if (
+        kind == "count"
+        and value is not None
+        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
+    ):
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give a whole number of 0 or more."
+        )
+    return value
+
+
+def check_http(allow: object, ports: object, keys: object) -> None:
+    """Check the types of the settings of HTTP callbacks. The entries of HTTP_ALLOW are checked by
+    their parser.
+    """
+    check_allowed("HTTP_ALLOW", allow, "hosts, host:port or networks")
+    if not isinstance(ports, list | tuple) or not all(
+        type(port) is int and 0 < port < 65_536 for port in ports
+    ):
+        raise InvalidSetting(f"DURABLE_TASKS['HTTP_PORTS'] is {ports!r}: give a list of ports.")
+    if not isinstance(keys, list | tuple) or not all(
+        isinstance(key, str) and len(key) >= _SHORTEST_KEY for key in keys
+    ):
+        # The keys are omitted from the text, because they are secret.
+        raise InvalidSetting(
+            "DURABLE_TASKS['HTTP_SIGNING_KEYS']: give a list of random strings of at least"
+            f" {_SHORTEST_KEY} characters."
+        )
+
+
+def check_encryption(keys: object) -> None:
+    """Check the type of ENCRYPTION_KEYS. The keyring checks the keys."""
+    if isinstance(keys, str) and ":" not in keys:
+        return
+    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+        # The keys are omitted from the text, because they are secret.
+        raise InvalidSetting(
+            "DURABLE_TASKS['ENCRYPTION_KEYS']: give a list of 'ID:KEY' strings, or the dotted path"
+            " of a function that returns it."
+        )
+
+
+def check_list_of_names(key: str, value: object, of: str = "names") -> None:
+    """Check that a setting is a list of strings. ``of`` says for the error what they are."""
+    if (
+        not isinstance(value, Iterable)
+        or isinstance(value, str | bytes | Mapping)
+        or not all(isinstance(name, str) for name in value)
+    ):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of {of}.")
+
+
+_SLUG = "a-zA-Z0-9_-"
+_AMBIGUOUS = re.compile(rf"[]*?{_SLUG}]{{tenant}}|{{tenant}}[\[*?{_SLUG}]")
+
+
+def check_patterns(key: str, value: object) -> None:
+    """Check a list of patterns in which ``{tenant}`` is separated from the rest.
+
+    A slug may contain hyphens: ``{tenant}-*`` of the tenant acme would match ``acme-eu-mail`` of
+    the tenant acme-eu.
+    """
+    check_list_of_names(key, value)
+    for entry in value if isinstance(value, Iterable) else ():
+        if set("*?[") & set(entry) and _AMBIGUOUS.search(entry):
+            raise InvalidSetting(
+                f"DURABLE_TASKS[{key!r}] has {entry!r}, which matches queues of several tenants:"
+                " separate {tenant} by a character that no slug has, such as '{tenant}.*'."
+            )
+
+
+def check_allowed(key: str, value: object, of: str = "names") -> None:
+    """Check that a setting is a list of strings, or a mapping of tenants' slugs to such lists."""
+    for entries in value.values() if isinstance(value, Mapping) else (value,):
+        check_list_of_names(key, entries, of)
+
+
+def allowed_in(given: Any, slug: str | None) -> tuple[str, ...]:
+    """Return the entries of such a setting for a tenant; None: those of all tenants together."""
+    if not isinstance(given, Mapping):
+        entries = tuple(given)
+    elif slug is None:
+        entries = tuple(entry for several in given.values() for entry in several)
+    else:
+        entries = (*given.get("*", ()), *(given.get(slug, ()) if slug != "*" else ()))
+    return entries if slug is None else tuple(one.replace("{tenant}", slug) for one in entries)
+
+
+def check_name_or_none(key: str, value: object) -> None:
+    """Check that a setting is a non-empty text or None."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}]: give a non-empty text or None.")
+
+
+def check_names(url: object, region: object) -> None:
+    """Check that REDIS_URL is a URL and REGION a short name."""
+    if url is not None and not (
+        isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))
+    ):
+        raise InvalidSetting(
+            "DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or"
+            " unix://."
+        )
+    if isinstance(url, str):
+        try:
+            urlsplit(url).port  # noqa: B018 - it is read for its error
+        except ValueError:
+            # The text of the error is omitted, because it contains a part of the password.
+            raise InvalidSetting(
+                "DURABLE_TASKS['REDIS_URL'] cannot be read: spell / # ? and @ in its password as"
+                " %2F %23 %3F and %40."
+            ) from None
+    if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens"
+            " or underscores."
+        )
+
+
+def check_schedules(schedules: object) -> None:
+    """Check the schedules that settings declare."""
+    if schedules is None:
+        return
+    if not isinstance(schedules, Mapping):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['SCHEDULES'] is {schedules!r}: give a mapping of names to schedules."
+        )
+    for name, schedule in schedules.items():
+        if not isinstance(schedule, Mapping) or not isinstance(schedule.get("task"), str):
+            raise InvalidSetting(
+                f"DURABLE_TASKS['SCHEDULES'][{name!r}] is {schedule!r}: give a mapping whose 'task'"
+                " is the registered name of a durable task."
+            )
+
+
+def check_limits(limits: object) -> None:
+    """Check the limits that settings declare."""
+    if limits is not None and not isinstance(limits, Mapping):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['LIMITS'] is {limits!r}: give a mapping of scopes to limits."
+        )
+
+
+def check_quotas(quotas: object) -> None:
+    """Check that QUOTAS is a mapping. A system check reads its values."""
+    if quotas is not None and not isinstance(quotas, Mapping):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['QUOTAS'] is {quotas!r}: give a mapping of quotas to numbers."
+        )
+
+
+def check_task_defaults(defaults: object) -> None:
+    """Check that TASK_DEFAULTS is a mapping."""
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['TASK_DEFAULTS'] is {defaults!r}: give a mapping of options to values."
+        )
+
+
+def check_verify_cron(audit: object) -> None:
+    """Check the cron expression of VERIFY_CRON."""
+    if audit is not None and not isinstance(audit, str):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or"
+            " None."
+        )
+
+
+# The settings of metrics and traces, which are part of ``Settings``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringOptions:
+    """The settings of metrics and traces; durations in seconds."""
+
+    METRICS: bool = value(
+        False,
+        "Count attempts, created tasks and fire times per minute for the metrics, and answer"
+        " requests for them. Set it for all processes.",
+    )
+    METRICS_TENANTS: bool = value(
+        False, "Count for each tenant, and add the label `tenant` to the metrics of tasks."
+    )
+    METRICS_SERIES_MAX: int = count(
+        1_000,
+        "The most combinations of queue, task, status and tenant that are counted separately. What"
+        " comes later is counted under the name `other`.",
+    )
+    METRICS_RETENTION: float = duration(
+        172_800, "How long the counts per minute are kept; two days. Totals are kept indefinitely."
+    )
+    TRACES: bool = value(
+        False,
+        "Create spans of OpenTelemetry for the creation and the attempts of tasks; needs the extra"
+        " [otel].",
+    )
+
+
+_RETENTION_MIN = 7_200
+"""Seconds. Created tasks are counted again an hour after their minute."""
+
+
+def check_monitoring(found: MonitoringOptions) -> None:
+    """Check the values that their types do not check; raises InvalidSetting."""
+    if not found.METRICS_SERIES_MAX:
+        raise InvalidSetting("DURABLE_TASKS['METRICS_SERIES_MAX'] is 0: give 1 or more.")
+    if found.METRICS_RETENTION < _RETENTION_MIN:
+        raise InvalidSetting(
+            f"DURABLE_TASKS['METRICS_RETENTION'] is {found.METRICS_RETENTION:g}: give at least"
+            f" {_RETENTION_MIN}."
+        )
+
+
+# The settings of notifications, alerts and the watchdog, which are part of ``Settings``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotificationOptions:
+    """The settings of notifications; durations in seconds."""
+
+    NOTIFICATIONS: bool = value(
+        False,
+        "Record the events that notification settings select, and send them. Otherwise nothing is"
+        " recorded or sent, and the API answers 404 for notification settings.",
+    )
+    NOTIFICATION_QUEUE: str | None = value(
+        None,
+        "The queue of the tasks that send notifications. None: that to which Celery routes them.",
+    )
+    NOTIFICATION_CONCURRENCY: int = count(
+        2,
+        "The most messages of one notification setting that are sent at the same time, so that a"
+        " slow receiver does not delay others. 0: no limit.",
+    )
+    NOTIFICATION_EMAIL_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
+        (),
+        "The addresses to which notifications may be sent by e-mail; addresses or patterns such as"
+        " '*@example.com'. Empty: none. A list is for all tenants; a mapping of the slugs of"
+        " tenants, '*' for all, to such lists gives each its own: {'acme': ['*@acme.example']}.",
+    )
+    NOTIFICATION_EMAIL_FROM: str | None = value(
+        None, "The sender of notifications by e-mail. None: DEFAULT_FROM_EMAIL."
+    )
+    NOTIFICATION_RETENTION: float = duration(
+        2_592_000, "How long the events of notifications are kept; 30 days."
+    )
+    WATCHDOG_URL: str | None = value(
+        None,
+        "A URL of an external monitor. Each minute a scheduler creates a task that a worker runs,"
+        " and the task sends a request to this URL. The monitor alarms if the requests stop.",
+    )
+    WATCHDOG_METHOD: str = value(
+        "GET", "The method of the requests to WATCHDOG_URL: GET, HEAD or POST."
+    )
+
+
+_METHODS = ("GET", "HEAD", "POST")
+
+
+def check_notifications(found: NotificationOptions) -> None:
+    """Check the types of these settings; raises InvalidSetting."""
+    check_allowed("NOTIFICATION_EMAIL_ALLOW", found.NOTIFICATION_EMAIL_ALLOW)
+    for key in (
+        "NOTIFICATION_QUEUE",
+        "NOTIFICATION_EMAIL_FROM",
+        "WATCHDOG_URL",
+    ):
+        check_name_or_none(key, getattr(found, key))
+    if not isinstance(found.NOTIFICATIONS, bool):
+        raise InvalidSetting(
+            f"DURABLE_TASKS['NOTIFICATIONS'] is {found.NOTIFICATIONS!r}: give True or False."
+        )
+    if found.WATCHDOG_METHOD not in _METHODS:
+        raise InvalidSetting(
+            f"DURABLE_TASKS['WATCHDOG_METHOD'] is {found.WATCHDOG_METHOD!r}: give one of"
+            f" {', '.join(_METHODS)}."
+        )
+
+
+# The settings of the HTTP API, of HTTP callbacks and of messages to other programs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceOptions:
+    """Settings of the interfaces to other systems; ``conf.Settings`` contains them."""
+
+    API: bool = value(
+        False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
+    )
+    API_SESSIONS: bool = value(
+        False,
+        "Let staff users of Django use the HTTP API with the session of the admin, with the"
+        " permissions of their user and a CSRF token for each write.",
+    )
+    API_TASKS: Sequence[str] | Mapping[str, Sequence[str]] = value(
+        ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
+        "The durable tasks that clients of the HTTP API may create; names or patterns such as"
+        " 'billing.*', or a mapping of the slugs of tenants, '*' for all, to such lists.",
+    )
+    API_BODY_MAX_BYTES: int = count(
+        1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
+    )
+    API_QUEUES: Sequence[str] = value(
+        (),
+        "The queues that clients of the HTTP API may choose; names or patterns such as 'acme.*' or"
+        " '{tenant}.*', in which {tenant} stands for the slug of the client's tenant. Empty: each"
+        " task goes to its own queue.",
+    )
+    QUOTAS: Mapping[str, Any] | None = value(
+        None,
+        "Quotas of each tenant that has no other value of its own: {'open_tasks': 10_000,"
+        " 'recurring_tasks': 100, 'runs_per_day': 1_440, 'calendars': 100, 'payload_bytes': 16_384,"
+        " 'requests': '600/m'}. Without a value of their own 'recurring_tasks' are 1,000,"
+        " 'runs_per_day' of each of them 1,440, 'calendars' 100, and 'requests' of the HTTP API"
+        " 6000/m (None: no limit); the others are without limit. The quotas apply to what is"
+        " created through the HTTP API and by schedules, and all but 'requests' not to the default"
+        " tenant.",
+    )
+    HTTP_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
+        (),
+        "Hosts, 'host:port' or networks that HTTP callbacks may reach although their addresses are"
+        " not public: ['billing.internal:8080', '10.1.0.0/16']; of all tenants, unless it is a"
+        " mapping of the slugs of tenants, '*' for all, to such lists:"
+        " {'default': ['billing.internal:8080']}.",
+    )
+    HTTP_PORTS: Sequence[int] = value(
+        (80, 443, 8080, 8443),
+        "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
+    )
+    HTTP_TIMEOUT: float = duration(
+        15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
+    )
+    HTTP_SIGNING_KEYS: Sequence[str] = value(
+        (),
+        "Keys from which the signing secret of each endpoint is derived, the current one first. A"
+        " request has a signature for each key. Without a key requests are not signed.",
+    )
+    HTTP_ENDPOINT_CONCURRENCY: int | None = count(
+        None,
+        "The most HTTP callbacks to one endpoint at the same time. None: no limit, except those of"
+        " LIMITS and of operators. For a tenant other than the default one all hosts of a domain"
+        " are one endpoint, whatever its callbacks pass as `endpoint`.",
+    )
+    HTTP_RETRY_QUEUE: str | None = value(
+        None,
+        "The queue of HTTP callbacks after their first failed attempt, so that retries do not delay"
+        " first attempts. A worker must consume it. None: they stay in their queue.",
+    )
+    HTTP_BREAKER_FAILURES: int = count(
+        5,
+        "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
+        " callbacks to an endpoint wait. 0: never.",
+    )
+    HTTP_BREAKER_PAUSE: float = duration(
+        30,
+        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
+    )
+    QUEUE_ALLOW: Sequence[str] = value(
+        (),
+        "The queues and exchanges to which queue_message may publish: ['invoices',"
+        " 'exchange:events', 'customer.{tenant}']. {tenant} stands for the slug of the task's"
+        " tenant, so that no tenant reaches the queue of another one.",
+    )
+
+
+def check_interfaces(found: InterfaceOptions) -> None:
+    """Check the settings of interfaces. Raises InvalidSetting."""
+    check_allowed("API_TASKS", found.API_TASKS)
+    check_patterns("API_QUEUES", found.API_QUEUES)
+    check_quotas(found.QUOTAS)
+    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
+    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
+    check_name_or_none("HTTP_RETRY_QUEUE", found.HTTP_RETRY_QUEUE)
+
+
+# No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
+# docs/reference/settings.md is generated from it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

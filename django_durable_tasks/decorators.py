@@ -17,16 +17,19 @@ from celery import shared_task
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.calls import Using
-from django_durable_tasks.celery.execution import retries
+from django_durable_tasks.celery.execution import endings
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Declaration, Registered
-from django_durable_tasks.rules.recurring.declarations import CODE, ScheduleOptions
-from django_durable_tasks.rules.recurring.options import KINDS, columns
-from django_durable_tasks.rules.tasks.option_hints import hint
-from django_durable_tasks.rules.tasks.options import checked_defaults, checked_key, task_options
+from django_durable_tasks.rules.recurring.options import CODE, KINDS, ScheduleOptions, columns
+from django_durable_tasks.rules.tasks.options import (
+    checked_defaults,
+    checked_key,
+    hint,
+    task_options,
+)
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -35,7 +38,7 @@ T = TypeVar("T")
 
 _CELERY = frozenset(
     {
-        *retries.OPTIONS,
+        *endings.OPTIONS,
         "base",
         "bind",
         "ignore_result",
@@ -186,10 +189,10 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     _check_names(given)
     _check_function(function)
     base = _base(given)
-    given = retries.with_those_of_base(base, given)
+    given = endings.with_those_of_base(base, given)
     ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
     name = given.get("name") or f"{function.__module__}.{function.__name__}"
-    options = task_options(name, ours, {**_defaults(function), **retries.implied(given)})
+    options = task_options(name, ours, {**_defaults(function), **endings.implied_retries(given)})
     signature = signature_of(function, bound=bool(given.get("bind")))
     _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
@@ -197,7 +200,7 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     celery_options = {"ignore_result": True} | {
         key: value for key, value in given.items() if key in _CELERY
     }
-    celery_options |= {"base": base, **retries.celery_options(given, options)}
+    celery_options |= {"base": base, **endings.celery_options(given, options)}
     task = shared_task(
         name=options.name,
         durable_options=options,

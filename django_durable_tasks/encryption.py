@@ -12,7 +12,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.conf_checks import InvalidSetting
+from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.rules.encryption import (
     EncryptedValue,

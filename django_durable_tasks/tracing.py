@@ -18,8 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.tasks.trace_context import LINKS, TRACEPARENT
+from django_durable_tasks.rules.tasks.task_values import LINKS, TRACEPARENT, Run
 
 CHILD_WITHIN = timedelta(seconds=60)
 """A first attempt that starts later is linked to the creation of its task instead of being its

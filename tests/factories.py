@@ -20,7 +20,7 @@ from django.db.utils import load_backend
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batches, opened_runs
+from django_durable_tasks.engine.tasks import attempts, batches
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     DeadLetter,
@@ -32,10 +32,10 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
+from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
 from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.tasks.shards import shard_of
+from django_durable_tasks.rules.tasks.claims import shard_of
+from django_durable_tasks.rules.tasks.task_values import Run
 
 QUEUE = "test"
 NOOP = "tests.project.tasks.noop"
@@ -53,7 +53,7 @@ def take_these(these: TaskQuerySet, number: int, place: attempts.RunLocation) ->
     """Start at most ``number`` PENDING tasks of the queryset by the transition ``take``."""
     run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
     started = transitions.take(these, run_ids, place.node, place.lease)
-    return [opened_runs.run_of(one, place.node, "") for one in started]
+    return [attempts.run_of(one, place.node, "") for one in started]
 
 
 def first_rows() -> None:
@@ -246,7 +246,7 @@ def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl
 def a_run(task: Task) -> Run:
     """Return the run of a RUNNING task as its process has it."""
     (started,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
-    return opened_runs.run_of(
+    return attempts.run_of(
         started, task.node or uuid.uuid4(), f"{task.pk}.{task.epoch - 1}.{task.publish_count}"
     )
 

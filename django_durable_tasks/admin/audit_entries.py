@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.engine.audit.history import of_task
+from django_durable_tasks.engine.audit import of_task
 from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.operations.registry import OPERATIONS
 from django_durable_tasks.rules.audit import OBJECT_TYPES

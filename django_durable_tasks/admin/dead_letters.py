@@ -15,13 +15,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, labelled, title_of
-from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
-from django_durable_tasks.admin.replay_form import may_edit_arguments
+from django_durable_tasks.admin.readonly import NewestRowsAdmin
+from django_durable_tasks.admin.tasks import may_edit_arguments
 from django_durable_tasks.models import DeadLetter, TaskExecutionLog
-from django_durable_tasks.operations import dead_letters
-from django_durable_tasks.operations.dead_letters import OPEN_LETTER
+from django_durable_tasks.operations import tasks
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tasks import REPLAY_EDITED
+from django_durable_tasks.operations.tasks import OPEN_LETTER, REPLAY_EDITED
 from django_durable_tasks.rules.states import REPLAYABLE
 
 _CREATED = display.instant_of("created_at", _("failed at"))
@@ -70,9 +69,9 @@ class DeadLetterAdmin(NewestRowsAdmin):
         "The complete id, key or idempotency key of a task, or a part of its name."
     )
     actions = (
-        action_of(dead_letters.REPLAY),
+        action_of(tasks.REPLAY_LETTERS),
         labelled(_replay_edited, REPLAY_EDITED),
-        action_of(dead_letters.DISCARD),
+        action_of(tasks.DISCARD),
     )
     change_form_template = "admin/django_durable_tasks/deadletter/change_form.html"
     fieldsets: ClassVar = (

@@ -1,5 +1,5 @@
-"""The admin of attempts: where each ran, its result and its traceback; also as an inline of a
-task's page.
+"""The admin of attempts, of the requests that they sent, and of the endpoints that received
+them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
-from django_durable_tasks.admin.readonly import ReadOnlyInline
-from django_durable_tasks.models import TaskExecutionLog
+from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyAdmin, ReadOnlyInline
+from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.models import DeliveryAttempt, Endpoint, TaskExecutionLog
+from django_durable_tasks.models.fields import DatabaseNow
+
+# The admin of attempts: where each ran, its result and its traceback; also as an inline of a
+# task's page.
+
 
 ON_A_PAGE = 50
 _STARTED = display.instant_of("started_at", _("started at"))
@@ -146,3 +151,134 @@ class TaskExecutionLogAdmin(_Attempt, NewestRowsAdmin):
     def task_link(self, row: TaskExecutionLog) -> SafeString:
         """Link the task by name and id."""
         return display.link(display.page_of("task", row.task_id), row.task)
+
+
+# The requests of a task that calls an outside server, as an inline of the task's page.
+
+
+class DeliveriesInline(ReadOnlyInline):
+    """The last requests of a task, the newest first. Their secrets are masked in the table."""
+
+    model = DeliveryAttempt
+    verbose_name_plural = _("requests")
+    fields = readonly_fields = (
+        "attempt_number",
+        "state",
+        _STARTED,
+        "answered",
+        "sent",
+        "steps",
+        "headers",
+        "answer",
+    )
+    ordering = ("-id",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).using(conf.settings().DATABASE)
+        newest = DeliveryAttempt.objects.filter(task=OuterRef("task")).order_by("-id").values("id")
+        return rows.filter(id__gte=Coalesce(Subquery(newest[ON_A_PAGE - 1 : ON_A_PAGE]), 0))
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("django_durable_tasks.view_deliveryattempt"))
+
+    @admin.display(description=_("outcome"))
+    def state(self, row: DeliveryAttempt) -> SafeString:
+        """Show what the answer means."""
+        return display.badge(row.outcome, row.outcome)
+
+    @admin.display(description=_("status"))
+    def answered(self, row: DeliveryAttempt) -> str:
+        """Show the status of the answer, or why there is none."""
+        return str(row.status or row.failure)
+
+    @admin.display(description=_("request"))
+    def sent(self, row: DeliveryAttempt) -> SafeString | str:
+        """Show method and URL."""
+        return display.beneath(row.method, display.clean(row.url))
+
+    @admin.display(description=_("timings"))
+    def steps(self, row: DeliveryAttempt) -> str:
+        """Show the durations of the steps in milliseconds."""
+        steps = {
+            "DNS": row.dns_seconds,
+            "connection": row.connect_seconds,
+            "TLS": row.tls_seconds,
+            "first byte": row.first_byte_seconds,
+            "total": row.total_seconds,
+        }
+        return ", ".join(
+            f"{name} {1_000 * seconds:.0f} ms" for name, seconds in steps.items() if seconds
+        )
+
+    @admin.display(description=_("request headers"))
+    def headers(self, row: DeliveryAttempt) -> SafeString | str:
+        """Show the sent headers."""
+        return display.folded(_("headers"), _headers(row, "request_headers"))
+
+    @admin.display(description=_("answer"))
+    def answer(self, row: DeliveryAttempt) -> SafeString | str:
+        """Show headers and first bytes of the answer."""
+        cut = "\n..." if row.response_truncated else ""
+        headers = _headers(row, "response_headers")
+        text = f"{headers}\n\n{row.response_body}{cut}".strip()
+        return display.folded(_("answer"), display.clean(text))
+
+
+def _headers(row: DeliveryAttempt, column: str) -> str:
+    """Return one header per line, or why they cannot be decrypted."""
+    try:
+        headers: list[list[str]] = getattr(row, column)
+    except EncryptionError as error:
+        return str(error)
+    return "\n".join(f"{name}: {value}" for name, value in headers)
+
+
+# The admin of endpoints: which receivers of HTTP callbacks failed, and until when theirs wait.
+
+
+_OPEN_UNTIL = display.instant_of("open_until", _("open until"))
+_GONE = display.instant_of("gone_at", _("ended deliveries at"))
+_CHANGED = display.instant_of("updated_at", _("changed at"))
+
+
+@admin.register(Endpoint)
+class EndpointAdmin(ReadOnlyAdmin):
+    """Endpoints; a success or the end of the pause changes them."""
+
+    list_display = ("key", "state", "failures", _OPEN_UNTIL, "reason", _CHANGED)
+    list_filter = (filters.TenantFilter,)
+    sortable_by = ()
+    search_fields = ("key",)
+    readonly_fields = ("state", "reason", _OPEN_UNTIL, _GONE, _CHANGED)
+    fieldsets: ClassVar = (
+        (
+            None,
+            {
+                "fields": (
+                    ("key", "tenant"),
+                    ("state", _OPEN_UNTIL),
+                    ("failures", "openings"),
+                    ("reason", _GONE),
+                    _CHANGED,
+                )
+            },
+        ),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
+        return rows.select_related("tenant")
+
+    @admin.display(description=_("breaker"))
+    def state(self, row: Any) -> SafeString:
+        """Show whether the tasks of the endpoint wait."""
+        if row.open_until is None:
+            return display.badge("CLOSED", _("closed"))
+        if row.open_until > row.seen_at:
+            return display.badge("OPEN", _("open"))
+        return display.badge("PROBING", _("probing"))
+
+    @admin.display(description=_("last failure"))
+    def reason(self, row: Endpoint) -> str:
+        """Show why the last request failed."""
+        return display.clean(row.last_failure) or display.NOTHING

@@ -1,18 +1,30 @@
-"""Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
-to fields.
-"""
+"""Form fields of the admin, and optimistic locking of its edit forms."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from difflib import ndiff
+from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core import signing
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model
+from django.http import QueryDict
 from django.utils import timezone
+from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
+from django_durable_tasks.admin.display import instant
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.rules.recurring.timetables import zones
+
+# Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
+# to fields.
 
 
 class JsonField(forms.CharField):
@@ -102,3 +114,240 @@ def refuse(form: forms.Form, refused: Exception) -> None:
     """
     name = str(refused).partition("=")[0].strip()
     form.add_error(name if name in form.fields else None, str(refused))
+
+
+# Optimistic locking of edit forms: a form contains the signed values that it showed, which are
+# compared with the present row.
+#
+# If the row has changed in between, nothing is saved. The errors name the user and the changed
+# fields. Fields that the present user did not change show the present values, so that saving again
+# overwrites nothing by accident.
+
+
+if TYPE_CHECKING:
+    _ModelForm = forms.ModelForm[Any]
+else:
+    _ModelForm = forms.ModelForm
+
+OPENED = "opened"
+_SALT = "django_durable_tasks.admin.edit_conflicts"
+_SHOWN = 200
+_LINES = 10
+_ENTRIES = 5
+
+
+class _OpenedField(forms.CharField):
+    """The signed values that a form showed; never itself a change."""
+
+    def __init__(self) -> None:
+        super().__init__(required=False, max_length=4_000_000, widget=forms.HiddenInput)
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a form showed: the row, its version, its fields, and the time."""
+
+    row: str
+    version: str
+    values: dict[str, Any]
+    at: datetime
+
+
+class EditForm(forms.Form):
+    """A form for one row; a subclass calls ``compare_with`` when its fields are complete."""
+
+    opened = _OpenedField()
+    row_compared: Model | None = None
+    version = ""
+
+    def compare_with(self, row: Model | None, version: object) -> None:
+        """Sign what this form shows of the row. Each change of the row changes ``version`` (a
+        revision or an epoch).
+        """
+        self.row_compared, self.version = row, str(version)
+        if row is None:
+            del self.fields[OPENED]
+        else:
+            self.initial[OPENED] = self._sealed()
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse an edit of a row that changed after the form was opened."""
+        given: dict[str, Any] = super().clean() or {}
+        if self.row_compared is not None:
+            self._compare(self.row_compared)
+        return given
+
+    @cached_property
+    def changed_data(self) -> list[str]:
+        """Return the names of the fields that were changed; differences in line endings, which
+        browsers convert, do not count.
+        """
+        return [
+            name
+            for name in super().changed_data
+            if self._differs(name, self[name].initial, self[name].data)
+        ]
+
+    def summary(self) -> str:
+        """Return the history message: which fields were changed, or that the row was added."""
+        if self.row_compared is None:
+            return _("Made.")
+        labels = ", ".join(str(self[name].label) for name in self.changed_data).lower()
+        return _("Edited: %s.") % labels if labels else _("Edited.")
+
+    def _differs(self, name: str, was: Any, mine: Any) -> bool:
+        return self.fields[name].has_changed(_with_line_feeds(was), _with_line_feeds(mine))
+
+    def _values(self) -> dict[str, Any]:
+        names = [name for name in self.fields if name != OPENED]
+        values = {name: self.get_initial_for_field(self.fields[name], name) for name in names}
+        plain: dict[str, Any] = json.loads(json.dumps(values, cls=DjangoJSONEncoder, default=str))
+        return plain
+
+    def _sealed(self) -> str:
+        found = {
+            "row": str(self.row_compared and self.row_compared.pk),
+            "version": self.version,
+            "values": self._values(),
+            "at": host_now().isoformat(),
+        }
+        return signing.dumps(found, salt=_SALT, compress=True)
+
+    def _compare(self, row: Model) -> None:
+        opened = _unsealed(str(self.data.get(self.add_prefix(OPENED), "")))
+        if opened is None or opened.row != str(row.pk):
+            self.add_error(
+                None,
+                _(
+                    "Nothing was saved: this page does not say which state of the row it shows."
+                    " Open it again."
+                ),
+            )
+        elif opened.version != self.version:
+            changed = self._changed(opened.values)
+            advice = _(
+                "Fields that you did not change show the present values now. Check them and save"
+                " again."
+            )
+            if changed:
+                self.add_error(None, [_authors(row, opened.at), *changed, advice])
+
+    def _changed(self, before: dict[str, Any]) -> list[str]:
+        """Return a sentence for each field that changed, and show the new value in fields that this
+        user did not change.
+        """
+        sentences, merged = list[str](), cast("QueryDict", self.data).copy()
+        for name, now in self._values().items():
+            field, was = self.fields[name], before.get(name)
+            if was == now:
+                continue
+            key = self.add_prefix(name)
+            mine = field.widget.value_from_datadict(self.data, self.files, key)
+            touched = self._differs(name, was, mine)
+            sentences.append(_sentence(str(self[name].label), was, now, mine if touched else None))
+            if not touched:
+                _put(merged, key, now)
+        merged[self.add_prefix(OPENED)] = self._sealed()
+        if sentences:
+            self.data = merged
+        return sentences
+
+
+class EditModelForm(EditForm, _ModelForm):
+    """The form of one row in a stock admin page; ``get_fields`` of the page must include OPENED for
+    an existing row.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        exists = not self.instance._state.adding
+        self.compare_with(
+            self.instance if exists else None, self.version_of(self.instance) if exists else ""
+        )
+
+    def version_of(self, row: Any) -> object:
+        """Return a value that every change of the row changes."""
+        raise NotImplementedError
+
+
+def _unsealed(text: str) -> _Opened | None:
+    try:
+        found = signing.loads(text, salt=_SALT)
+    except signing.BadSignature:
+        return None
+    return _Opened(
+        found["row"], found["version"], found["values"], datetime.fromisoformat(found["at"])
+    )
+
+
+def _with_line_feeds(value: Any) -> Any:
+    """Return a text with the line endings of a value; browsers send CRLF."""
+    return value.replace("\r\n", "\n") if isinstance(value, str) else value
+
+
+def _put(data: Any, name: str, value: Any) -> None:
+    """Write a value as a browser would send it."""
+    if isinstance(value, list):
+        data.setlist(name, [str(one) for one in value])
+    elif value is None or value is False:
+        data.pop(name, None)
+    else:
+        data[name] = "on" if value is True else str(value)
+
+
+def _sentence(label: str, was: Any, now: Any, mine: Any) -> str:
+    if isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN:
+        sentence = _("%(label)s: %(lines)s.") % {"label": label, "lines": _lines(was, now)}
+    else:
+        sentence = _("%(label)s: was %(was)s, is now %(now)s.") % {
+            "label": label,
+            "was": _quoted(was),
+            "now": _quoted(now),
+        }
+    return (
+        sentence
+        if mine is None
+        else _("%(conflict)s Your value %(mine)s is kept in the form.")
+        % {"conflict": sentence, "mine": _quoted(mine)}
+    )
+
+
+def _quoted(value: Any) -> str:
+    if value in (None, "", []):
+        return _("empty")
+    text = " ".join((", ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
+    return f"“{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}”"
+
+
+def _lines(was: str, now: str) -> str:
+    """Return the first lines that were added or removed."""
+    words = {"+": _("added"), "-": _("removed")}
+    found = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
+    shown = [f"{words[line[0]]} {_quoted(line[2:])}" for line in found[:_LINES]]
+    return ", ".join(shown) + (
+        _(" and %d more lines") % (len(found) - _LINES) if len(found) > _LINES else ""
+    )
+
+
+def _authors(row: Model, since: datetime) -> str:
+    """Return who changed the row in the admin since this instant; otherwise that it was changed
+    outside of the admin.
+    """
+    kind = ContentType.objects.get_for_model(type(row), for_concrete_model=True)
+    entries = LogEntry.objects.filter(
+        content_type=kind, object_id=str(row.pk), action_time__gte=since
+    )
+    authors = [
+        _("by %(who)s at %(at)s (%(what)s)")
+        % {
+            "who": entry.user.get_username(),
+            "at": instant(entry.action_time),
+            "what": entry.get_change_message(),
+        }
+        for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
+    ]
+    by = "; ".join(authors) or _("outside the admin: by code, settings or the command line")
+    return _("Nothing was saved: this was changed after you opened the page, %s.") % by

@@ -1,5 +1,5 @@
 """The filters and searches of the lists. The choices of a filter cost at most one bounded
-statement. Lists whose filters have no index bound them by ``newest_rows``.
+statement.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import staff_tenants
+from django_durable_tasks.engine.cluster.status import LATE
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
+from django_durable_tasks.models import Task, Tenant, WorkflowRun
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.rules.recurring.misfires import ENDED, MAX_RUNS, QUARANTINED
+from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
+
+# The filters and searches of the lists. The choices of a filter cost at most one bounded
+# statement. Lists whose filters have no index bound them by ``readonly``.
+
 
 SHOWN = 50
 LOOKED_AT = 500
@@ -277,3 +283,106 @@ class OpenFilter(ScreenFilter):
         if value is None:
             return queryset.filter(Q(open_task__isnull=False))
         return queryset if value == "all" else queryset.filter(resolution=value[:9])
+
+
+class WorkflowNameFilter(ScreenFilter):
+    """Filter by the name of the workflow; offers the names of the newest runs."""
+
+    title = _("name")
+    parameter_name = "name"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        rows = WorkflowRun.objects.using(conf.settings().DATABASE)
+        newest = staff_tenants.visible(request, rows).order_by("-pk")
+        names = set(newest.values_list("name", flat=True)[:LOOKED_AT])
+        chosen = self.used_parameters.get("name")
+        return [
+            (name, name)
+            for name in sorted(names | ({chosen} if isinstance(chosen, str) else set()))
+        ][:SHOWN]
+
+    def has_output(self) -> bool:
+        """Show the filter also if it has one choice only."""
+        return bool(self.lookup_choices)
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the runs of this workflow."""
+        return rows.filter(name=value)
+
+
+class RunConditionFilter(ScreenFilter):
+    """Filter by conditions that are not statuses."""
+
+    title = _("condition")
+    parameter_name = "condition"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("open", _("not ended")),
+            ("late", _("late: past its deadline")),
+            ("stopping", _("stop requested")),
+            ("whole", _("not part of another run")),
+            ("part", _("part of another run")),
+        ]
+
+    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
+        """Return the runs that match this condition."""
+        found: dict[str, Any] = {
+            "open": rows.open,
+            "late": lambda: rows.open().filter(deadline_at__lte=database_now()),
+            "stopping": lambda: rows.open().filter(cancel_requested_at__isnull=False),
+            "whole": lambda: rows.filter(root=F("pk")),
+            "part": lambda: rows.exclude(root=F("pk")),
+        }
+        narrowed: QuerySet[Any] = found.get(value, rows.none)()
+        return narrowed
+
+
+# The filters of recurring tasks and of the ledger: their choices cost at most one bounded
+# statement.
+
+
+class ScheduleConditionFilter(ScreenFilter):
+    """Filter by conditions that are not statuses."""
+
+    title = _("condition")
+    parameter_name = "condition"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("late", _("late")),
+            ("soon", _("fires within the hour")),
+            ("quarantined", _("quarantined")),
+            ("snoozed", _("paused until a time")),
+            ("ended", _("ended by itself")),
+            ("undeclared", _("no longer declared")),
+        ]
+
+    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
+        """Return the rows that match this condition."""
+        found: QuerySet[Any] = {
+            "late": lambda: rows.active().filter(next_run_at__lt=database_now() - LATE),
+            "soon": lambda: rows.active().filter(
+                next_run_at__lt=database_now() + timedelta(hours=1)
+            ),
+            "quarantined": lambda: rows.filter(status_reason=QUARANTINED),
+            "snoozed": lambda: rows.paused().filter(paused_until__isnull=False),
+            "ended": lambda: rows.filter(status_reason__in=(MAX_RUNS, ENDED)),
+            "undeclared": lambda: rows.filter(undeclared_at__isnull=False),
+        }.get(value, rows.none)()
+        return found
+
+
+class SourceFilter(ScreenFilter):
+    """Filter by the source of the declaration."""
+
+    title = _("declared by")
+    parameter_name = "source"
+    _WORDS = ("code", "settings", "beat", "api")
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [*((word, word) for word in self._WORDS), ("hand", _("by operators"))]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows of this source."""
+        return rows.filter(Q(source="") if value == "hand" else Q(source=value[:20]))

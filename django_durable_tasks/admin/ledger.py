@@ -13,11 +13,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, filters, fire_table, staff_tenants
-from django_durable_tasks.admin.outcome_marks import MISSED, SKIPPED
+from django_durable_tasks.admin import display, filters, recurring_form, staff_tenants
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.admin.recurring_tasks import MISSED, SKIPPED
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.policies import FireOutcome
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
 
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _LAST = display.instant_of("last_fire_time", _("last fire time"))
@@ -219,7 +219,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     @admin.display(description=_("task"))
     def task_link(self, entry: Any) -> Any:
         """Link the task, or the one that blocked it."""
-        return fire_table.task_link(entry, entry.task_status)
+        return recurring_form.task_link(entry, entry.task_status)
 
     @admin.display(description=_("reason"))
     def why(self, entry: OccurrenceRecord) -> str:

@@ -17,9 +17,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.filters import ScreenFilter
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.engine.cluster import health, nodes
+from django_durable_tasks.engine.cluster import nodes, status
 from django_durable_tasks.models import Node, SchedulerLease
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 
 _STARTED = display.instant_of("started_at", _("started at"))
 _SEEN = display.instant_of("last_seen_at", _("last seen at"))
@@ -135,7 +135,7 @@ class NodeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         everybody = list(self.get_queryset(request).filter(stopped_at__isnull=True))
-        still = health.stalled(everybody, everybody[0].seen_at) if everybody else {}
+        still = status.stalled(everybody, everybody[0].seen_at) if everybody else {}
         context = {
             "leading": next((node for node in everybody if node.leads), None),
             "stalled": [(node, still[node.pk]) for node in everybody if node.pk in still],

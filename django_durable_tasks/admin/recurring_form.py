@@ -1,36 +1,53 @@
-"""The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
-``upsert``.
-"""
+"""The form of a schedule, and the page that adds or edits one with a preview of its next fires."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from django import forms
-from django.db.models import QuerySet
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.admin import actions, display, staff_tenants
 from django_durable_tasks.admin.display import pretty
-from django_durable_tasks.admin.edit_conflicts import EditForm
-from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone
+from django_durable_tasks.admin.fields import EditForm, InstantField, JsonField, in_zone, refuse
 from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Tenant
+from django_durable_tasks.engine.recurring.explain import Preview, preview
+from django_durable_tasks.engine.recurring.schedules import upsert
+from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Calendar,
+    OccurrenceRecord,
+    RecurringTask,
+    Tenant,
+)
 from django_durable_tasks.rules.recurring.calendars import Roll
-from django_durable_tasks.rules.recurring.policies import (
+from django_durable_tasks.rules.recurring.explain import FireTime
+from django_durable_tasks.rules.recurring.misfires import (
     CatchUp,
     CatchUpOrder,
     Overlap,
     RecurringStatus,
 )
+from django_durable_tasks.rules.recurring.options import CODE, SETTINGS
 from django_durable_tasks.rules.recurring.timetables.builder import checked
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.rules.recurring.timetables.zones import zone, zone_names
+
+# The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
+# ``upsert``.
+
 
 SECRETS = ("args", "kwargs", "options")
 _OFFERED = 500
@@ -332,3 +349,193 @@ def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _local(moment: datetime | None, name: str) -> str:
     return moment.astimezone(zone(name)).isoformat() if moment else ""
+
+
+# Rows of the table of fires: local time, UTC, remarks and tasks.
+
+
+_MARKS = {
+    "DST": "DST",
+    "rolled": "calendar",
+    "also": "calendar",
+    "moved": "by hand",
+    "added": "by hand",
+}
+"""The beginning of a remark, and its badge."""
+
+
+def shown_fires(
+    fires: Sequence[FireTime], row: RecurringTask, now: datetime
+) -> list[dict[str, Any]]:
+    """Return one row of the table for each fire."""
+    clock = zone(row.time_zone)
+    offsets = [fire.nominal.astimezone(clock).utcoffset() for fire in fires]
+    return [
+        {
+            "local": local_of(fire.nominal, row.time_zone),
+            "utc": utc_of(fire.nominal),
+            "starts": ""
+            if fire.effective == fire.nominal
+            else local_of(fire.effective, row.time_zone),
+            "relative": display.since(fire.effective, now),
+            "marks": display.badges(
+                _badges(fire, shifted=number > 0 and offsets[number] != offsets[number - 1])
+            ),
+            "remarks": fire.remarks,
+            "fire_time": fire.nominal.astimezone(clock).isoformat(),
+        }
+        for number, fire in enumerate(fires)
+    ]
+
+
+def local_of(moment: datetime, zone_name: str) -> str:
+    """Return an instant as wall time of a zone, with weekday and offset."""
+    local = moment.astimezone(zone(zone_name))
+    fraction = f".{local.microsecond:06}".rstrip("0") if local.microsecond else ""
+    return f"{local:%a %Y-%m-%d %H:%M:%S}{fraction} {local:%Z}".strip()
+
+
+def utc_of(moment: datetime) -> str:
+    """Return an instant in UTC, in the format of the ledger and the command line."""
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
+
+
+def _badges(fire: FireTime, *, shifted: bool) -> list[tuple[str, str]]:
+    words = [
+        word
+        for remark in fire.remarks
+        for start, word in _MARKS.items()
+        if remark.startswith(start)
+    ]
+    words += ["clocks changed"] if shifted and "DST" not in words else []
+    return [(f"remark-{word.replace(' ', '-')}", word) for word in dict.fromkeys(words)]
+
+
+def task_link(line: OccurrenceRecord, status: str | None) -> Any:
+    """Link the task of a ledger entry by its status, or the task that blocked it."""
+    if line.task_id is not None:
+        name = display.badge(status, status) if status else display.short(line.task_id)
+        return (
+            display.link(display.page_of("task", line.task_id), name)
+            if status
+            else gettext("no longer kept")
+        )
+    if line.blocked_by is not None:
+        return display.link(
+            display.page_of("task", line.blocked_by), gettext("the run that blocked it")
+        )
+    return display.NOTHING
+
+
+SHOWN = 10
+
+
+def _preview(form: RecurringForm) -> Preview | None:
+    """Return a preview of the schedule; None if it was refused, which the form shows."""
+    try:
+        return preview(number=SHOWN, **form.keywords())
+    except DurableTasksError as refused:
+        _refuse(form, refused)
+        return None
+
+
+def _saved(form: RecurringForm) -> RecurringTask | None:
+    """Save the schedule; None if it was refused, which the form shows."""
+    try:
+        is_new = form.row is None
+        revision = None if form.row is None else form.row.revision
+        return upsert(**form.keywords(), revision=revision, replaces_ended=is_new)
+    except DurableTasksError as refused:
+        _refuse(form, refused)
+        return None
+
+
+def _refuse(form: RecurringForm, refused: DurableTasksError) -> None:
+    if isinstance(refused, InvalidArguments) and "args" in form.fields:
+        form.add_error("args", str(refused))
+    else:
+        refuse(form, refused)
+
+
+def _row(screen: Any, request: HttpRequest, object_id: uuid.UUID | None) -> RecurringTask | None:
+    if object_id is None:
+        if not screen.has_add_permission(request):
+            raise PermissionDenied
+        return None
+    if not (screen.has_edit_permission(request) and screen.has_view_permission(request)):
+        raise PermissionDenied
+    rows = screen.get_queryset(request).exclude(status=RecurringStatus.CANCELLED)
+    row: RecurringTask | None = rows.filter(pk=object_id).first()
+    if row is None:
+        raise Http404(gettext("No schedule with this id can be edited."))
+    return row
+
+
+def _name_in_use(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
+    """Refuse to add a schedule under the name of an existing one."""
+    if form.row is not None:
+        return False
+    given = form.keywords()
+    rows = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"])
+    found = rows.exclude(~Q(source__in=(CODE, SETTINGS)), status=RecurringStatus.CANCELLED).exists()
+    if found:
+        form.add_error("name", gettext("A schedule with this name already exists."))
+    return bool(found)
+
+
+def editing_for(screen: Any) -> Callable[..., HttpResponse]:
+    """Return the view, inside the site of this screen."""
+
+    def view(request: HttpRequest, object_id: uuid.UUID | None = None) -> HttpResponse:
+        row = _row(screen, request, object_id)
+        posted = request.method == "POST"
+        form = RecurringForm(
+            request.POST if posted else None,
+            tenants=staff_tenants.offered(request),
+            row=row,
+            secrets=display.reads_secrets(request),
+        )
+        looked = None
+        if posted and form.is_valid() and not _name_in_use(form, screen, request):
+            if "_look" in request.POST:
+                looked = _preview(form)
+            elif saved := _saved(form):
+                return _saved_response(screen, request, saved, form)
+        return _page(screen, request, form, looked)
+
+    return view
+
+
+def _saved_response(
+    screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm
+) -> HttpResponse:
+    actions.remember(screen, request, [saved.pk], form.summary())
+    message = gettext("Schedule %s is saved. Past fire times do not fire.") % saved.name
+    screen.message_user(request, message)
+    may_view = screen.has_view_permission(request)
+    return HttpResponseRedirect(
+        display.page_of("recurringtask", saved.pk) if may_view else request.path
+    )
+
+
+def _page(
+    screen: Any, request: HttpRequest, form: RecurringForm, looked: Preview | None
+) -> HttpResponse:
+    row = form.row
+    shown = None if looked is None else shown_fires(looked.fires, looked.row, looked.now)
+    context = {
+        **screen.admin_site.each_context(request),
+        "opts": screen.opts,
+        "media": screen.media,
+        "form": form,
+        "row": row,
+        "looked": looked,
+        "fires": shown,
+        "source": row.source if row else "",
+        "resting": looked is not None and form.is_paused(form.cleaned_data),
+        "title": gettext("Edit schedule %s") % row.name if row else gettext("Add a schedule"),
+        "back": display.page_of("recurringtask", row.pk)
+        if row
+        else display.list_of("recurringtask"),
+    }
+    return TemplateResponse(request, "admin/django_durable_tasks/recurringtask/edit.html", context)

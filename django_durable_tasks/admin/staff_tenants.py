@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.tenants import staff
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 
 _FOUND = "_durable_tenants"
@@ -17,7 +17,7 @@ _FOUND = "_durable_tenants"
 def tenants_of(request: HttpRequest) -> frozenset[int] | None:
     """Return the ids of the user's tenants, which are read once for a request; None for all."""
     if not hasattr(request, _FOUND):
-        setattr(request, _FOUND, staff.tenants_of(request.user))
+        setattr(request, _FOUND, access.tenants_of(request.user))
     found: frozenset[int] | None = getattr(request, _FOUND)
     return found
 

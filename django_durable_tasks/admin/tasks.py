@@ -1,39 +1,211 @@
-"""The admin of tasks: their lists, their pages and their actions."""
+"""The admin of tasks: their lists, their pages, their actions, and replays with edited
+arguments.
+"""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import (
-    charts,
+    actions,
     dependencies_cell,
     display,
     filters,
-    graph_images,
-    graph_pages,
+    graphs,
     overview,
-    replay_form,
-    task_graph,
-    task_status,
 )
-from django_durable_tasks.admin.actions import action_of, labelled
+from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
 from django_durable_tasks.admin.audit_entries import history_of
-from django_durable_tasks.admin.deliveries import DeliveriesInline
-from django_durable_tasks.admin.execution_log import AttemptsInline
-from django_durable_tasks.admin.graph_actions import TASK_OPERATIONS
-from django_durable_tasks.admin.newest_rows import NewestRowsAdmin
+from django_durable_tasks.admin.display import list_of
+from django_durable_tasks.admin.execution_log import AttemptsInline, DeliveriesInline
+from django_durable_tasks.admin.fields import EditForm
+from django_durable_tasks.admin.graphs import TASK_OPERATIONS
+from django_durable_tasks.admin.readonly import NewestRowsAdmin
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.celery.inspect import sentences
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations import tasks, workflows
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.operations.tasks import (
+    CANCEL,
+    FORCE_COMPLETE,
+    REPLAY,
+    REPLAY_EDITED,
+    RETRY,
+)
+from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 from django_durable_tasks.rules.target_types import TargetType
+
+# The page that edits the arguments of an ended task before it is replayed.
+
+
+def may_edit_arguments(request: HttpRequest) -> bool:
+    """Return whether the user may replay a task with edited arguments, which the form shows
+    unmasked.
+    """
+    return (
+        REPLAY_EDITED.is_permitted(request.user)
+        and bool(request.user.has_perm("django_durable_tasks.view_task"))
+        and display.reads_secrets(request)
+    )
+
+
+class ReplayForm(EditForm):
+    """New arguments and a reason."""
+
+    def __init__(self, data: Any = None, *, task: Task) -> None:
+        super().__init__(
+            data, initial={"args": display.pretty(task.args), "kwargs": display.pretty(task.kwargs)}
+        )
+        self.fields.update(form_fields(REPLAY_EDITED), reason=reason_field(REPLAY_EDITED))
+        self.compare_with(task, task.epoch)
+
+
+def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> bool:
+    """Replay the task. Unchanged arguments are not passed, so that a task that is not registered in
+    this process can be replayed too.
+    """
+    args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
+    same = args == task.args and kwargs == task.kwargs
+    if not same:
+        inspect.load_tasks()
+    tasks = screen.model.objects.using(task._state.db).filter(pk=task.pk, epoch=task.epoch)
+    edited = {} if same else {"args": args, "kwargs": kwargs}
+    reason = form.cleaned_data["reason"]
+    try:
+        done = REPLAY_EDITED.perform(tasks, by=actions.who(request), reason=reason, **edited)
+    except DurableTasksError as refused:
+        form.add_error(None, str(refused))
+        return False
+    if not done.changed:
+        message = gettext(
+            "The status of the task has changed in the meantime. Nothing was changed."
+        )
+        form.add_error(None, message)
+        return False
+    suffix = "" if same else gettext(" with edited arguments")
+    actions.remember(screen, request, [task.pk], f"Replayed{suffix}. {reason}".strip())
+    screen.message_user(request, gettext("Replayed the task%s.") % suffix)
+    return True
+
+
+def replay_view_for(screen: Any) -> Callable[[HttpRequest, uuid.UUID], HttpResponse]:
+    """Return the view for this ModelAdmin."""
+
+    def view(request: HttpRequest, object_id: uuid.UUID) -> HttpResponse:
+        if not may_edit_arguments(request):
+            raise PermissionDenied
+        task = screen.get_queryset(request).filter(pk=object_id, status__in=REPLAYABLE).first()
+        if task is None:
+            raise Http404(gettext("No ended task has this id."))
+        form = ReplayForm(request.POST if request.method == "POST" else None, task=task)
+        if request.method == "POST" and form.is_valid() and _replay(screen, request, task, form):
+            return HttpResponseRedirect(display.page_of("task", task.pk))
+        context = {
+            **screen.admin_site.each_context(request),
+            "opts": screen.opts,
+            "media": screen.media,
+            "form": form,
+            "task": task,
+            "title": REPLAY_EDITED.title,
+            "help": REPLAY_EDITED.help,
+            "back": display.page_of("task", task.pk),
+        }
+        return TemplateResponse(request, "admin/django_durable_tasks/replay.html", context)
+
+    return view
+
+
+# The explanation of a task's status on its page, and the buttons of its operations.
+
+
+def is_overdue(task: Any) -> bool:
+    """Return whether a run takes longer than its expected duration."""
+    if task.status != Status.RUNNING or task.expected_duration is None or task.started_at is None:
+        return False
+    return bool(task.started_at + task.expected_duration < task.seen_at)
+
+
+def status_labels(task: Any) -> list[tuple[str, str]]:
+    """Return the conditions of a task in addition to its status: pairs of a CSS class and a
+    text.
+    """
+    true = {
+        "retrying": task.status == Status.PENDING and task.failures > 0,
+        "overdue": is_overdue(task),
+        "lease expired": task.lease_until is not None and task.lease_until < task.seen_at,
+        "stop requested": task.status == Status.RUNNING and task.cancel_requested_at is not None,
+        "republished": task.status == Status.QUEUED and task.publish_count > 1,
+    }
+    return [(text.replace(" ", "-"), text) for text, applies in true.items() if applies]
+
+
+def status_of_page(screen: Any, request: HttpRequest, task: Any) -> dict[str, Any]:
+    """Return the context of a task's page: sentences, buttons and dependencies."""
+    graph = graphs.graph_of_page(request, task)
+    shown = [
+        *graph.pop("graph_sentences"),
+        *(replace(one, text=display.clean(one.text)) for one in sentences(task)),
+    ]
+    buttons = [*_buttons(screen, request, task), *graph.pop("graph_buttons")]
+    return {"sentences": shown, "buttons": buttons, **graph}
+
+
+def took(task: Any) -> str:
+    """Return the duration of the last attempt, up to now if it is running."""
+    if task.started_at is None or not (task.completed_at or task.status == Status.RUNNING):
+        return display.NOTHING
+    return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
+
+
+def _is_skipped_by_an_ended_task(task: Any) -> bool:
+    """Return whether the task was skipped because of an ended one, which has to be replayed
+    first.
+    """
+    if task.status != Status.SKIPPED or task.cause is None:
+        return False
+    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
+    return bool(causes.exists())
+
+
+def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
+    permitted = screen.get_actions(request)
+    ended = task.status in REPLAYABLE
+    fits = {
+        RETRY: task.status == Status.PENDING and task.failures > 0,
+        REPLAY: ended and not _is_skipped_by_an_ended_task(task),
+        CANCEL: task.status in OPEN and task.cancel_requested_at is None,
+        FORCE_COMPLETE: task.status != Status.SUCCESS,
+    }
+    found = [
+        {"action": one.name, "title": f"{one.title}…"}
+        for one, fit in fits.items()
+        if fit and one.name in permitted
+    ]
+    if ended and may_edit_arguments(request):
+        edit = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
+        found.insert(1, {"url": edit, "title": f"{REPLAY_EDITED.title}…"})
+    if task.status == Status.FAILED and request.user.has_perm(
+        "django_durable_tasks.view_deadletter"
+    ):
+        letters = list_of("deadletter", task__id__exact=task.pk, case="all")
+        found.append({"url": letters, "title": gettext("Its dead letters")})
+    return found
+
 
 _HEAVY = ("args", "kwargs", "options", "result", "progress")
 _CREATED = display.instant_of("created_at", _("created at"))
@@ -50,7 +222,7 @@ _FIRED = display.instant_of("fire_time", _("fire time"))
 
 def _force_run(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Show what a forced run of these tasks would change."""
-    return graph_pages.chosen(screen, request, workflows.FORCE_RUN, rows)
+    return graphs.chosen(screen, request, workflows.FORCE_RUN, rows)
 
 
 @admin.register(Task)
@@ -217,11 +389,11 @@ class TaskAdmin(NewestRowsAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))
-        drawn = self.admin_site.admin_view(charts.view_for(self))
-        edited = self.admin_site.admin_view(replay_form.view_for(self))
-        graph_view = self.admin_site.admin_view(graph_pages.task_view(self))
-        chosen = self.admin_site.admin_view(graph_pages.chosen_view(self))
-        diagram = self.admin_site.admin_view(graph_images.file_view(self, graph_images.around))
+        drawn = self.admin_site.admin_view(overview.charts_view_for(self))
+        edited = self.admin_site.admin_view(replay_view_for(self))
+        graph_view = self.admin_site.admin_view(graphs.task_view(self))
+        chosen = self.admin_site.admin_view(graphs.chosen_view(self))
+        diagram = self.admin_site.admin_view(graphs.diagram_view(self, graphs.diagram_around))
         return [
             path("graph/<str:name>/", chosen, name="django_durable_tasks_graph_chosen"),
             path(
@@ -254,7 +426,7 @@ class TaskAdmin(NewestRowsAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Add the explanation of the status and the buttons of the operations."""
-        context.update(task_status.of_page(self, request, context["original"]))
+        context.update(status_of_page(self, request, context["original"]))
         return super().render_change_form(request, context, *args, **kwargs)
 
     # Columns and fields ---------------------------------------------------------------------------
@@ -267,7 +439,7 @@ class TaskAdmin(NewestRowsAdmin):
     @admin.display(description=_("status"))
     def state(self, task: Task) -> SafeString | str:
         """Show the status and further conditions."""
-        return display.badges([(task.status, task.status), *task_status.labels(task)])
+        return display.badges([(task.status, task.status), *status_labels(task)])
 
     @admin.display(description=_("task"))
     def name_and_error(self, task: Task) -> SafeString | str:
@@ -308,7 +480,7 @@ class TaskAdmin(NewestRowsAdmin):
     @admin.display(description=_("duration"))
     def took(self, task: Any) -> str:
         """Show the duration of the last attempt, up to now if it is running."""
-        return task_status.took(task)
+        return took(task)
 
     @admin.display(description=_("reason"))
     def why_it_ended(self, task: Task) -> str:
@@ -347,7 +519,7 @@ class TaskAdmin(NewestRowsAdmin):
     @admin.display(description=_("workflow"))
     def workflow_link(self, task: Task) -> SafeString | str:
         """Link its workflow run."""
-        return task_graph.workflow_link(task)
+        return graphs.workflow_link(task)
 
     @admin.display(description=_("cause"))
     def cause_link(self, task: Task) -> SafeString | str:

@@ -1,31 +1,41 @@
-"""The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
-them.
-"""
+"""The admin of tenants and of their API keys."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.html import escape
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, staff_tenants
-from django_durable_tasks.admin.actions import who
-from django_durable_tasks.admin.edit_conflicts import OPENED, EditModelForm
+from django_durable_tasks.admin import display, filters, staff_tenants
+from django_durable_tasks.admin.actions import action_of, who
+from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.engine.audit.recorder import recorded
-from django_durable_tasks.engine.tenants import staff
-from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import DEFAULT_TENANT_ID, StaffTenant, Tenant
+from django_durable_tasks.engine.audit import recorded
+from django_durable_tasks.engine.db.clock import estimated_now
+from django_durable_tasks.engine.tenants import access
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.models import DEFAULT_TENANT_ID, ApiKey, StaffTenant, Tenant
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tenants import ASSIGN_STAFF, SET_QUOTAS, UNASSIGN_STAFF
-from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS, quotas_of
+from django_durable_tasks.operations.tenants import (
+    ASSIGN_STAFF,
+    CREATE,
+    REVOKE,
+    SET_QUOTAS,
+    UNASSIGN_STAFF,
+)
+from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, SCOPE_HELP, ApiScope, quotas_of
+
+# The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
+# them.
+
 
 QUOTAS = (*NUMBERS, REQUESTS)
 _SHOWN = 20
@@ -73,7 +83,7 @@ class TenantForm(EditModelForm):
             if name in self.fields:
                 self.fields[name].initial = getattr(row, name)
         if "staff" in self.fields and self.instance.pk:
-            self.fields["staff"].initial = "\n".join(_staff_of(self.instance))
+            self.fields["access"].initial = "\n".join(_staff_of(self.instance))
 
     def version_of(self, row: Any) -> str:
         """Return the values that can be changed."""
@@ -98,7 +108,7 @@ def _staff_of(tenant: Tenant) -> list[str]:
 
 def _unlimited() -> str:
     """Return which staff users see all tenants, and why."""
-    found = staff.unlimited_users(_SHOWN + 1)
+    found = access.unlimited_users(_SHOWN + 1)
     names = [f"{user.username} ({user.reason})" for user in found[:_SHOWN]]
     text = _("Staff users who see all tenants: %s.") % ", ".join(names or ["-"])
     more = _("`manage.py durable staff list` shows all of them.")
@@ -155,7 +165,7 @@ class TenantAdmin(ScreenAdmin):
             )
 
     def _assign(self, request: HttpRequest, form: Any) -> None:
-        before, after = set(_staff_of(form.instance)), set(form.cleaned_data["staff"].split())
+        before, after = set(_staff_of(form.instance)), set(form.cleaned_data["access"].split())
         given = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
         try:
             for name in sorted(after - before):
@@ -182,3 +192,98 @@ class TenantAdmin(ScreenAdmin):
     def work(self, tenant: Tenant) -> SafeString:
         """Link the tenant's tasks."""
         return display.link(display.list_of("task", tenant=tenant.pk), _("tasks"))
+
+
+# The admin of API keys: create one, which is shown once, and revoke others.
+
+
+if TYPE_CHECKING:
+    _ModelForm = forms.ModelForm[ApiKey]
+else:
+    _ModelForm = forms.ModelForm
+
+_FIELDS = ("tenant", "name", "scopes", "mode", "expires_at", "reason")
+_EXPIRES = display.instant_of("expires_at", _("expires at"))
+_USED = display.instant_of("last_used_at", _("last used at"))
+
+
+class ApiKeyForm(_ModelForm):
+    """A new key."""
+
+    scopes = forms.MultipleChoiceField(
+        label=_("Scopes"),
+        choices=[(scope.value, f"{scope}: {SCOPE_HELP[scope]}") for scope in ApiScope],
+        widget=forms.CheckboxSelectMultiple,
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = _FIELDS
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(ScreenAdmin):
+    """API keys."""
+
+    named_by = ("name", "mode", "identifier")
+    list_display = ("prefix", "name", "tenant", "allowed", "state", _EXPIRES, _USED)
+    list_filter = (filters.TenantFilter,)
+    list_select_related = ("tenant",)
+    sortable_by = ()
+    search_fields = ("name", "identifier")
+    actions = (action_of(REVOKE),)
+    operations = (CREATE,)
+    form = ApiKeyForm
+    fields = _FIELDS
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return () if obj is None else ("prefix", *_FIELDS, "state")
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return _FIELDS if obj is None else ("prefix", *_FIELDS, "state", "created_by", "revoked_by")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
+    ) -> Any:
+        """Show a refusal as a message."""
+        try:
+            return super().changeform_view(request, object_id, *rest, **more)
+        except DurableTasksError as refused:
+            self.message_user(request, gettext("Nothing was changed. %s") % refused, messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+        """Create the key and show it, once."""
+        outcome = CREATE.perform(
+            obj.tenant,
+            by=who(request),
+            reason=obj.reason,
+            name=obj.name,
+            scopes=",".join(form.cleaned_data["scopes"]),
+            expires_at=obj.expires_at,
+            mode=obj.mode,
+        )
+        obj.pk, obj.identifier = outcome.value.row.pk, outcome.value.row.identifier
+        text = gettext("Copy the key now, it is not shown again: %s") % outcome.value.text
+        self.message_user(request, text, messages.WARNING)
+
+    @admin.display(description=_("key"))
+    def prefix(self, row: ApiKey) -> str:
+        """Show the part of the key that is not secret."""
+        return row.prefix
+
+    @admin.display(description=_("scopes"))
+    def allowed(self, row: ApiKey) -> str:
+        """Show the scopes."""
+        return ", ".join(row.scopes)
+
+    @admin.display(description=_("state"))
+    def state(self, row: ApiKey) -> str:
+        """Show whether the key is valid."""
+        return gettext("live") if row.is_live(estimated_now()) else gettext("revoked or expired")

@@ -1,4 +1,4 @@
-"""Who sends a request: a program with an API key, or a staff user with a session."""
+"""Who sends a request, and at which rate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,68 @@ from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
 from django_durable_tasks import conf
-from django_durable_tasks.api import problems, throttle
+from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import Problem, invalid_header
-from django_durable_tasks.engine.db.clock_estimate import ReceivedTime, estimated_now
-from django_durable_tasks.engine.tenants import api_keys, staff
+from django_durable_tasks.engine.db.clock import ReceivedTime, estimated_now
+from django_durable_tasks.engine.tenants import access, quotas
+from django_durable_tasks.engine.tenants.quotas import tenant_quotas
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
-from django_durable_tasks.rules.tenants.quotas import RateDecision
+from django_durable_tasks.rules.tenants import (
+    REQUESTS,
+    ApiScope,
+    RateDecision,
+    RequestRate,
+    request_rate_of,
+)
+
+# The request rate of a tenant, counted in the database.
+#
+# Headers as in the IETF draft draft-ietf-httpapi-ratelimit-headers.
+
+
+_NAME = '"requests"'
+
+
+def default_rate() -> RequestRate | None:
+    """Return the rate of tenants without one of their own."""
+    return request_rate_of(conf.quotas().get(REQUESTS))
+
+
+def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
+    """Count a request of the tenant, or one that costs as much as several; None without a quota of
+    requests. Raises Problem.
+    """
+    rate = tenant_quotas(tenant).requests
+    if rate is None:
+        return None
+    decision = quotas.admit_requests(tenant.pk, rate, estimated_now(), requests)
+    if decision.admitted:
+        return decision
+    retry = max(decision.retry_after, 1)
+    raise Problem(
+        problems.TOO_MANY_REQUESTS,
+        f"The tenant may send {rate.number:,} requests in {rate.seconds:,} s. Repeat the request"
+        f" after {retry} s.",
+        headers={**rate_headers(decision), "Retry-After": str(retry)},
+        more={"violated-policies": ["requests"]},
+    )
+
+
+def rate_headers(decision: RateDecision) -> dict[str, str]:
+    """Return the headers ``RateLimit-Policy`` and ``RateLimit``; ``t`` is never later than
+    ``Retry-After``.
+    """
+    rate = decision.rate
+    wait = decision.retry_after or decision.reset
+    return {
+        "RateLimit-Policy": f"{_NAME};q={rate.number};w={rate.seconds}",
+        "RateLimit": f"{_NAME};r={decision.left};t={wait}",
+    }
+
+
+# Who sends a request: a program with an API key, or a staff user with a session.
+
 
 TENANT_HEADER = "Durable-Tenant"
 _LONGEST = 200
@@ -86,12 +140,12 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        found = api_keys.verified(text.strip(), now, throttle.default_rate())
+        found = access.verified_key(text.strip(), now, default_rate())
         if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.
             raise AuthenticationFailed("The API key is unknown, expired or revoked.")
         row = found.row
-        api_keys.record_use(row, now)
+        access.record_key_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
         name, counted = f"{KEY_ACTOR}{row.prefix}", found.decision
         return Caller(row.tenant, name, scopes, clock=found.clock, decision=counted), row
@@ -118,7 +172,7 @@ class StaffSessionAuthentication(SessionAuthentication):
             self.enforce_csrf(request)
         except PermissionDenied as refused:
             raise Problem(problems.CSRF_FAILED, str(refused.detail)) from None
-        allowed = staff.tenants_of(user)
+        allowed = access.tenants_of(user)
         scopes = frozenset(ApiScope)
         if not user.has_perm(f"{APP}.{_READS_SECRETS}"):
             scopes -= {ApiScope.SECRETS}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from django.core.signals import got_request_exception
 from django.db import connections, transaction
 from django.http import HttpRequest
+from django.urls import reverse
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.negotiation import BaseContentNegotiation
@@ -18,22 +20,37 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_durable_tasks import conf
-from django_durable_tasks.api import problems, throttle
-from django_durable_tasks.api.addresses import address_of, use_namespace_of
+from django_durable_tasks.api import authentication, problems
 from django_durable_tasks.api.authentication import (
     ApiKeyAuthentication,
     Caller,
     StaffSessionAuthentication,
 )
-from django_durable_tasks.api.exception_mapping import problem_of
-from django_durable_tasks.api.json_body import JsonParser, JsonRenderer, too_large
+from django_durable_tasks.api.fields import JsonParser, JsonRenderer, too_large
 from django_durable_tasks.api.openapi import EndpointSchema
-from django_durable_tasks.api.problems import InvalidPart, Problem
+from django_durable_tasks.api.problems import InvalidPart, Problem, problem_of
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.engine.tenants import quota_events
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.rules.tenants.api_keys import SCOPE_HELP, ApiScope
-from django_durable_tasks.rules.tenants.quotas import RateDecision
+from django_durable_tasks.rules.tenants import SCOPE_HELP, ApiScope, RateDecision
+
+# Addresses of the API, also if the project includes its URLs within another namespace.
+
+
+_NAME = "durable-api"
+_namespace: ContextVar[str] = ContextVar("durable_api_namespace", default=_NAME)
+
+
+def use_namespace_of(request: HttpRequest) -> None:
+    """Build the addresses of this request in the namespace in which it was resolved."""
+    match = request.resolver_match
+    _namespace.set(":".join(match.namespaces) if match and match.namespaces else _NAME)
+
+
+def address_of(name: str, **parts: Any) -> str:
+    """Return the path of an endpoint by its name in ``urls.py``."""
+    return reverse(f"{_namespace.get()}:{name}", kwargs=parts)
+
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _LENGTH = re.compile("[0-9]{1,12}")
@@ -146,7 +163,7 @@ class ApiEndpoint(APIView):
             # Before the parameters, which are those of a method.
             self.http_method_not_allowed(request)
         if isinstance(request.user, Caller) and request.user.user is None:
-            self.rate = request.user.decision or throttle.admit(request.user.tenant)
+            self.rate = request.user.decision or authentication.admit_request(request.user.tenant)
         self._check_access(str(request.method))
         self._check_parameters(request)
         self._check_size(request)
@@ -222,7 +239,7 @@ class ApiEndpoint(APIView):
         # A request that costs more than the window is admitted when all of the window is free.
         further = min((number - 1) // _ITEMS_OF_A_REQUEST, self.rate.rate.number - 1)
         if further > 0:
-            self.rate = throttle.admit(self.caller.tenant, further)
+            self.rate = authentication.admit_request(self.caller.tenant, further)
 
     def handle_exception(self, exc: Exception) -> Response:
         """Return the problem of an exception; no error is answered in another form."""
@@ -247,7 +264,7 @@ class ApiEndpoint(APIView):
         violated = problem.more.get("violated-policies", ())
         quota = next(iter(violated), "") or getattr(exc, "quota", "")
         if quota and not self.dry_run:
-            quota_events.refused(self.caller.tenant.pk, quota, problem.detail)
+            quotas.refused(self.caller.tenant.pk, quota, problem.detail)
 
     def finalize_response(
         self, request: Request, response: Any, *args: Any, **kwargs: Any
@@ -260,7 +277,7 @@ class ApiEndpoint(APIView):
         finished.headers["X-Request-Id"] = self.request_id
         finished.headers["Cache-Control"] = "no-store"
         finished.headers["X-Content-Type-Options"] = "nosniff"
-        for name, value in throttle.headers_of(self.rate).items() if self.rate else ():
+        for name, value in authentication.rate_headers(self.rate).items() if self.rate else ():
             finished.headers.setdefault(name, value)
         return finished
 

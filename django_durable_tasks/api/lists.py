@@ -1,16 +1,13 @@
-"""Pages of lists by keyset: each list is ordered by a unique column, which an index serves.
-
-A cursor contains the first or the last key of a page, and the direction in which the list
-continues. It is signed together with the tenant, the address and the filters, and refused with any
-others.
-"""
+"""Objects and lists: JSON values, ETags, ``If-Match``, and pages by keyset."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -22,7 +19,74 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.fields import Body, rendered
 from django_durable_tasks.api.problems import invalid_parameter
+
+# Single objects: their JSON values, their ETag, and the checks of ``If-Match``.
+
+
+@functools.cache
+def fields_of(answer: type[Body]) -> Mapping[str, Any]:
+    """Return the bound fields of an answer. They are made once, because making them costs more than
+    a row.
+    """
+    return dict(answer().fields)
+
+
+def shown_by(answer: type[Body], row: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of an answer, except ``without``, from the attributes of an object."""
+    found: dict[str, Any] = {}
+    for name, field in fields_of(answer).items():
+        if name in without:
+            continue
+        value = getattr(row, str(field.source))
+        found[name] = None if value is None else field.to_representation(value)
+    return found
+
+
+def entity_tag(version: int, body: Mapping[str, Any] | bytes) -> str:
+    """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
+    If-None-Match.
+    """
+    digest = hashlib.sha256(rendered(body)).hexdigest()[:12]
+    return f'"{version}-{digest}"'
+
+
+def version_in(tag: str) -> str:
+    """Return the version in an ETag; proxies that compress answers add ``W/``."""
+    return tag.strip().removeprefix("W/").strip('"').partition("-")[0]
+
+
+def tagged(request: Request, version: int, body: Mapping[str, Any]) -> Response:
+    """Return an object with its ETag, or 304 if the client has it."""
+    tag = entity_tag(version, body)
+    given = request.headers.get("If-None-Match", "")
+    if given == "*" or tag in [part.strip().removeprefix("W/") for part in given.split(",")]:
+        return Response(status=304, headers={"ETag": tag})
+    return Response(body, headers={"ETag": tag})
+
+
+def require_version(request: Request, version: int) -> None:
+    """Check ``If-Match`` against the present version; raises Problem."""
+    given = request.headers.get("If-Match")
+    if given is None:
+        raise problems.invalid_header(
+            "If-Match", "send the ETag of the object.", problems.VERSION_REQUIRED
+        )
+    tags = [version_in(part) for part in given.split(",")]
+    if given.strip() != "*" and str(version) not in tags:
+        raise problems.invalid_header(
+            "If-Match", "the object has another version now.", problems.STALE_VERSION
+        )
+
+
+# Pages of lists by keyset: each list is ordered by a unique column, which an index serves.
+#
+# A cursor contains the first or the last key of a page, and the direction in which the list
+# continues. It is signed together with the tenant, the address and the filters, and refused with
+# any others.
+
 
 DEFAULT_LIMIT, LIMIT_MAX = 50, 200
 PAGE_PARAMETERS = frozenset({"limit", "cursor"})

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from django_durable_tasks.api.argument_edits import refuse_masks
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
@@ -23,10 +22,8 @@ from django_durable_tasks.api.fields import (
     Seconds,
     Text,
 )
-from django_durable_tasks.api.new_tasks import check_queue
 from django_durable_tasks.api.problems import invalid_field
-from django_durable_tasks.api.target_mapping import call_of
-from django_durable_tasks.api.task_fields import future, not_past
+from django_durable_tasks.api.tasks import call_of, check_queue, future, not_past, refuse_masks
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
@@ -34,8 +31,7 @@ from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import OnUpstreamFailure, needed_of
 from django_durable_tasks.rules.target_types import TargetType
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
-from django_durable_tasks.rules.workflows.plan import MARK
-from django_durable_tasks.rules.workflows.step import Step
+from django_durable_tasks.rules.workflows import MARK, Step
 from django_durable_tasks.workflows import Workflow
 
 STEPS_MAX = 1_000

@@ -21,8 +21,7 @@ from rest_framework import serializers
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import TENANT_HEADER
-from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text
-from django_durable_tasks.api.json_body import rendered
+from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text, rendered
 from django_durable_tasks.api.lists import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.api.sent_requests import add_webhooks
 from django_durable_tasks.rules.states import Status

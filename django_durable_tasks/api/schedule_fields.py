@@ -9,7 +9,6 @@ from typing import Any
 from rest_framework import serializers
 
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.exception_mapping import refused_option
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     AnyJson,
@@ -24,13 +23,13 @@ from django_durable_tasks.api.fields import (
     Seconds,
     Text,
 )
-from django_durable_tasks.api.objects import shown_by
-from django_durable_tasks.api.problems import invalid_field
-from django_durable_tasks.api.target_mapping import kind_of, readable, shown_config
+from django_durable_tasks.api.lists import shown_by
+from django_durable_tasks.api.problems import invalid_field, refused_option
+from django_durable_tasks.api.tasks import kind_of, readable, shown_config
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import Roll
-from django_durable_tasks.rules.recurring.policies import (
+from django_durable_tasks.rules.recurring.misfires import (
     CatchUp,
     CatchUpOrder,
     Overlap,
@@ -38,7 +37,7 @@ from django_durable_tasks.rules.recurring.policies import (
 )
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.rules.target_types import TargetType
-from django_durable_tasks.rules.tenants.texts import text_for_tenants
+from django_durable_tasks.rules.tenants import text_for_tenants
 
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
 _ALIASES = {"interval_seconds": "interval"}

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
-from django_durable_tasks.rules.notifications.events import FLAGS, EventType
-from django_durable_tasks.rules.notifications.message_types import DATA_OF, EventMessage, Format
+from django_durable_tasks.rules.notifications import DATA_OF, FLAGS, EventMessage, EventType, Format
 from django_durable_tasks.rules.targets.answers import BACKOFF
-from django_durable_tasks.rules.targets.headers import OPTIONAL_HEADERS, SENT_HEADERS
+from django_durable_tasks.rules.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 
 _TAG = "webhooks"
 _TYPES: Mapping[Any, str] = {str: "string", int: "integer"}

@@ -1,5 +1,5 @@
-"""Performs a write: in one transaction with the answer stored under its ``Idempotency-Key``, or as
-a dry run that is rolled back.
+"""Performs writes and operations, in one transaction with the stored answer of an
+``Idempotency-Key``.
 """
 
 from __future__ import annotations
@@ -7,31 +7,57 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import WRITES, ApiEndpoint
-from django_durable_tasks.api.json_body import rendered
+from django_durable_tasks.api.fields import (
+    KEY_LENGTH,
+    Body,
+    Flag,
+    Id,
+    Instant,
+    Integer,
+    JsonList,
+    JsonObject,
+    OneOf,
+    Seconds,
+    Text,
+    rendered,
+)
 from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.api.target_mapping import without_secrets
-from django_durable_tasks.engine.audit.actor import acting
+from django_durable_tasks.api.tasks import without_secrets
+from django_durable_tasks.engine.audit import acting
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.connections import TimeLimits, bound_transaction
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.tenants.dry_runs import rolled_back
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.tenants.idempotent_requests import (
     RequestIdentity,
     StoredAnswer,
     once,
+    rolled_back,
 )
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
+from django_durable_tasks.operations.operation import (
+    REASON_HELP,
+    Argument,
+    ArgumentType,
+    Operation,
+    OperationResult,
+    Reason,
+)
 from django_durable_tasks.rules.audit import AuditSource
+
+# Performs a write: in one transaction with the answer stored under its ``Idempotency-Key``, or as
+# a dry run that is rolled back.
+
 
 _KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _LONGEST_OPERATION = 200
@@ -189,3 +215,78 @@ def _response(answer: Answer) -> Response:
     if answer.status_code == 204:
         return Response(status=204, headers=headers)
     return Response(answer.body, status=answer.status_code, headers=headers)
+
+
+_REASON_MAX = 500
+_FIELDS: Mapping[ArgumentType, Any] = {
+    ArgumentType.TEXT: lambda **options: Text(max_length=KEY_LENGTH, **options),
+    ArgumentType.REQUEST_ID: lambda **options: Text(max_length=KEY_LENGTH, **options),
+    ArgumentType.INSTANT: Instant,
+    ArgumentType.INTEGER: Integer,
+    ArgumentType.SECONDS: Seconds,
+    ArgumentType.FLAG: Flag,
+    ArgumentType.JSON_LIST: JsonList,
+    ArgumentType.JSON_OBJECT: JsonObject,
+    ArgumentType.TASK_ID: Id,
+}
+
+
+def body_of(
+    name: str,
+    *operations: Operation,
+    without: Collection[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> type[Body]:
+    """Return the serializer of a body with ``reason``, the fields of these operations except
+    ``without``, and ``more`` fields.
+    """
+    required = all(one.reason == Reason.REQUIRED for one in operations)
+    fields: dict[str, Any] = {
+        "reason": Text(
+            required=required,
+            allow_blank=not required,
+            max_length=_REASON_MAX,
+            help_text=str(REASON_HELP),
+        )
+    }
+    for operation in operations:
+        if operation.modes:
+            names = [str(mode.name) for mode in operation.modes]
+            fields["mode"] = OneOf(choices=names, default=names[0])
+        for argument in operation.fields:
+            if argument.name not in without:
+                fields[argument.name] = _field(argument)
+    return type(name, (Body,), {**fields, **(more or {}), "__doc__": str(operations[0].help)})
+
+
+def _field(argument: Argument) -> Any:
+    options: dict[str, Any] = {
+        "required": argument.required and argument.default is None,
+        "help_text": str(argument.help or argument.label),
+    }
+    if argument.minimum is not None:
+        options["min_value"] = argument.minimum
+    if argument.choices:
+        return OneOf(choices=[str(value) for value, _label in argument.choices], **options)
+    return _FIELDS[argument.kind](**options)
+
+
+def _default(argument: Argument) -> Any:
+    return False if argument.kind == ArgumentType.FLAG else argument.default
+
+
+def perform(
+    operation: Operation, subject: Any, caller: Caller, given: Mapping[str, Any]
+) -> OperationResult:
+    """Perform the operation with the validated fields of a body; raises DurableTasksError, or
+    Problem if a staff user lacks its permission.
+
+    A field that the request leaves out gets the default of the registry.
+    """
+    caller.require_permission(operation.permission)
+    fields = {
+        argument.name: given.get(argument.name, _default(argument)) for argument in operation.fields
+    }
+    if operation.modes:
+        fields["mode"] = given.get("mode", operation.modes[0].name)
+    return operation.perform(subject, by=caller.name, reason=given.get("reason", ""), **fields)

@@ -1,19 +1,22 @@
-"""``self.durable``: the current run, for the task function."""
+"""``self.durable``: the current run, for the task function; and runs over many items."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
-from django_durable_tasks import conf
+from celery import current_app
+
+from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.engine.db.connections import dedicated_connection, on_sqlite
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.rules.tasks.masking import shortened
-from django_durable_tasks.rules.workflows.builder import AddedTasks
+from django_durable_tasks.rules.tasks.arguments import shortened
+from django_durable_tasks.rules.workflows import AddedTasks
 
 
 class RunContext:
@@ -120,3 +123,16 @@ def _number(name: str, value: Any) -> int | float:
     if not -(2**63) <= number < 2**63:
         raise InvalidOption(f"progress({name}=...): give a finite number below 2**63.")
     return number
+
+
+# Runs a durable task for many items, one after the other, inside one run.
+
+
+def called_for_each(name: str, items: Iterable[Any], *, spread: bool) -> list[Any]:
+    """Return the results of the durable task for each item. With ``spread`` an item is a tuple of
+    positional arguments.
+
+    Raises UnknownTask and the exceptions of the task.
+    """
+    task = current_app.tasks[registry.get(name).options.name]
+    return [task(*item) if spread else task(item) for item in items]

@@ -1,6 +1,4 @@
-"""Reads Celery's configuration for the system checks and the commands. Connects only if
-requested.
-"""
+"""What only Celery knows: its configuration, loaded tasks and time zone."""
 
 from __future__ import annotations
 
@@ -15,8 +13,18 @@ import kombu
 from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
 
+from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, failures_of
 from django_durable_tasks.celery.transports import filesystem
+from django_durable_tasks.engine.cluster import status
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.models import Task
+from django_durable_tasks.rules.recurring.timetables.zones import zone_name
+from django_durable_tasks.rules.states import WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.explanations import Level, Sentence, TaskSituation, explain
+
+# Reads Celery's configuration for the system checks and the commands. Connects only if requested.
+
 
 _REDIS_VISIBILITY = 3600.0
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
@@ -177,3 +185,116 @@ def broker_problem() -> str | None:
     except failures_of(connection) as error:
         return f"{connection.as_uri()}: {type(error).__name__}"
     return None
+
+
+# Explains why a task has not run, including what only Celery knows: whether its code is loaded and
+# the broker responds.
+
+
+def sentences(task: Task) -> list[Sentence]:
+    """Return what prevents the next step of the task, problems first; at least one sentence.
+
+    Connects to the broker, within PUBLISH_TIMEOUT, if the task waits for a message.
+    """
+    problem = load_tasks()
+    durable = registry.find(task.name)
+    situation, led = status.situation(
+        task,
+        known=durable is not None,
+        has_batches=durable is not None and durable.options.batch is not None,
+    )
+    found = explain(situation)
+    troubles = list(_around(task, situation, led=led))
+    if problem is not None:
+        troubles.append(f"The modules of tasks cannot be imported here: {problem}")
+    at = sum(sentence.level == Level.TROUBLE for sentence in found)
+    return [
+        *found[:at],
+        *(Sentence(Level.TROUBLE, text) for text in troubles),
+        *found[at:],
+    ]
+
+
+def _around(task: Task, situation: TaskSituation, *, led: bool) -> Iterator[str]:
+    """Yield the problems that the row does not show: no leader, broker unavailable."""
+    stuck = situation.publish_count > 1 or (
+        task.lease_until is not None and task.lease_until < situation.now
+    )
+    if (
+        situation.schedulers
+        and not led
+        and task.status in (Status.QUEUED, Status.RUNNING)
+        and stuck
+    ):
+        yield "No scheduler is the leader, so it is not republished or taken from a dead worker."
+    if task.status not in WITH_DUE_AT or task.due_at is None:
+        return
+    if task.status == Status.QUEUED or task.due_at <= situation.now:
+        broker = broker_problem()
+        if broker is not None:
+            yield f"The broker does not answer from here: {broker}."
+
+
+# Finds the time zone of a new schedule without one, by the same rule in every process.
+
+
+OURS, CELERYS, DJANGOS = "DURABLE_TASKS['TIMEZONE']", "CELERY_TIMEZONE", "TIME_ZONE"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedZone:
+    """A zone and the setting that names it."""
+
+    name: str
+    setting: str
+
+
+def default_zone() -> NamedZone:
+    """Return the first zone that is set: DURABLE_TASKS['TIMEZONE'], CELERY_TIMEZONE, TIME_ZONE.
+
+    Beat uses the last two. Raises InvalidSchedule if a setting contains an unknown zone.
+    """
+    return next(_named())
+
+
+def schedule_zone() -> str:
+    """Return the name of the default zone."""
+    return default_zone().name
+
+
+def differing() -> tuple[NamedZone, NamedZone] | None:
+    """Return the default zone and the first setting that names another one; None if they agree.
+
+    What DURABLE_TASKS['TIMEZONE'] names was decided for schedules, and may differ.
+    """
+    first = default_zone()
+    if first.setting == OURS:
+        return None
+    return next(
+        ((first, other) for other in _named() if _canonical(other.name) != _canonical(first.name)),
+        None,
+    )
+
+
+def _named() -> Iterator[NamedZone]:
+    # The attribute conf.timezone is TIME_ZONE where CELERY_TIMEZONE is not set; the key is the
+    # setting alone.
+    celerys = current_app.conf.get("timezone") or conf.celery_time_zone()
+    for setting, value in (
+        (OURS, conf.settings().TIMEZONE),
+        (CELERYS, celerys),
+        (DJANGOS, conf.time_zone()),
+    ):
+        if value:
+            try:
+                yield NamedZone(zone_name(value), setting)
+            except InvalidSchedule as refused:
+                raise InvalidSchedule(f"{setting} names no time zone: {refused}") from None
+
+
+def _canonical(name: str) -> str:
+    return (
+        "UTC"
+        if name in {"Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "UCT", "Universal", "Zulu"}
+        else name
+    )

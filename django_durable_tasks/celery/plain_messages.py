@@ -1,8 +1,4 @@
-"""Handles plain Celery messages for a durable task: creates a task if ACCEPT_PLAIN_MESSAGES is set,
-refuses them otherwise.
-
-Such messages were published before the task was durable, or by a process that does not load Django.
-"""
+"""Plain Celery messages: those for durable tasks, and those that durable tasks send."""
 
 from __future__ import annotations
 
@@ -10,18 +6,26 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from celery import states
+from celery import current_app, states
 from celery.exceptions import Ignore
 from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import calls
-from django_durable_tasks.celery.execution.outcomes import text_of
+from django_durable_tasks.celery.execution.endings import text_of
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import DurableTasksError, PlainMessageRefused
+
+# Handles plain Celery messages for a durable task: creates a task if ACCEPT_PLAIN_MESSAGES is set,
+# refuses them otherwise.
+#
+# Such messages were published before the task was durable, or by a process that does not load
+# Django.
+
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _FOREIGN_IDS = uuid.UUID("6f3c9a52-6a5e-5c0e-9d0b-1d7a1a0c7f11")
@@ -103,3 +107,30 @@ def _persistently(create: Any) -> None:
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
             return
+
+
+# Sends a message to a Celery task that is not durable, from inside a run.
+
+
+def celery_id_of(idempotency_key: str) -> str:
+    """Return the Celery id of a message that a run sends: the same for every attempt and replay of
+    the run.
+    """
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, idempotency_key))
+
+
+def send_plain_task(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    idempotency_key: str,
+) -> str:
+    """Publish the message as beat does, and return its Celery id. Raises the errors of the
+    broker.
+    """
+    celery_id = celery_id_of(idempotency_key)
+    current_app.send_task(
+        name, list(args), dict(kwargs), task_id=celery_id, retry=False, **dict(options)
+    )
+    return celery_id

@@ -1,7 +1,8 @@
-"""``DurableResult``: an AsyncResult that reads the task's row instead of a result backend."""
+"""``DurableResult``: an AsyncResult that reads the task's row, with the stored exception."""
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -14,13 +15,75 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, assert_will_not_block
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.stored_exceptions import rebuilt
-from django_durable_tasks.engine.db.publish_on_commit import is_uncommitted
+from django_durable_tasks.engine.db.commit_hooks import is_uncommitted
 from django_durable_tasks.engine.tasks import operator_actions
-from django_durable_tasks.exceptions import BodyFailed, InvalidOption, WouldWaitForever
+from django_durable_tasks.exceptions import (
+    BodyFailed,
+    InvalidOption,
+    ResultTooLarge,
+    UnserializableResult,
+    WouldWaitForever,
+)
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, Status
+from django_durable_tasks.rules.tasks.arguments import (
+    ERROR_MAX_BYTES,
+    JSON_MAX_DEPTH,
+    encode_result,
+    masked,
+)
+
+# Converts the exception of a task to JSON and back, so that ``get()`` can raise it in another
+# process.
+
+
+def described(error: BaseException) -> dict[str, Any] | None:
+    """Return the class and the arguments of an exception, with secrets masked; None if they cannot
+    be encoded as JSON, or an attribute of the exception raises.
+    """
+    kind, names = type(error), conf.settings().SECRET_NAMES
+    try:
+        found = {"module": kind.__module__, "name": kind.__qualname__, "args": list(error.args)}
+        if not _fits(found):  # also bounds what is masked: the arguments may contain themselves
+            return None
+        found["args"] = masked(found["args"], names)
+        return found if _fits(found) else None
+    except Exception:  # noqa: BLE001 - code of the exception's class and of its arguments
+        return None
+
+
+def _fits(found: Mapping[str, Any]) -> bool:
+    try:
+        encode_result("", found, max_bytes=ERROR_MAX_BYTES, max_depth=JSON_MAX_DEPTH)
+    except (UnserializableResult, ResultTooLarge):
+        return False
+    return True
+
+
+def rebuilt(found: Mapping[str, Any] | None) -> Exception | None:
+    """Return the exception that ``described`` encoded; None if its class is not loaded here or has
+    another signature.
+
+    Nothing is imported. A caller that catches the class has imported it.
+    """
+    if found is None:
+        return None
+    kind: Any = sys.modules.get(found["module"])
+    for part in found["name"].split("."):
+        kind = getattr(kind, part, None)
+    if not isinstance(kind, type) or not issubclass(kind, Exception):
+        return None
+    args = tuple(found["args"])
+    try:
+        error = kind(*args)
+    except Exception:  # noqa: BLE001 - a class of the project's, whose signature is not known
+        return None
+    return error if error.args == args else None
+
+
+# ``DurableResult``: an AsyncResult that reads the task's row instead of a result backend.
+
 
 _CELERY_STATES = {
     Status.BLOCKED: states.PENDING,

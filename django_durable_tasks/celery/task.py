@@ -18,9 +18,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution import body_request, gate, retries
+from django_durable_tasks.celery.execution import endings, gate
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.message_id import of_request
+from django_durable_tasks.celery.publishing.prepared_messages import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
@@ -59,7 +59,7 @@ class DurableTask(CeleryTask):
         request = self.request
         if request.called_directly:
             return super().__call__(*args, **kwargs)
-        state = body_request.state_of(request)
+        state = gate.state_of(request)
         if state.in_function:
             return super().__call__(*args, **kwargs)
         if not state.received:
@@ -71,7 +71,7 @@ class DurableTask(CeleryTask):
         finally:
             state.in_function = False
 
-    def _receive(self, state: body_request.CallState, args: Any, kwargs: Any) -> Any:
+    def _receive(self, state: gate.CallState, args: Any, kwargs: Any) -> Any:
         """Run the task of a message that Celery delivers, or that a batch stands for."""
         if state.run is not None:
             return state.run()
@@ -171,8 +171,8 @@ class DurableTask(CeleryTask):
         overridden ``__call__`` its arguments.
         """
         super().__init_subclass__(**options)
-        body_request.wrap_hooks(cls)
-        body_request.wrap_call(cls, DurableTask)
+        gate.wrap_hooks(cls)
+        gate.wrap_call(cls, DurableTask)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -247,7 +247,7 @@ class DurableTask(CeleryTask):
                 f"self.retry({refused[0]}=...): the next attempt has the arguments and options of"
                 " the row; to change them return Schedule(...) instead."
             )
-        retry = retries.retry_exception(self, live, exc, countdown or eta or countdown, max_retries)
+        retry = endings.retry_exception(self, live, exc, countdown or eta or countdown, max_retries)
         if throw:
             raise retry from exc
         live.requested_retry = retry

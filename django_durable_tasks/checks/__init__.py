@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from django.core import checks
 
-from django_durable_tasks.checks.celery import check_celery
+from django_durable_tasks.checks.configuration import (
+    check_celery,
+    check_schedules,
+    check_settings,
+    check_tasks,
+)
 from django_durable_tasks.checks.database import OLDEST, check_database
 from django_durable_tasks.checks.findings import FINDINGS, ProjectFinding
-from django_durable_tasks.checks.settings import check_settings
-from django_durable_tasks.checks.tasks import check_schedules, check_tasks
 
 __all__ = [
     "FINDINGS",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from django_durable_tasks.diagrams.json import as_json
-from django_durable_tasks.diagrams.mermaid import as_mermaid
 from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
-from django_durable_tasks.diagrams.svg.document import as_svg
-from django_durable_tasks.diagrams.text import as_text
+from django_durable_tasks.diagrams.svg import as_svg
+from django_durable_tasks.diagrams.texts import as_json, as_mermaid, as_text
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 

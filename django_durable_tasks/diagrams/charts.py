@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from django_durable_tasks.diagrams import palette
-from django_durable_tasks.diagrams.svg.markup import Markup, element, text
+from django_durable_tasks.diagrams import model
+from django_durable_tasks.diagrams.svg import Markup, element, text
 from django_durable_tasks.rules.states import LogStatus, Status
 
 WIDTH, HEIGHT = 960, 240
@@ -30,16 +30,16 @@ _SECONDS = (
     (3_600.0, "1 h"),
 )
 STATUS_COLOURS = {
-    Status.SUCCESS.value: palette.STYLES[Status.SUCCESS].strong,
+    Status.SUCCESS.value: model.STYLES[Status.SUCCESS].strong,
     LogStatus.RETRY.value: "#d97706",
-    Status.FAILED.value: palette.STYLES[Status.FAILED].strong,
+    Status.FAILED.value: model.STYLES[Status.FAILED].strong,
     LogStatus.LOST.value: "#0f172a",
-    Status.CANCELLED.value: palette.STYLES[Status.CANCELLED].strong,
+    Status.CANCELLED.value: model.STYLES[Status.CANCELLED].strong,
     Status.SKIPPED.value: "#94a3b8",
     Status.EXPIRED.value: "#db2777",
 }
 """The statuses of endings in the order of a stack, from below, with their colours."""
-OTHER_COLOUR = palette.LINE
+OTHER_COLOUR = model.LINE
 LINE_COLOURS = ("#1d4ed8", "#d97706")
 
 
@@ -122,7 +122,7 @@ def _document(frame: ChartFrame, parts: Sequence[Markup]) -> Markup:
         "svg",
         element("title", frame.title, id=title),
         element("desc", frame.description, id=description),
-        element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=palette.PANEL),
+        element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=model.PANEL),
         *parts,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -160,16 +160,16 @@ def _grid(marks: Sequence[tuple[float, str]], height: Callable[[float], float]) 
     for value, label in marks:
         y = round(height(value), 2)
         yield element("path", d=f"M{_LEFT} {y}H{WIDTH - _RIGHT}", stroke=_GRID)
-        yield text(_LEFT - 8, y + 4, label, _SIZE, palette.QUIET, text_anchor="end")
+        yield text(_LEFT - 8, y + 4, label, _SIZE, model.QUIET, text_anchor="end")
 
 
 def _axis(frame: ChartFrame) -> Iterator[Markup]:
     bottom = _TOP + _PLOT_HEIGHT
-    yield element("path", d=f"M{_LEFT} {bottom}H{WIDTH - _RIGHT}", stroke=palette.LINE)
+    yield element("path", d=f"M{_LEFT} {bottom}H{WIDTH - _RIGHT}", stroke=model.LINE)
     for index, label in frame.ticks:
         x = round(frame.left_of(index), 2)
-        yield element("path", d=f"M{x} {bottom}V{bottom + 5}", stroke=palette.LINE)
-        yield text(x, bottom + 20, label, _SIZE, palette.QUIET, text_anchor="middle")
+        yield element("path", d=f"M{x} {bottom}V{bottom + 5}", stroke=model.LINE)
+        yield text(x, bottom + 20, label, _SIZE, model.QUIET, text_anchor="middle")
 
 
 def _bar(

@@ -1,21 +1,13 @@
-"""The due index in Redis: one sorted set, ``due_tasks``, that all schedulers of a region share.
-
-The score is the due time in milliseconds, the member is ``queue|priority|shard|id``. A hash maps
-each id to its member, so that the entry of a moved task is found. Both keys expire when they are no
-longer written. A mark contains the instant up to which the leader has filled the set. Without the
-mark (after a flush, or before the first fill) the set is not used.
-
-No content of Redis raises an exception. A member or mark that cannot be parsed (format of another
-release, foreign bytes) and a key of another type are removed, counted and logged. The poll of the
-database finds the tasks.
-"""
+"""The due index in Redis: one sorted set, ``due_tasks``, that all schedulers of a region share."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,11 +16,158 @@ from typing import Any, TypeVar
 from django.db import connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import DueEntry
+from django_durable_tasks.circuit_breaker import CircuitBreaker
+from django_durable_tasks.due_index.memory import DueEntry
+from django_durable_tasks.engine.verify.check import Unreadable
+
+# The Redis client of a process: short timeouts and a pause after a failure, so that callers do not
+# wait for Redis.
+#
+# There is one client per address. A request waits at most one short timeout. After a failure,
+# requests return their default at once for some seconds. Then one caller at a time tries again.
+# Each change of state is logged once.
+
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
+WAIT = 0.5
+PAUSE = 5.0
+_url: str | None = None
+
+
+def use_url(url: str | None) -> None:
+    """Use the Redis at ``url`` in this process instead of REDIS_URL; None restores the setting."""
+    global _url
+    _url = url
+
+
+def url() -> str | None:
+    """Return the address of Redis; None if none is configured."""
+    return _url or conf.settings().REDIS_URL
+
+
+class RedisConnection:
+    """A Redis client with a circuit breaker."""
+
+    def __init__(self, address: str, *, pause: float | None = None) -> None:
+        self.client, self._errors = _client(address, WAIT)
+        self.why = ""
+        pause = PAUSE if pause is None else pause
+        self._breaker = CircuitBreaker(lambda: pause, lambda: 4 * WAIT)
+
+    def open(self) -> bool:
+        """Return whether the last request succeeded."""
+        return self._breaker.closed()
+
+    def call(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
+        """Return the result of ``act`` for the client, or ``otherwise`` while Redis is unavailable.
+        Never raises RedisError.
+
+        With ``probe=False`` no request is made after a failure until another caller succeeds. This
+        is for callers that must not wait.
+        """
+        if not (self._breaker.allows() if probe else self.open()):
+            return otherwise
+        try:
+            found = act(self.client)
+        except self._errors as error:
+            self._failed(error)
+            return otherwise
+        self._succeeded()
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _succeeded(self) -> None:
+        if self._breaker.succeeded():
+            self.why = ""
+            logger.warning(
+                "The connection to Redis is restored; the due index and notifications use it again."
+            )
+
+    def _failed(self, error: Exception) -> None:
+        self.why = f"Redis does not serve ({type(error).__name__})"
+        if self._breaker.failed():
+            # The text of the error is not logged: it may contain the address with its password.
+            logger.error(
+                "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
+            )
+
+
+def _client(address: str, read: float) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a client and its errors.
+
+    ``redis`` is imported here. Otherwise every command of a project loads it, also without
+    REDIS_URL.
+    """
+    import redis  # noqa: PLC0415
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    patience = {
+        "socket_connect_timeout": WAIT,
+        "socket_timeout": read,
+        "retry": Retry(NoBackoff(), 0),
+        # Bytes that are not UTF-8 are decoded to surrogates, which encode to the same bytes, so
+        # that such entries can be removed.
+        "decode_responses": True,
+        "encoding_errors": "surrogateescape",
+    }
+    return redis.Redis.from_url(address, **patience), (redis.RedisError, OSError)
+
+
+def listening_client(address: str) -> Any:
+    """Return a client for a listener. Its timeout is longer, because a channel without messages is
+    not a failure.
+    """
+    return _client(address, 10 * WAIT)[0]
+
+
+_connections: dict[str, RedisConnection] = {}
+_making = threading.Lock()
+
+
+def connection() -> RedisConnection | None:
+    """Return the shared Redis connection of this process; None if no Redis is configured."""
+    address = url()
+    if address is None:
+        return None
+    found = _connections.get(address)
+    if found is None:
+        with _making:
+            found = _connections.setdefault(address, RedisConnection(address))
+    return found
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def close_idle() -> None:
+    """Close all shared connections; the next use opens new ones."""
+    with _making:
+        open_ones = list(_connections.values())
+        _connections.clear()
+    for each in open_ones:
+        each.close()
+
+
+# The score is the due time in milliseconds, the member is ``queue|priority|shard|id``. A hash maps
+# each id to its member, so that the entry of a moved task is found. Both keys expire when they are
+# no longer written. A mark contains the instant up to which the leader has filled the set. Without
+# the mark (after a flush, or before the first fill) the set is not used.
+#
+# No content of Redis raises an exception. A member or mark that cannot be parsed (format of
+# another release, foreign bytes) and a key of another type are removed, counted and logged. The
+# poll of the database finds the tasks.
+
+
 _SCRIPTS = ("add", "discard", "pop", "peek", "filled")
 _BATCH = 500
 _FARTHEST = 5_000
@@ -272,3 +411,124 @@ def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
     found = list(values)
     for first in range(0, len(found), _BATCH):
         yield found[first : first + _BATCH]
+
+
+# Reads and repairs single entries of the due index in Redis, to compare them with the tasks.
+#
+# Unlike the index itself it raises an exception if Redis does not respond.
+
+
+def id_of(member: str) -> uuid.UUID | None:
+    """Return the id of the task of a member; None if the member cannot be parsed."""
+    try:
+        return uuid.UUID(member.rpartition("|")[2])
+    except ValueError:
+        return None
+
+
+class RedisEntries:
+    """The entries of the set: members as ``member_of`` formats them, scores in milliseconds since
+    1970.
+
+    Each call raises Unreadable if Redis does not respond, and sends one request per 500 members or
+    ids.
+    """
+
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection, (self._set, self._hash, self._mark) = connection, keys()
+
+    def filled_until(self) -> datetime | None:
+        """Return the instant (UTC) of the mark; None if there is none."""
+        (mark,) = self._read(lambda client: [client.get(self._mark)])
+        return mark_of(mark)
+
+    def number(self) -> int:
+        """Return how many entries there are."""
+        return self._read(lambda client: int(client.zcard(self._set)))
+
+    def pages(self) -> Iterator[dict[str, int]]:
+        """Yield the entries in pages of members with their scores. An entry that stays in the set
+        is returned at least once.
+        """
+        cursor, begun = 0, False
+        while cursor or not begun:
+            cursor, found = self._read(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
+            begun = True
+            yield {member: score_ms(score) for member, score in found}
+
+    def scores(self, members: Sequence[str]) -> dict[str, int]:
+        """Return the scores of those of these members that are in the set."""
+        found: dict[str, int] = {}
+        for some in _batches_of_ids(members):
+            scores = self._read(lambda client: client.zmscore(self._set, some))  # noqa: B023
+            found |= {
+                member: score_ms(score)
+                for member, score in zip(some, scores, strict=True)
+                if score is not None
+            }
+        return found
+
+    def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
+        """Return the members of these tasks, as the hash maps them."""
+        found: dict[uuid.UUID, str] = {}
+        for some in _batches_of_ids(ids):
+            members = self._read(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
+            found |= {
+                task_id: member
+                for task_id, member in zip(some, members, strict=True)
+                if member is not None
+            }
+        return found
+
+    def instants(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
+        """Return the due times (milliseconds) of those of these tasks that have an entry."""
+        members = self.members(ids)
+        scores = self.scores(list(members.values()))
+        return {task_id: scores[member] for task_id, member in members.items() if member in scores}
+
+    def put(self, rows: Iterable[DueEntry], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
+        """Write the entries of tasks whose members are still those in ``seen``; return the ids that
+        were written.
+        """
+        done: set[uuid.UUID] = set()
+        for some in _batches_of_ids(list(rows)):
+            arguments_ = [
+                part
+                for due in some
+                for part in (
+                    str(due.task_id),
+                    member_of(due),
+                    str(instant_ms(due.at)),
+                    seen.get(due.task_id, ""),
+                )
+            ]
+            done |= {
+                uuid.UUID(written) for written in self._run("repair", [str(life_ms()), *arguments_])
+            }
+        return done
+
+    def drop(self, entries: Mapping[str, int]) -> set[str]:
+        """Remove entries that still have these scores; return the removed members."""
+        gone: set[str] = set()
+        for some in _batches_of_ids(list(entries.items())):
+            gone.update(self._run("drop", [str(part) for entry in some for part in entry]))
+        return gone
+
+    def _run(self, name: str, arguments: Sequence[str]) -> list[str]:
+        def act(client: Any) -> list[str]:
+            return list(
+                client.register_script(script(name))(keys=[self._set, self._hash], args=arguments)
+            )
+
+        return self._read(act)
+
+    def _read(self, act: Callable[[Any], T]) -> T:
+        found = self._connection.call(lambda client: (act(client),), None)
+        if found is None:
+            raise Unreadable(self._connection.why or "Redis does not answer.")
+        return found[0]
+
+
+def _batches_of_ids(values: Sequence[T]) -> Iterator[list[T]]:
+    for first in range(0, len(values), _BATCH):
+        yield list(values[first : first + _BATCH])

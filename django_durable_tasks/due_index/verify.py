@@ -17,10 +17,9 @@ from typing import Any
 from django.db import Error
 
 from django_durable_tasks import conf
-from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import HORIZON, from_ms, instant_ms
-from django_durable_tasks.due_index.redis_entries import RedisEntries, id_of
-from django_durable_tasks.due_index.types import DueEntry
+from django_durable_tasks.due_index import redis
+from django_durable_tasks.due_index.memory import DueEntry
+from django_durable_tasks.due_index.redis import HORIZON, RedisEntries, from_ms, id_of, instant_ms
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
@@ -53,7 +52,7 @@ class Entries:
 
 
 def _entries() -> RedisEntries:
-    shared = redis_client.connection()
+    shared = redis.connection()
     if shared is None:
         raise Unreadable(_NO_REDIS)
     return RedisEntries(shared)
@@ -63,7 +62,7 @@ def _idle() -> str:
     """Return why the set cannot be checked. Nodes of another region change the same tasks and
     update another set.
     """
-    if redis_client.url() is None:
+    if redis.url() is None:
         return _NO_REDIS
     since = after(-PATIENCE - HORIZON.total_seconds())
     try:

@@ -13,10 +13,9 @@ from typing import Any
 
 from django_durable_tasks import ports, registry
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.recurring import backfill as recurring_backfill
 from django_durable_tasks.engine.recurring import explain as recurring_explain
-from django_durable_tasks.engine.recurring import overrides, run_now, schedules
-from django_durable_tasks.engine.tasks import dead_letters, operator_actions, requests
+from django_durable_tasks.engine.recurring import manual_runs, schedules
+from django_durable_tasks.engine.tasks import operator_actions, requests
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     OccurrenceOverride,
@@ -24,11 +23,9 @@ from django_durable_tasks.models import (
     RequestKind,
     Task,
 )
-from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
-from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.rules.recurring.backfill import BackfillReport
-from django_durable_tasks.rules.tasks.durations import instant
-from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
+from django_durable_tasks.rules.recurring.misfires import BackfillReport
+from django_durable_tasks.rules.tasks.options import checked_key, instant
 
 
 class EngineTaskOperations:
@@ -44,7 +41,7 @@ class EngineTaskOperations:
         kwargs: Mapping[str, Any] | None,
     ) -> list[uuid.UUID]:
         """Run ended tasks again."""
-        return dead_letters.replay(
+        return operator_actions.replay_letters(
             _tasks_of(question), by=by, reason=reason, args=args, kwargs=kwargs
         )
 
@@ -92,7 +89,7 @@ class EngineDeadLetterOperations:
         """Run the tasks of open dead letters again."""
         found = letters.using(tables.database()).open().order_by().values("task_id")
         question = tables.tasks().filter(pk__in=found)
-        return dead_letters.replay(
+        return operator_actions.replay_letters(
             question,
             by=by,
             reason=reason,
@@ -103,7 +100,7 @@ class EngineDeadLetterOperations:
 
     def discard(self, letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
         """Close open dead letters."""
-        return dead_letters.discard(letters, by=by, reason=reason)
+        return operator_actions.discard_letters(letters, by=by, reason=reason)
 
 
 def _of_key(key: str, tenant: Any) -> TaskQuerySet:
@@ -134,7 +131,7 @@ class ManagerOperations:
     snooze = staticmethod(schedules.snooze)
     resume = staticmethod(schedules.resume)
     cancel = staticmethod(schedules.cancel)
-    withdraw = staticmethod(overrides.withdraw)
+    withdraw = staticmethod(schedules.withdraw_override)
     next_fire_times = staticmethod(recurring_explain.next_fire_times)
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
@@ -147,7 +144,7 @@ class ManagerOperations:
     ) -> Task:
         """Run once now."""
         _load_for(row.task)
-        return run_now.trigger_now(row, request_id=request_id, by=by, reason=reason)
+        return manual_runs.trigger_now(row, request_id=request_id, by=by, reason=reason)
 
     def explain(self, row: RecurringTask, at: datetime) -> str:
         """Describe the outcome of a fire time."""
@@ -159,13 +156,13 @@ class ManagerOperations:
     ) -> BackfillReport:
         """Run the fire times of [start, end] that have no run."""
         _load_for(row.task)
-        return recurring_backfill.backfill(row, start, end, **options)
+        return manual_runs.backfill(row, start, end, **options)
 
     def override(
         self, row: RecurringTask, fire_time: datetime, action: str, **options: Any
     ) -> OccurrenceOverride:
         """Skip, move or add one fire time."""
-        return overrides.override(row, fire_time, action, **options)
+        return schedules.override(row, fire_time, action, **options)
 
 
 def _load_for(task: Any) -> None:

@@ -1,24 +1,267 @@
-"""Writes the metrics in the text formats of Prometheus and OpenMetrics.
-
-The values are read from the database, so every process answers the same, and a killed process takes
-no count with it. They are read at most once in FRESH seconds per process.
+"""The metrics: families, the text formats of Prometheus and OpenMetrics, and a server for
+schedulers.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from prometheus_client.core import Metric
+from django.db import Error
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.engine.cluster.gauges import read_gauges
+from django_durable_tasks.engine.cluster.status import Gauges, read_gauges
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.metrics.totals import read_totals
-from django_durable_tasks.metrics.families import families
+from django_durable_tasks.engine.db.errors import reason_of
+from django_durable_tasks.engine.metrics import read_totals
+from django_durable_tasks.rules.metrics import (
+    ALL_TENANTS,
+    BUCKETS,
+    CountedDurations,
+    Distribution,
+    Duration,
+    MetricKind,
+    SeriesKey,
+)
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
+from django_durable_tasks.rules.states import LogStatus
+
+# The metrics with their names, texts and labels, from totals and gauges.
+#
+# docs/how-to/metrics.md lists them. The dashboard and the alert rules use these names.
+
+
+PREFIX = "durable_tasks"
+Totals = Sequence[tuple[SeriesKey, CountedDurations]]
+_ACCEPTED = frozenset(
+    {
+        LogStatus.SUCCESS,
+        LogStatus.FAILED,
+        LogStatus.RETRY,
+        LogStatus.LOST,
+        LogStatus.CANCELLED,
+    }
+)
+_FIRED = frozenset({FireOutcome.DISPATCHED, FireOutcome.ROLLED, FireOutcome.MANUAL})
+
+
+class TotalMetric(NamedTuple):
+    """A counter of tasks: its name, text, the series that it sums, and whether it has a status."""
+
+    name: str
+    text: str
+    kind: MetricKind
+    statuses: frozenset[str] | None = None
+    has_status: bool = False
+
+    def sums(self, key: SeriesKey) -> bool:
+        """Return whether the series is part of this counter."""
+        return key.kind == self.kind and (self.statuses is None or key.status in self.statuses)
+
+
+TOTALS = (
+    TotalMetric("scheduled", "Created tasks.", MetricKind.CREATED),
+    TotalMetric("executed", "Ended attempts.", MetricKind.ATTEMPT, _ACCEPTED, has_status=True),
+    TotalMetric(
+        "failed", "Attempts that failed for good.", MetricKind.ATTEMPT, frozenset({"FAILED"})
+    ),
+    TotalMetric(
+        "retried",
+        "Attempts that failed and are followed by another one.",
+        MetricKind.ATTEMPT,
+        frozenset({"RETRY"}),
+    ),
+    TotalMetric(
+        "refused",
+        "Endings of runs that no longer owned their task, and duplicate messages.",
+        MetricKind.ATTEMPT,
+        frozenset({"FENCED", "DUPLICATE"}),
+        has_status=True,
+    ),
+    TotalMetric(
+        "skipped", "Tasks that ended without an attempt.", MetricKind.ENDED, has_status=True
+    ),
+)
+HISTOGRAMS = (
+    ("run_seconds", "Duration of an attempt.", Duration.RUN),
+    (
+        "scheduler_wait_seconds",
+        "Time from when a task was due until it was claimed.",
+        Duration.SCHEDULER_WAIT,
+    ),
+    (
+        "broker_wait_seconds",
+        "Time from when a task was claimed until it started.",
+        Duration.BROKER_WAIT,
+    ),
+)
+
+
+def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metric]:
+    """Yield all metrics; ``tenants``: with a label for the tenant."""
+    for total in TOTALS:
+        yield _counter(total, totals, tenants=tenants)
+    yield _misfires(totals)
+    for name, text, duration in HISTOGRAMS:
+        yield _histogram(name, text, duration, totals, tenants=tenants)
+    yield from _queue_gauges(gauges)
+    yield from _cluster_gauges(gauges)
+
+
+def _labels(*names: str, tenants: bool) -> list[str]:
+    return ["queue", "task", *names, *(["tenant"] if tenants else [])]
+
+
+def _label_values(key: SeriesKey, *more: str, tenants: bool) -> list[str]:
+    tenant = "" if key.tenant_id == ALL_TENANTS else str(key.tenant_id)
+    return [key.queue, key.name, *more, *([tenant] if tenants else [])]
+
+
+def _grouped(
+    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels_of: Callable[[SeriesKey], list[str]]
+) -> dict[tuple[str, ...], CountedDurations]:
+    """Return the sums by labels; series of several tenants or statuses may have the same."""
+    found: dict[tuple[str, ...], CountedDurations] = {}
+    for key, counted in rows:
+        found.setdefault(tuple(labels_of(key)), CountedDurations()).add(counted)
+    return dict(sorted(found.items()))
+
+
+def _counter(total: TotalMetric, totals: Totals, *, tenants: bool) -> Metric:
+    status = ("status",) if total.has_status else ()
+    family = CounterMetricFamily(
+        f"{PREFIX}_{total.name}", total.text, labels=_labels(*status, tenants=tenants)
+    )
+    rows = ((key, counted) for key, counted in totals if total.sums(key))
+
+    def labels_of(key: SeriesKey) -> list[str]:
+        return _label_values(key, *([key.status] if status else []), tenants=tenants)
+
+    for labels, counted in _grouped(rows, labels_of).items():
+        family.add_metric(list(labels), counted.number)
+    return family
+
+
+def _misfires(totals: Totals) -> Metric:
+    family = CounterMetricFamily(
+        f"{PREFIX}_misfires", "Fire times of recurring tasks that did not run.", labels=["reason"]
+    )
+    rows = (
+        (key, counted)
+        for key, counted in totals
+        if key.kind == MetricKind.OCCURRENCE and key.status not in _FIRED
+    )
+    for labels, counted in _grouped(rows, lambda key: [key.status]).items():
+        family.add_metric(list(labels), counted.number)
+    return family
+
+
+def _histogram(
+    name: str, text: str, duration: Duration, totals: Totals, *, tenants: bool
+) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=_labels(tenants=tenants))
+    rows = ((key, counted) for key, counted in totals if duration in counted.durations)
+    grouped = _grouped(rows, lambda key: _label_values(key, tenants=tenants))
+    for labels, counted in grouped.items():
+        one = counted.durations[duration]
+        family.add_metric(list(labels), _buckets(one), one.total)
+    return family
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    for values, number in rows:
+        family.add_metric(list(values), number)
+    return family
+
+
+def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
+    queues = sorted(gauges.queues.items())
+    depths = [
+        ((queue, status), number)
+        for queue, one in queues
+        for status, number in (
+            ("PENDING", one.pending),
+            ("QUEUED", one.queued),
+            ("RUNNING", one.running),
+        )
+    ]
+    text = "Open tasks of a queue. PENDING ones are counted up to 10,000."
+    yield _gauge("queue_depth", text, ["queue", "status"], depths)
+    yield _gauge(
+        "due",
+        "PENDING tasks that are due, up to 10,000.",
+        ["queue"],
+        [((queue,), one.due) for queue, one in queues],
+    )
+    yield _gauge(
+        "oldest_due_age_seconds",
+        "How long the oldest PENDING task of a queue has been due.",
+        ["queue"],
+        [((queue,), one.oldest_due_age) for queue, one in queues],
+    )
+
+
+def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
+    yield _gauge("leader", "1 if a scheduler is the leader.", [], [((), float(gauges.is_led))])
+    yield _gauge("leader_term", "The term of the leader.", [], [((), gauges.term)])
+    yield _gauge(
+        "nodes", "Schedulers and workers.", ["kind", "state"], sorted(gauges.nodes.items())
+    )
+    yield _gauge(
+        "clock_skew_seconds",
+        "The largest difference of a node's clock from the database's.",
+        ["kind"],
+        sorted(((kind,), skew) for kind, skew in gauges.skews.items()),
+    )
+    yield _gauge(
+        "clock_step_seconds",
+        "By how many seconds the database's clock was set last; 0 if not in the last hour.",
+        [],
+        [((), gauges.clock_step)],
+    )
+    limits = gauges.limits.items()
+    yield _gauge(
+        "limit_used",
+        "Weight of QUEUED and RUNNING tasks of a concurrency limit.",
+        ["scope"],
+        [((scope,), used) for scope, (used, _) in limits],
+    )
+    yield _gauge(
+        "limit_max",
+        "Concurrency limit.",
+        ["scope"],
+        [((scope,), most) for scope, (_, most) in limits],
+    )
+    text = "Open dead letters, up to 10,000."
+    yield _gauge("open_dead_letters", text, [], [((), gauges.dead_letters)])
+    text = "Ids of the attempt log that are not counted in the totals yet."
+    yield _gauge("uncounted_attempts", text, [], [((), gauges.uncounted_ids)])
+
+
+# The values are read from the database, so every process answers the same, and a killed process
+# takes no count with it. They are read at most once in FRESH seconds per process.
+
 
 FRESH = 5.0
 """Seconds for which values that were read are served again."""
@@ -75,3 +318,62 @@ def written(accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type, in the format that ``Accept`` asks for."""
     encode, content_type = choose_encoder(accept)
     return encode(process_state.of(RecentMetrics).registry()), content_type
+
+
+# Serves the metrics of a scheduler over HTTP, for ``run_scheduler --metrics-port``.
+
+
+logger = logging.getLogger("django_durable_tasks.metrics")
+PATH = "/metrics"
+_REQUEST_TIMEOUT = 10.0
+
+
+class MetricsRequestHandler(BaseHTTPRequestHandler):
+    """Answers GET /metrics, and 404 for every other address."""
+
+    timeout = _REQUEST_TIMEOUT
+    server_version = "django-durable-tasks"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer with the metrics, or with 503 if the database does not answer."""
+        if self.path.partition("?")[0] != PATH:
+            self._answer(404, b"Only /metrics exists.\n", "text/plain")
+            return
+        try:
+            body, content_type = written(self.headers.get("Accept", ""))
+        except Error as error:
+            logger.warning("The metrics were not read: %s", reason_of(error))
+            self._answer(503, b"The database is unavailable.\n", "text/plain")
+            return
+        self._answer(200, body, content_type)
+
+    def _answer(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write the access log at level DEBUG."""
+        logger.debug(format, *args)
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """An HTTP server in a thread of its own; raises OSError if the address cannot be bound."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__((host, port), MetricsRequestHandler)
+        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering and close the socket."""
+        self.shutdown()
+        self.server_close()

@@ -10,14 +10,11 @@ import django.db.models.deletion
 from django.core.validators import validate_slug
 from django.db import migrations, models
 
-import django_durable_tasks.models.calendar
-import django_durable_tasks.models.clock
 import django_durable_tasks.models.encrypted_json
-import django_durable_tasks.models.indexes
-import django_durable_tasks.models.recurring_task
-import django_durable_tasks.models.task_queries
-from django_durable_tasks.models.exact_text import ExactCharField
-from django_durable_tasks.models.instants import InstantField
+import django_durable_tasks.models.fields
+import django_durable_tasks.models.schedules
+import django_durable_tasks.models.tasks
+from django_durable_tasks.models.fields import ExactCharField, InstantField
 
 # PostgreSQL: free space on each page for HOT updates by heartbeats. A change of status is none, because
 # indexes name it in
@@ -110,7 +107,7 @@ class Migration(migrations.Migration):
                 (
                     "set_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         editable=False,
                         verbose_name="set at",
                     ),
@@ -383,7 +380,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.recurring_task.new_recurring_task_id,
+                        default=django_durable_tasks.models.schedules.new_recurring_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -680,14 +677,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -769,7 +766,7 @@ class Migration(migrations.Migration):
                 "db_table": "durable_tasks_ending_event",
                 "indexes": [
                     models.Index(fields=["task_id"], name="durable_ending_task"),
-                    django_durable_tasks.models.indexes.PartialIndex(
+                    django_durable_tasks.models.fields.PartialIndex(
                         elsewhere=("resolved", "id"),
                         fields=["id"],
                         name="durable_ending_unresolved",
@@ -793,7 +790,7 @@ class Migration(migrations.Migration):
                 (
                     "recorded_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="recorded at",
                     ),
                 ),
@@ -812,7 +809,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.task_queries.new_task_id,
+                        default=django_durable_tasks.models.tasks.new_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -947,14 +944,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1139,13 +1136,13 @@ class Migration(migrations.Migration):
                 ("reason", ExactCharField(db_default="", max_length=200)),
                 (
                     "created_at",
-                    InstantField(db_default=django_durable_tasks.models.clock.StatementTime()),
+                    InstantField(db_default=django_durable_tasks.models.fields.StatementTime()),
                 ),
             ],
             options={
                 "db_table": "durable_tasks_request",
                 "constraints": [
-                    django_durable_tasks.models.indexes.PresentUnique(
+                    django_durable_tasks.models.fields.PresentUnique(
                         fields=("kind", "tenant_id", "key"), name="durable_request_one_key"
                     )
                 ],
@@ -1293,7 +1290,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -1442,7 +1439,7 @@ class Migration(migrations.Migration):
                 (
                     "working_days",
                     models.JSONField(
-                        default=django_durable_tasks.models.calendar._monday_to_friday,
+                        default=django_durable_tasks.models.schedules._monday_to_friday,
                         help_text="ISO weekdays, 1 Monday to 7 Sunday.",
                         verbose_name="working days",
                     ),
@@ -1455,7 +1452,7 @@ class Migration(migrations.Migration):
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1496,7 +1493,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.task_queries.new_task_id,
+                        default=django_durable_tasks.models.tasks.new_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -1564,14 +1561,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -1682,7 +1679,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -1810,13 +1807,13 @@ class Migration(migrations.Migration):
                 "ordering": ["id"],
                 "permissions": [("approve_taskdependency", "Can open approvals and holds")],
                 "indexes": [
-                    django_durable_tasks.models.indexes.PartialIndex(
+                    django_durable_tasks.models.fields.PartialIndex(
                         elsewhere=("depends_on", "task"),
                         fields=["depends_on", "task"],
                         name="durable_dependency_below",
                         where=models.Q(("depends_on__isnull", False)),
                     ),
-                    django_durable_tasks.models.indexes.PartialIndex(
+                    django_durable_tasks.models.fields.PartialIndex(
                         elsewhere=("task", "resolved_at"),
                         fields=["task"],
                         name="durable_dependency_unresolved",
@@ -1838,7 +1835,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="recurringtask",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("next_run_at",),
                 fields=["next_run_at"],
                 name="durable_recurring_next",
@@ -1853,13 +1850,13 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="recurringtask",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("tenant", "idempotency_key"), name="durable_recurring_idempotent"
             ),
         ),
         migrations.AddIndex(
             model_name="occurrencerecord",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("recurring_task", "fire_time"),
                 fields=["recurring_task", "fire_time"],
                 name="durable_occurrence_ranges",
@@ -1868,19 +1865,19 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="occurrencerecord",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("recurring_task", "unique_fire_time"), name="durable_one_occurrence"
             ),
         ),
         migrations.AddConstraint(
             model_name="occurrencerecord",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("recurring_task", "request_id"), name="durable_one_request"
             ),
         ),
         migrations.AddConstraint(
             model_name="deadletter",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("open_task",), name="durable_one_open_dead_letter"
             ),
         ),
@@ -1892,7 +1889,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="workflowrun",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("completed_at", "deadline_at"),
                 fields=["deadline_at"],
                 name="durable_workflow_deadline",
@@ -1901,7 +1898,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="workflowrun",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("completed_at", "status"),
                 fields=["status"],
                 name="durable_workflow_open",
@@ -1910,7 +1907,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="workflowrun",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("parent", "completed_at"),
                 fields=["completed_at"],
                 name="durable_workflow_ended",
@@ -1919,7 +1916,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="workflowrun",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("recurring_task", "completed_at"),
                 fields=["recurring_task", "completed_at"],
                 name="durable_workflow_recurring",
@@ -1928,13 +1925,13 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="workflowrun",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("tenant", "open_key"), name="durable_one_open_workflow_key"
             ),
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "in_batch", "queue", "priority", "due_at"),
                 fields=["queue", "priority", "due_at"],
                 name="durable_task_pending",
@@ -1943,7 +1940,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "in_batch", "queue", "tenant", "priority", "due_at"),
                 fields=["queue", "tenant", "priority", "due_at"],
                 name="durable_task_turns",
@@ -1952,7 +1949,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "in_batch", "queue", "name", "priority", "due_at"),
                 fields=["queue", "name", "priority", "due_at"],
                 name="durable_task_batch",
@@ -1961,7 +1958,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "due_at"),
                 fields=["due_at"],
                 name="durable_task_queued",
@@ -1970,7 +1967,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "node"),
                 fields=["node"],
                 name="durable_task_running",
@@ -1979,7 +1976,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("unique_key",),
                 fields=["unique_key"],
                 name="durable_task_unique_key",
@@ -1988,7 +1985,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("key",),
                 fields=["key"],
                 name="durable_task_key",
@@ -1997,7 +1994,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("recurring_task", "fire_time"),
                 fields=["recurring_task", "fire_time"],
                 name="durable_task_recurring",
@@ -2006,7 +2003,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("overlap_key", "completed_at"),
                 fields=["overlap_key"],
                 name="durable_task_overlap",
@@ -2015,7 +2012,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("status", "completed_at"),
                 fields=["status", "completed_at"],
                 name="durable_task_ended",
@@ -2024,7 +2021,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("workflow",),
                 fields=["workflow"],
                 name="durable_task_workflow",
@@ -2033,7 +2030,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("waiting_for_limit", "-priority", "ready_at", "id"),
                 fields=["waiting_for_limit", "-priority", "ready_at", "id"],
                 name="durable_task_waiting",
@@ -2042,19 +2039,19 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="task",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("tenant", "idempotency_key"), name="durable_task_idempotent"
             ),
         ),
         migrations.AddConstraint(
             model_name="task",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("tenant", "open_key"), name="durable_task_one_open_key"
             ),
         ),
         migrations.AddConstraint(
             model_name="task",
-            constraint=django_durable_tasks.models.indexes.PresentUnique(
+            constraint=django_durable_tasks.models.fields.PresentUnique(
                 fields=("tenant", "open_unique_key"), name="durable_task_one_open_unique"
             ),
         ),
@@ -2124,7 +2121,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -2188,7 +2185,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(), db_index=True
+                        db_default=django_durable_tasks.models.fields.StatementTime(), db_index=True
                     ),
                 ),
             ],
@@ -2198,7 +2195,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("tenant", "id"),
                 fields=["tenant", "id"],
                 name="durable_task_tenant",
@@ -2207,7 +2204,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("tenant", "status", "id"),
                 fields=["tenant", "status", "id"],
                 name="durable_task_rare",
@@ -2234,7 +2231,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="deadletter",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("tenant", "open_task"),
                 fields=["tenant", "id"],
                 name="durable_dead_letter_open",
@@ -2378,7 +2375,7 @@ class Migration(migrations.Migration):
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -2400,7 +2397,7 @@ class Migration(migrations.Migration):
                 "db_table": "durable_tasks_endpoint",
                 "ordering": ["key"],
                 "indexes": [
-                    django_durable_tasks.models.indexes.PartialIndex(
+                    django_durable_tasks.models.fields.PartialIndex(
                         elsewhere=("open_until",),
                         fields=["open_until"],
                         name="durable_endpoint_open",
@@ -2540,7 +2537,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=django_durable_tasks.models.task_queries.new_task_id,
+                        default=django_durable_tasks.models.tasks.new_task_id,
                         editable=False,
                         primary_key=True,
                         serialize=False,
@@ -2576,7 +2573,7 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
@@ -2631,14 +2628,14 @@ class Migration(migrations.Migration):
                 (
                     "since",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="since",
                     ),
                 ),
                 (
                     "last_seen_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="last seen at",
                     ),
                 ),
@@ -2792,14 +2789,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "updated_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="updated at",
                     ),
                 ),
@@ -2895,14 +2892,14 @@ class Migration(migrations.Migration):
                 (
                     "created_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="created at",
                     ),
                 ),
                 (
                     "due_at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="due at",
                     ),
                 ),
@@ -2933,7 +2930,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="notificationevent",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("delivery", "due_at", "id"),
                 fields=["due_at", "id"],
                 name="durable_notification_event_due",
@@ -2942,7 +2939,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="notificationevent",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("delivery", "id"),
                 fields=["delivery", "id"],
                 name="durable_notification_delivery",
@@ -2956,7 +2953,7 @@ class Migration(migrations.Migration):
                 (
                     "at",
                     InstantField(
-                        db_default=django_durable_tasks.models.clock.StatementTime(),
+                        db_default=django_durable_tasks.models.fields.StatementTime(),
                         verbose_name="at",
                     ),
                 ),
@@ -3084,7 +3081,7 @@ class Migration(migrations.Migration):
                 ("number", models.IntegerField()),
                 (
                     "ended_at",
-                    InstantField(db_default=django_durable_tasks.models.clock.StatementTime()),
+                    InstantField(db_default=django_durable_tasks.models.fields.StatementTime()),
                 ),
             ],
             options={
@@ -3130,7 +3127,7 @@ class Migration(migrations.Migration):
         migrations.RunPython(first_rows, migrations.RunPython.noop),
         migrations.AddIndex(
             model_name="task",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("encryption_key", "id"),
                 fields=["encryption_key", "id"],
                 name="durable_task_encryption",
@@ -3139,7 +3136,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="recurringtask",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("encryption_key", "id"),
                 fields=["encryption_key", "id"],
                 name="durable_recurring_encryption",
@@ -3148,7 +3145,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="deadletter",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("encryption_key", "id"),
                 fields=["encryption_key", "id"],
                 name="durable_letter_encryption",
@@ -3157,7 +3154,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="deliveryattempt",
-            index=django_durable_tasks.models.indexes.PartialIndex(
+            index=django_durable_tasks.models.fields.PartialIndex(
                 elsewhere=("encryption_key", "id"),
                 fields=["encryption_key", "id"],
                 name="durable_delivery_encryption",

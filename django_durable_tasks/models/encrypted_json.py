@@ -14,7 +14,7 @@ from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
 from django_durable_tasks.encryption import decrypted, encrypted
-from django_durable_tasks.models.tenant import DEFAULT_TENANT_ID
+from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 from django_durable_tasks.rules.encryption import (
     MIXED,
     EncryptedValue,

@@ -1,14 +1,12 @@
-"""Wakes the scheduler when a task that is due soon was created or moved.
-
-The notification arrives through PostgreSQL, through Redis, or not at all. Each listener tests its
-connection: it sends a notification to itself at start and every 30 s. Behind a transaction pooler
-the notification does not arrive. The state of the scheduler then reports it, and its polls find the
-tasks.
+"""Wakes the scheduler when a task that is due soon was created or moved: through PostgreSQL or
+Redis.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import select
 import threading
 import time
 import uuid
@@ -17,15 +15,141 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from django.db import connections
+from django.db.utils import load_backend
 
 from django_durable_tasks import conf
-from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index import redis
+from django_durable_tasks.due_index.redis import scope
+from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.notifier.message import Notification, NotificationKind, read
-from django_durable_tasks.notifier.notify_on_commit import INTERVAL
-from django_durable_tasks.notifier.postgresql import PostgreSQLTransport
-from django_durable_tasks.notifier.redis import RedisTransport
+from django_durable_tasks.notifier.notify_on_commit import (
+    CHANNEL,
+    INTERVAL,
+    Notification,
+    NotificationKind,
+    read,
+    send_by_postgresql,
+    send_by_redis,
+    wake_channel,
+)
 from django_durable_tasks.rules.tasks.explanations import ago
+
+# Notifications through PostgreSQL's LISTEN and NOTIFY, on a dedicated direct connection.
+
+
+_TIMEOUTS = {
+    "connect_timeout": 3,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+}
+
+
+class PostgreSQLTransport:
+    """Listens on LISTEN_DATABASE if it is set, otherwise on the database of the tasks. Self-tests
+    are sent like any other notification.
+    """
+
+    name = "PostgreSQL"
+    failure_cause = "a notification to itself did not come, as behind a transaction pooler"
+
+    def __init__(self) -> None:
+        self._driver: Any = None
+
+    def open(self) -> None:
+        """Connect and execute LISTEN."""
+        settings = conf.settings()
+        alias = settings.LISTEN_DATABASE or settings.DATABASE
+        parameters = copy.deepcopy(connections.settings[alias])
+        parameters["OPTIONS"] = {**_TIMEOUTS, **(parameters.get("OPTIONS") or {})}
+        parameters["OPTIONS"].pop("pool", None)
+        wrapper: Any = load_backend(parameters["ENGINE"]).DatabaseWrapper(parameters, alias)
+        self._driver = wrapper.Database.connect(**wrapper.get_connection_params())
+        self._driver.autocommit = True
+        self._driver.cursor().execute(f"LISTEN {CHANNEL}")
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Return the notifications that arrived."""
+        if callable(self._driver.notifies):
+            received = self._driver.notifies(timeout=seconds, stop_after=1)
+        else:  # of psycopg 2: a list, which poll() fills
+            select.select([self._driver], [], [], seconds)
+            self._driver.poll()
+            received, self._driver.notifies[:] = self._driver.notifies[:], []
+        return [notification.payload for notification in received]
+
+    def send(self, notification: Notification) -> bool:
+        """Notify through a dedicated connection to the database of the tasks."""
+        with dedicated_connection():
+            return send_by_postgresql(notification)
+
+    def doubtful(self) -> bool:
+        """Return False: ``wait`` raises if the connection is broken."""
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+
+# Notifications through a Redis channel.
+
+
+_MOST = 500
+
+
+class RedisTransport:
+    """Subscribes with a separate Redis client."""
+
+    name = "Redis"
+    failure_cause = "a message to itself did not come"
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._subscription: Any = None
+
+    def open(self) -> None:
+        """Connect and subscribe; raises RedisError."""
+        self._client = redis.listening_client(redis.url() or "")
+        self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
+        self._subscription.subscribe(wake_channel(scope()))
+
+    def wait(self, seconds: float) -> Sequence[str]:
+        """Return the messages that arrived, at most ``_MOST``."""
+        found: list[str] = []
+        message = self._subscription.get_message(timeout=seconds)
+        while message and len(found) < _MOST:
+            found.append(message["data"])
+            message = self._subscription.get_message()
+        return found
+
+    def send(self, notification: Notification) -> bool:
+        """Publish with the shared client, as every process does."""
+        return send_by_redis(notification)
+
+    def doubtful(self) -> bool:
+        """Return whether requests to Redis are suspended after a failure."""
+        shared = redis.connection()
+        return shared is None or not shared.open()
+
+    def close(self) -> None:
+        """Close the connection."""
+        subscription, self._subscription = self._subscription, None
+        client, self._client = self._client, None
+        if subscription is not None:
+            subscription.close()
+        if client is not None:
+            client.close()
+
+
+# The notification arrives through PostgreSQL, through Redis, or not at all. Each listener tests
+# its connection: it sends a notification to itself at start and every 30 s. Behind a transaction
+# pooler the notification does not arrive. The state of the scheduler then reports it, and its
+# polls find the tasks.
+
 
 logger = logging.getLogger("django_durable_tasks.notifier")
 _NAMES = {"mysql": "this database", "sqlite": "SQLite"}
@@ -297,7 +421,7 @@ def _transports() -> tuple[list[NotificationTransport], str]:
     """Return the available transports, and the reason if there is none."""
     settings, found, why = conf.settings(), list[NotificationTransport](), ""
     database: Any = connections[settings.DATABASE]
-    if redis_client.url() is not None:
+    if redis.url() is not None:
         found.append(RedisTransport())
     if database.vendor != "postgresql":
         why = (

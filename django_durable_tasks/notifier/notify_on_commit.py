@@ -1,8 +1,9 @@
-"""After a commit, adds tasks that are due soon to the index in Redis and notifies the schedulers.
+"""After a commit, adds tasks that are due soon to the index in Redis and notifies the
+schedulers.
 
-This is an optimization: polls find every task that was not announced. Without Redis and PostgreSQL
-it does nothing. A process sends at most one notification per ``INTERVAL`` seconds. A scheduler that
-receives one polls a second time after that interval.
+This is an optimization: polls find every task that was not announced. Without Redis and
+PostgreSQL it does nothing. A process sends at most one notification per ``INTERVAL`` seconds.
+A scheduler that receives one polls a second time after that interval.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from django.db import Error, connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import HORIZON, RedisDueIndex, scope
-from django_durable_tasks.due_index.types import DueEntry
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.due_index import redis
+from django_durable_tasks.due_index.memory import DueEntry
+from django_durable_tasks.due_index.redis import HORIZON, RedisDueIndex, from_ms, instant_ms, scope
+from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.commit_hooks import (
     CommitHook,
     hook_of_transaction,
@@ -29,14 +32,63 @@ from django_durable_tasks.engine.db.commit_hooks import (
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.notifier.message import (
-    CHANNEL,
-    Notification,
-    NotificationKind,
-    wake_channel,
-)
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.task_values import NewTask
+
+# The notification that wakes schedulers, and its channel. The format is the same in PostgreSQL and
+# Redis.
+
+
+CHANNEL = "durable_tasks_wake"
+"""The channel in PostgreSQL. Channels are local to a database there; the notification contains the
+region.
+"""
+
+
+def wake_channel(scope: str) -> str:
+    """Return the channel in Redis, where all databases share the channels."""
+    return f"{scope}:wake"
+
+
+class NotificationKind(StrEnum):
+    """The subject of a notification."""
+
+    ROWS = "rows"
+    LEADER_WORK = "leader_work"
+    TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A notification of due tasks, of work for the leader, or of a listener's self-test.
+
+    ``at`` is the first due time (UTC). ``word`` is the queue of that task, or the token of the
+    self-test.
+    """
+
+    kind: NotificationKind
+    at: datetime
+    word: str = ""
+
+    def spelled(self) -> str:
+        """Return the notification as text."""
+        return f"{conf.settings().REGION}|{self.kind}|{instant_ms(self.at)}|{self.word}"
+
+
+def read(text: str) -> Notification | None:
+    """Parse a notification; None if it is of another region or cannot be parsed."""
+    region, _, rest = text.partition("|")
+    kind, _, rest = rest.partition("|")
+    stamp, _, word = rest.partition("|")
+    if (
+        region != conf.settings().REGION
+        or kind not in set(NotificationKind)
+        or not stamp.isdecimal()
+        or len(stamp) > 14
+    ):
+        return None
+    return Notification(NotificationKind(kind), from_ms(int(stamp)), word)
+
 
 logger = logging.getLogger("django_durable_tasks.notifier")
 INTERVAL = 0.05
@@ -99,7 +151,7 @@ class OnCommitNotifier:
     def __init__(self) -> None:
         self._rows, self._leader_work = Limiter(INTERVAL), Limiter(INTERVAL)
         self._index: RedisDueIndex | None = None
-        self._index_connection: redis_client.RedisConnection | None = None
+        self._index_connection: redis.RedisConnection | None = None
 
     def created(self, rows: Sequence[NewTask]) -> None:
         """Record new tasks; those that are PENDING and due within the horizon are announced after
@@ -122,7 +174,7 @@ class OnCommitNotifier:
         """Record that tasks have another due time. Without ``at`` (retries, tasks returned to
         PENDING) no scheduler is notified.
         """
-        listened = _has_listeners() if at is not None else redis_client.url() is not None
+        listened = _has_listeners() if at is not None else redis.url() is not None
         if not ids or not listened or (batch := self._batch()) is None:
             return
         batch.moved += ids
@@ -173,7 +225,7 @@ class OnCommitNotifier:
             logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 
     def _shared_index(self) -> RedisDueIndex | None:
-        shared = redis_client.connection()
+        shared = redis.connection()
         if shared is None:
             return None
         if self._index is None or self._index_connection is not shared:
@@ -195,11 +247,11 @@ def _act_unless_registered(batch: _Batch) -> None:
 
 
 def _horizon() -> timedelta:
-    return HORIZON if redis_client.url() is not None else timedelta(seconds=lookahead())
+    return HORIZON if redis.url() is not None else timedelta(seconds=lookahead())
 
 
 def _has_listeners() -> bool:
-    return redis_client.url() is not None or _notifies()
+    return redis.url() is not None or _notifies()
 
 
 def _notifies() -> bool:
@@ -217,7 +269,7 @@ def _soon(rows: Sequence[NewTask], latest: datetime) -> list[NewTask]:
         if not _needs_scheduler(task) or (at is not None and at > latest):
             continue
         found.append(task)
-        if at is None and redis_client.url() is None:
+        if at is None and redis.url() is None:
             return found[-1:]
     return found
 
@@ -272,7 +324,7 @@ def send_by_redis(notification: Notification) -> bool:
     """Publish a notification in Redis. Returns False if Redis is not configured or unavailable, or
     if the channel has no subscriber.
     """
-    shared = redis_client.connection()
+    shared = redis.connection()
     channel, payload = wake_channel(scope()), notification.spelled()
     return shared is not None and shared.call(
         lambda client: client.publish(channel, payload) > 0, False

@@ -1,22 +1,25 @@
-"""Operations on the limit of a scope: ``global``, ``queue:NAME``, ``task:NAME``, ``tenant:ID`` or
-``key:TEXT``.
-"""
+"""Operations on limits and queues."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.models import QueueControl
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
     Operation,
     OperationResult,
+    Reason,
     Target,
 )
+
+# Operations on the limit of a scope: ``global``, ``queue:NAME``, ``task:NAME``, ``tenant:ID`` or
+# ``key:TEXT``.
 
 
 def _set(
@@ -38,15 +41,15 @@ def _set(
         reason=reason,
         seen_at=seen_at,
     )
-    return OperationResult({"set": 1}, _now("Set the limit of %s.") % scope)
+    return OperationResult({"set": 1}, gettext("Set the limit of %s.") % scope)
 
 
 def _remove(scope: str, *, by: str, reason: str) -> OperationResult:
     removed = operator_limits.remove_limit(scope, by=by, reason=reason)
     message = (
-        _now("Removed the limit of %s. Limits of code and settings apply.")
+        gettext("Removed the limit of %s. Limits of code and settings apply.")
         if removed
-        else _now("No operator has set a limit of %s.")
+        else gettext("No operator has set a limit of %s.")
     )
     return OperationResult({"removed": int(removed)}, message % scope)
 
@@ -98,4 +101,48 @@ REMOVE = Operation(
     not_in_api=_SHARED,
 )
 
-OPERATIONS = (SET, REMOVE)
+LIMIT_OPERATIONS = (SET, REMOVE)
+
+
+# Operations on a queue, given by its name.
+
+
+def _pause(name: str, *, by: str, reason: str) -> OperationResult:
+    QueueControl.objects.pause(name, by=by, reason=reason)
+    return OperationResult(
+        {"paused": 1}, gettext("Paused queue %s. Running tasks continue.") % name
+    )
+
+
+def _resume(name: str, *, by: str, reason: str) -> OperationResult:
+    resumed = QueueControl.objects.resume(name, by=by, reason=reason)
+    message = gettext("Resumed queue %s.") if resumed else gettext("Queue %s was not paused.")
+    return OperationResult({"resumed": int(resumed)}, message % name)
+
+
+PAUSE = Operation(
+    target=Target.QUEUE,
+    name="pause",
+    title=_("Pause queue"),
+    help=_("No task of the queue starts until it is resumed. Running tasks continue."),
+    permission="pause_queuecontrol",
+    perform=_pause,
+    reason=Reason.REQUIRED_IN_FORMS,
+)
+RESUME = Operation(
+    target=Target.QUEUE,
+    name="resume",
+    title=_("Resume queue"),
+    help=_("The tasks of a paused queue are published again."),
+    permission="pause_queuecontrol",
+    perform=_resume,
+    confirm=False,
+)
+
+QUEUE_OPERATIONS = (PAUSE, RESUME)
+
+
+OPERATIONS = (
+    *LIMIT_OPERATIONS,
+    *QUEUE_OPERATIONS,
+)

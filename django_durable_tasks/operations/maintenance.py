@@ -16,16 +16,16 @@ from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.publishing import dispatcher
+from django_durable_tasks.celery.publishing import publisher
 from django_durable_tasks.contrib.beat import importer
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.engine.audit.recorder import record_start
+from django_durable_tasks.engine.audit import record_start
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.tasks import batch_messages, claim, key_rotation, retention
+from django_durable_tasks.engine.tasks import batches, claim, key_rotation, retention
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -81,11 +81,11 @@ def _republish(
     found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
     if not dry_run:
         record_start("installation.republish", by=by, reason=reason)
-        batch_messages.publish_again()
+        batches.publish_messages_again()
         total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
         try:
             for messages in claim.republish_all(queued, size):
-                refused = dispatcher.republish(messages)
+                refused = publisher.republish(messages)
                 found.published.update(Counter(one.queue for one in messages) - refused)
                 found.rejected += refused
                 if total > size:

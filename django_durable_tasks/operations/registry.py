@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from django_durable_tasks.operations import (
-    api_keys,
-    calendars,
-    dead_letters,
-    dependencies,
-    gates,
     limits,
     maintenance,
     notification_settings,
-    queues,
     schedules,
     tasks,
     tenants,
@@ -21,15 +15,9 @@ from django_durable_tasks.operations.operation import Operation
 
 _MODULES = (
     tasks,
-    dead_letters,
     workflows,
-    gates,
-    dependencies,
-    queues,
     limits,
     schedules,
-    calendars,
-    api_keys,
     tenants,
     notification_settings,
     maintenance,

@@ -1,4 +1,4 @@
-"""Operations on one schedule, a RecurringTask."""
+"""Operations on schedules and calendars."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import Q
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
+from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models import Calendar, RecurringTask
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -21,9 +21,16 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.rules.recurring.backfill import BackfillReport, Reprocess
 from django_durable_tasks.rules.recurring.effective import Action
-from django_durable_tasks.rules.recurring.policies import CatchUpOrder, RecurringStatus
+from django_durable_tasks.rules.recurring.misfires import (
+    BackfillReport,
+    CatchUpOrder,
+    RecurringStatus,
+    Reprocess,
+)
+
+# Operations on one schedule, a RecurringTask.
+
 
 _ACTIVE, _PAUSED = RecurringStatus.ACTIVE, RecurringStatus.PAUSED
 _NOT_ENDED = frozenset({_ACTIVE, _PAUSED})
@@ -40,9 +47,9 @@ def _pause(
 ) -> OperationResult:
     row.pause(reason, until=until, by=by)
     message = (
-        _now("Paused until %s. It resumes automatically.") % _text(until)
+        gettext("Paused until %s. It resumes automatically.") % _text(until)
         if until
-        else _now("Paused until it is resumed.")
+        else gettext("Paused until it is resumed.")
     )
     return OperationResult({"paused": 1}, message)
 
@@ -58,9 +65,9 @@ def _resume(
     was_paused = row.status == _PAUSED
     row.resume(by=by, reason=reason, run_missed=run_missed, pace=pace)
     message = (
-        _now("Resumed. The missed runs of the pause are caught up.")
+        gettext("Resumed. The missed runs of the pause are caught up.")
         if run_missed
-        else _now("Resumed. Missed runs of the pause are not caught up.")
+        else gettext("Resumed. Missed runs of the pause are not caught up.")
     )
     return OperationResult({"resumed": int(was_paused)}, message)
 
@@ -68,20 +75,20 @@ def _resume(
 def _snooze(row: RecurringTask, *, by: str, reason: str, until: datetime) -> OperationResult:
     row.snooze(until, by=by, reason=reason)
     return OperationResult(
-        {"snoozed": 1}, _now("Snoozed until %s. It resumes automatically.") % _text(until)
+        {"snoozed": 1}, gettext("Snoozed until %s. It resumes automatically.") % _text(until)
     )
 
 
 def _cancel(row: RecurringTask, *, by: str, reason: str) -> OperationResult:
     row.cancel(reason, by=by)
-    return OperationResult({"cancelled": 1}, _now("Ended permanently."))
+    return OperationResult({"cancelled": 1}, gettext("Ended permanently."))
 
 
 def _run_now(
     row: RecurringTask, *, by: str, reason: str, request_id: str | None = None
 ) -> OperationResult:
     task = row.trigger_now(request_id=request_id, by=by, reason=reason)
-    return OperationResult({"created": 1}, _now("Created task %s.") % task.pk, value=task)
+    return OperationResult({"created": 1}, gettext("Created task %s.") % task.pk, value=task)
 
 
 def _backfill(
@@ -118,7 +125,7 @@ def _override(
 ) -> OperationResult:
     moved = {} if move_to is None else {"move_to": move_to}
     made = row.override(fire_time, action, reason=reason, by=by, **moved)
-    message = _now("Override saved: %(action)s for the fire time %(at)s.") % {
+    message = gettext("Override saved: %(action)s for the fire time %(at)s.") % {
         "action": action,
         "at": _text(fire_time),
     }
@@ -130,9 +137,9 @@ def _remove_override(
 ) -> OperationResult:
     removed = row.withdraw(fire_time, by=by, reason=reason)
     message = (
-        _now("Override removed: %s follows the schedule again.")
+        gettext("Override removed: %s follows the schedule again.")
         if removed
-        else _now("There was no override of %s.")
+        else gettext("There was no override of %s.")
     )
     return OperationResult({"withdrawn": int(removed)}, message % _text(fire_time))
 
@@ -140,12 +147,12 @@ def _remove_override(
 def refuse_nothing(outcome: OperationResult) -> None:
     """Raise TransitionRefused if a backfill has created and replayed no task."""
     if not outcome.changed:
-        raise TransitionRefused(_now("Nothing was changed. %s") % outcome.message)
+        raise TransitionRefused(gettext("Nothing was changed. %s") % outcome.message)
 
 
 def _move_to_matches(given: Mapping[str, Any]) -> Mapping[str, str]:
     if (given.get("action") == Action.MOVE) != bool(given.get("move_to")):
-        return {"move_to": _now("Required with MOVE, and not allowed otherwise.")}
+        return {"move_to": gettext("Required with MOVE, and not allowed otherwise.")}
     return {}
 
 
@@ -388,7 +395,7 @@ CANCEL = Operation(
     summary=_ended_several,
 )
 
-OPERATIONS = (
+SCHEDULE_OPERATIONS = (
     PAUSE,
     RESUME,
     SNOOZE,
@@ -397,4 +404,57 @@ OPERATIONS = (
     BACKFILL,
     REMOVE_OVERRIDE,
     CANCEL,
+)
+
+
+def _save(name: str, *, by: str, reason: str, **values: Any) -> OperationResult:
+    """Take the same keywords as ``engine.recurring.calendars.upsert``."""
+    saved = calendars.upsert(name, by=by, reason=reason, **values)
+    return OperationResult({"saved": 1}, gettext("Saved calendar %s.") % name, value=saved)
+
+
+def _delete(calendar: Calendar, *, by: str, reason: str) -> OperationResult:
+    removed = Calendar.objects.remove(
+        calendar.name, tenant=calendar.tenant_id, by=by, reason=reason
+    )
+    return OperationResult(
+        {"deleted": int(removed)}, gettext("Deleted calendar %s.") % calendar.name
+    )
+
+
+def _deleted(number: int) -> str:
+    return ngettext("Deleted %d calendar.", "Deleted %d calendars.", number) % number
+
+
+SAVE = Operation(
+    target=Target.CALENDAR,
+    name="save",
+    title=_("Save calendar"),
+    help=_(
+        "Creates or changes a calendar. Schedules that use it get their next fire times in the same"
+        " transaction."
+    ),
+    permission="change_calendar",
+    perform=_save,
+    confirm=False,
+)
+DELETE = Operation(
+    target=Target.CALENDAR,
+    name="delete",
+    title=_("Delete calendar"),
+    help=_(
+        "Calendars and their dates are deleted. A calendar that a schedule uses is not deleted."
+    ),
+    permission="delete_calendar",
+    perform=_delete,
+    applies_to=Q(),
+    summary=_deleted,
+)
+
+CALENDAR_OPERATIONS = (SAVE, DELETE)
+
+
+OPERATIONS = (
+    *SCHEDULE_OPERATIONS,
+    *CALENDAR_OPERATIONS,
 )

@@ -1,4 +1,4 @@
-"""Operations on the tasks of a queryset."""
+"""Operations on the tasks and the dead letters of a queryset."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.engine.tasks import edit_waiting, operator_actions
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -62,15 +62,17 @@ def _force_complete(tasks: TaskQuerySet, *, by: str, reason: str) -> OperationRe
 
 
 def _reschedule(tasks: TaskQuerySet, *, by: str, reason: str, run_at: datetime) -> OperationResult:
-    change = edit_waiting.TaskEdit(run_at=run_at)
-    done = edit_waiting.edit_waiting(tasks, change, by=by, reason=reason, action="rescheduled")
+    change = operator_actions.TaskEdit(run_at=run_at)
+    done = operator_actions.edit_waiting(tasks, change, by=by, reason=reason, action="rescheduled")
     message = ngettext("Rescheduled %d task.", "Rescheduled %d tasks.", done) % done
     return OperationResult({"rescheduled": done}, message)
 
 
 def _edit(tasks: TaskQuerySet, *, by: str, reason: str, **changes: Any) -> OperationResult:
     """Take the fields of TaskEdit as keywords; None keeps a value."""
-    done = edit_waiting.edit_waiting(tasks, edit_waiting.TaskEdit(**changes), by=by, reason=reason)
+    done = operator_actions.edit_waiting(
+        tasks, operator_actions.TaskEdit(**changes), by=by, reason=reason
+    )
     message = ngettext("Edited %d task.", "Edited %d tasks.", done) % done
     return OperationResult({"edited": done}, message)
 
@@ -221,4 +223,52 @@ EDIT = Operation(
     not_in_admin=_BY_OTHER_PAGES,
 )
 
-OPERATIONS = (CANCEL, RETRY, REPLAY, REPLAY_EDITED, FORCE_COMPLETE, RESCHEDULE, EDIT)
+TASK_OPERATIONS = (CANCEL, RETRY, REPLAY, REPLAY_EDITED, FORCE_COMPLETE, RESCHEDULE, EDIT)
+
+
+OPEN_LETTER = Q(open_task__isnull=False)
+
+
+def _replay_letters(letters: DeadLetterQuerySet, *, by: str, reason: str) -> OperationResult:
+    done = len(letters.replay(by=by, reason=reason))
+    return OperationResult({"replayed": done}, replayed(done))
+
+
+def _discard(letters: DeadLetterQuerySet, *, by: str, reason: str) -> OperationResult:
+    done = letters.discard(by=by, reason=reason)
+    message = ngettext("Discarded %d dead letter.", "Discarded %d dead letters.", done) % done
+    return OperationResult({"discarded": done}, message)
+
+
+REPLAY_LETTERS = Operation(
+    target=Target.DEAD_LETTERS,
+    name="replay",
+    title=_("Replay tasks"),
+    help=_(
+        "Failed tasks run again now, and their dead letters are closed. Failures and crashes are"
+        " counted from zero."
+    ),
+    permission="replay_deadletter",
+    opens_tasks=True,
+    perform=_replay_letters,
+    applies_to=OPEN_LETTER,
+    group_by=("reason", "task__name"),
+)
+DISCARD = Operation(
+    target=Target.DEAD_LETTERS,
+    name="discard",
+    title=_("Discard dead letters"),
+    help=_("The dead letters are closed and their tasks stay FAILED."),
+    permission="discard_deadletter",
+    perform=_discard,
+    reason=Reason.REQUIRED,
+    applies_to=OPEN_LETTER,
+)
+
+DEAD_LETTER_OPERATIONS = (REPLAY_LETTERS, DISCARD)
+
+
+OPERATIONS = (
+    *TASK_OPERATIONS,
+    *DEAD_LETTER_OPERATIONS,
+)

@@ -1,15 +1,19 @@
-"""Operations on a tenant."""
+"""Operations on tenants, their API keys and their signing secrets."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
-from django_durable_tasks.engine.tenants import quotas, staff
-from django_durable_tasks.models import Tenant
+from django_durable_tasks.engine.audit import recorded
+from django_durable_tasks.engine.db.clock import estimated_now
+from django_durable_tasks.engine.tenants import access, quotas
+from django_durable_tasks.models import NotificationSetting, Tenant
+from django_durable_tasks.models.tenants import ApiKeyQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -17,7 +21,11 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Target,
 )
-from django_durable_tasks.rules.tenants.quotas import NUMBERS, REQUESTS
+from django_durable_tasks.rules.notifications import DeliveryType, endpoint_of_setting, url_of
+from django_durable_tasks.rules.targets.addresses import parsed_url
+from django_durable_tasks.rules.targets.http_request import endpoint_name
+from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, ApiScope, KeyMode
+from django_durable_tasks.targets import http
 
 
 def _set(
@@ -30,7 +38,7 @@ def _set(
         if reset or given.get(name) is not None
     }
     quotas.set_quotas(tenant, values, now=estimated_now(), by=by, reason=reason)
-    return OperationResult({"set": 1}, _now("Set the quotas of %s.") % tenant.slug)
+    return OperationResult({"set": 1}, gettext("Set the quotas of %s.") % tenant.slug)
 
 
 def _number(name: str, label: Any, text: Any) -> Argument:
@@ -87,8 +95,8 @@ SET_QUOTAS = Operation(
 
 
 def _assign(tenant: Tenant, *, by: str, reason: str, username: str) -> OperationResult:
-    done = staff.assign(tenant, username, by=by, reason=reason)
-    text = _now("%(user)s is limited to %(tenant)s and the other tenants assigned to this user.")
+    done = access.assign_staff(tenant, username, by=by, reason=reason)
+    text = gettext("%(user)s is limited to %(tenant)s and the other tenants assigned to this user.")
     return OperationResult({"assigned": done}, text % {"user": username, "tenant": tenant.slug})
 
 
@@ -96,11 +104,11 @@ def _unassign(
     tenant: Tenant, *, by: str, reason: str, username: str, all_tenants: bool = False
 ) -> OperationResult:
     if all_tenants:
-        done = staff.allow_all(tenant, username, by=by, reason=reason)
-        text = _now("%(user)s sees all tenants.")
+        done = access.allow_all_tenants(tenant, username, by=by, reason=reason)
+        text = gettext("%(user)s sees all tenants.")
     else:
-        done = staff.unassign(tenant, username, by=by, reason=reason)
-        text = _now("%(user)s is not assigned to %(tenant)s and stays limited.")
+        done = access.unassign_staff(tenant, username, by=by, reason=reason)
+        text = gettext("%(user)s is not assigned to %(tenant)s and stays limited.")
     return OperationResult({"removed": done}, text % {"user": username, "tenant": tenant.slug})
 
 
@@ -150,4 +158,163 @@ UNASSIGN_STAFF = Operation(
     ),
 )
 
-OPERATIONS = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)
+TENANT_OPERATIONS = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)
+
+
+def _create(
+    tenant: Tenant,
+    *,
+    by: str,
+    reason: str,
+    name: str,
+    scopes: str,
+    expires_at: datetime | None = None,
+    mode: str = KeyMode.LIVE,
+) -> OperationResult:
+    """Create a key; ``value`` is the IssuedKey. ``scopes`` are separated by commas."""
+    issued = access.create_key(
+        tenant,
+        name,
+        [scope.strip() for scope in scopes.split(",") if scope.strip()],
+        now=estimated_now(),
+        expires_at=expires_at,
+        mode=mode,
+        by=by,
+        reason=reason,
+    )
+    message = gettext("Created the API key %s. It is shown only once.") % issued.row.prefix
+    return OperationResult({"created": 1}, message, value=issued)
+
+
+def _revoke(
+    keys: ApiKeyQuerySet, *, by: str, reason: str, at: datetime | None = None
+) -> OperationResult:
+    done = access.revoke_key(keys, now=estimated_now(), at=at, by=by, reason=reason)
+    message = ngettext("Revoked %d API key.", "Revoked %d API keys.", done) % done
+    return OperationResult({"revoked": done}, message)
+
+
+_KEYS_BY_OPERATORS = "a key must not create keys with more scopes"
+CREATE = Operation(
+    target=Target.TENANT,
+    name="create_api_key",
+    title=_("Create an API key"),
+    help=_(
+        "Creates a key for the HTTP API. To rotate a key, create a second one of the same name and"
+        " revoke the first one when all clients use the second."
+    ),
+    permission="add_apikey",
+    perform=_create,
+    not_in_api=_KEYS_BY_OPERATORS,
+    confirm=False,
+    fields=(
+        Argument(
+            name="name",
+            kind=ArgumentType.TEXT,
+            label=_("Name"),
+            help=_("What uses the key."),
+            metavar="NAME",
+        ),
+        Argument(
+            name="scopes",
+            kind=ArgumentType.TEXT,
+            label=_("Scopes"),
+            help=_("What the key may do, separated by commas: %s.") % ", ".join(ApiScope),
+            default="read,create",
+            metavar="SCOPES",
+        ),
+        Argument(
+            name="expires_at",
+            kind=ArgumentType.INSTANT,
+            label=_("Expires at"),
+            help=_("When the key becomes invalid. If empty, it does not expire."),
+            metavar="INSTANT",
+        ),
+        Argument(
+            name="mode",
+            kind=ArgumentType.CHOICE,
+            label=_("Mode"),
+            help=_("Part of the prefix, to distinguish the keys of a test system."),
+            choices=tuple((mode.value, mode.value) for mode in KeyMode),
+            default=KeyMode.LIVE.value,
+        ),
+    ),
+)
+REVOKE = Operation(
+    target=Target.API_KEYS,
+    name="revoke",
+    title=_("Revoke API keys"),
+    help=_("Requests with these keys are refused from now on, or from a later time."),
+    permission="revoke_apikey",
+    perform=_revoke,
+    not_in_api=_KEYS_BY_OPERATORS,
+    fields=(
+        Argument(
+            name="at",
+            kind=ArgumentType.INSTANT,
+            label=_("At"),
+            help=_("When the keys become invalid. If empty, now."),
+            metavar="INSTANT",
+        ),
+    ),
+)
+
+API_KEY_OPERATIONS = (CREATE, REVOKE)
+
+
+# The secrets with which our requests to a receiver are signed, for the receiver's own check.
+#
+# Reading them has an audit entry, although nothing is changed: a reader can sign requests that the
+# receiver accepts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningSecrets:
+    """The secrets of an endpoint, the current one first; none if its requests are not signed.
+
+    ``origin`` is None if the messages of a notification setting are no HTTP requests.
+    """
+
+    origin: str | None
+    endpoint: str
+    secrets: list[str]
+
+
+def secrets_of_callbacks(
+    tenant_id: int, url: str, endpoint: str | None, *, by: str, is_setting: bool = False
+) -> SigningSecrets:
+    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget, and
+    InvalidOption for the name of a notification setting unless ``is_setting``.
+    """
+    target = parsed_url(url)
+    name = endpoint_name(target, endpoint, is_setting=is_setting)
+    found = http.signing_secrets(tenant_id, target, name)
+    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
+    _record("tenant", tenant_id, tenant_id, result, by)
+    return result
+
+
+def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
+    """Return the secrets of the messages of a notification setting."""
+    name, origin, found = endpoint_of_setting(setting.pk), None, list[str]()
+    if DeliveryType(setting.delivery_type).is_http:
+        target = url_of(setting.delivery_config)
+        origin = target.origin
+        found = http.signing_secrets(setting.tenant_id, target, name)
+    result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
+    _record("notification setting", setting.pk, setting.tenant_id, result, by)
+    return result
+
+
+def _record(kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str) -> None:
+    if not result.secrets:
+        return
+    with recorded("signing_secret.read", by=by) as entry:
+        entry.subject(kind, key, tenant_id)
+        entry.detail(origin=result.origin, endpoint=result.endpoint)
+
+
+OPERATIONS = (
+    *TENANT_OPERATIONS,
+    *API_KEY_OPERATIONS,
+)

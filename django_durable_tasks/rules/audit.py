@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from django_durable_tasks.rules.tasks.masking import masked
+from django_durable_tasks.rules.tasks.arguments import masked
 
 IDS_MAX = 1_000
 """The most ids that the entry of a set contains."""

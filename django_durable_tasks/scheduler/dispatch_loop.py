@@ -1,38 +1,263 @@
-"""Dispatch loop of a scheduler: which due tasks are claimed and published, and when.
-
-A poll reads the first due time of each queue, publishes tasks that are due within the window of
-published tasks, and reads ahead: tasks that will be due within LOOKAHEAD seconds are added to the
-due index. At its due time a task is claimed by its id, so only one statement lies between the due
-time and the publish. The index is an optimization. A task that is missing in it is found by the
-next poll, and a wrong entry is refused by the claim.
-"""
+"""Dispatch loop of a scheduler: which due tasks are claimed and published, and when."""
 
 from __future__ import annotations
 
 import logging
+import math
+import random
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
-from django_durable_tasks.celery.publishing import dispatcher
-from django_durable_tasks.celery.publishing.dispatcher import Dispatched
+from django_durable_tasks.celery.publishing import broker_outage, publisher
+from django_durable_tasks.celery.publishing.publisher import Dispatched
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index.types import DueEntry, DueIndex
-from django_durable_tasks.engine.db import clock_estimate
+from django_durable_tasks.due_index.memory import DueEntry, DueIndex
+from django_durable_tasks.engine.db import clock
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.limits import backpressure, config
+from django_durable_tasks.engine.limits.backpressure import QueueHead, QueueSnapshot, read_heads
 from django_durable_tasks.engine.limits.config import refresh_limits
-from django_durable_tasks.engine.limits.next_due import QueueHead, read_heads
+from django_durable_tasks.engine.limits.waitlist import URGENT
+from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.engine.tasks.batches import BatchHead
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.rules.tasks.demands import QueueDemand
-from django_durable_tasks.rules.tasks.shards import SHARDS, UNSERVED_AFTER
-from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
-from django_durable_tasks.scheduler.publish_windows import PublishWindows
-from django_durable_tasks.scheduler.queue_rotation import QueueRotation
+from django_durable_tasks.rules.tasks.claims import SHARDS, UNSERVED_AFTER, QueueDemand
+
+# Order in which queues share a claim limit that is too low for all of them.
+
+
+_REMEMBERED = 10_000
+
+
+class QueueRotation:
+    """Orders queues by when they were last served. Keeps 10,000 queues; others come first."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._last: dict[str, int] = {}
+
+    def ordered(self, queues: Iterable[str]) -> list[str]:
+        """Return these queues, the one that was served longest ago first."""
+        found = list(queues)
+        # Queues of equal rank come in random order, so that several schedulers do not begin with
+        # the same ones.
+        random.shuffle(found)
+        return sorted(found, key=lambda queue: self._last.get(queue, 0))
+
+    def served(self, queues: Iterable[str]) -> None:
+        """Record that these queues were served now, all at once."""
+        self._number += 1
+        for queue in queues:
+            self._last.pop(queue, None)  # keeps the dict ordered by the last time served
+            self._last[queue] = self._number
+        while len(self._last) > _REMEMBERED:
+            del self._last[next(iter(self._last))]
+
+
+# The windows of a scheduler: how many tasks of each queue may be published, by its last poll.
+#
+# The dispatch thread reads the queues and publishes claimed tasks. The thread that fires schedules
+# publishes within the same windows.
+
+
+_FEW_QUEUED, _PAUSE_PER_QUEUED, _LONGEST_WINDOW_PAUSE = 5_000, 3e-6, 1.0
+"""Published tasks that are counted at every poll. If there are more, the next count follows after
+this number of seconds per task, about ten times the duration of the count.
+"""
+_USABLE = 2.0
+"""Seconds after a poll for which its windows may be used without another poll."""
+_BEHIND = timedelta(seconds=1)
+"""If tasks of a queue have been due for longer, new ones do not overtake them."""
+
+
+class PublishWindows:
+    """How many more tasks of each queue a scheduler may publish."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent, self._sent_uncounted = Counter[str](), Counter[str]()
+        self._without_task: dict[str, int] = {}
+        self._snapshot = QueueSnapshot()
+        self._read_at = self._count_at = float("-inf")
+        self._behind: frozenset[str] = frozenset()
+
+    def refresh(self, heads: Mapping[str, datetime], now: datetime, *, coming: bool) -> None:
+        """Read the queues if tasks are due soon (``coming``) or were published since the last time.
+        ``heads``: the first due time of each queue.
+        """
+        began = time.monotonic()
+        if coming or self._sent:
+            if began >= self._count_at:
+                self._snapshot = backpressure.snapshot()
+                with self._lock:
+                    self._sent = Counter()
+                self._count_at = time.monotonic() + _pause_after(self._snapshot)
+            else:
+                self._snapshot = self._snapshot.with_paused(backpressure.paused_queues())
+        self._behind = frozenset([queue for queue, at in heads.items() if at < now - _BEHIND])
+        self._read_at = began
+
+    def record_sent(self, queue: str, number: int) -> None:
+        """Record that ``number`` tasks of this queue were published; safe from other threads."""
+        with self._lock:
+            self._sent[queue] += number
+            self._sent_uncounted[queue] += number
+
+    def to_count(self) -> list[str]:
+        """Return the queues whose messages in the broker should be counted: those with messages
+        without a task at the last count, and those to which a window of messages was published
+        since then, except queues with messages that belong to no task. Safe from other threads.
+        """
+        with self._lock:
+            # Messages of others would count as well.
+            for queue in self._snapshot.fleet.mixed & self._without_task.keys():
+                del self._without_task[queue]
+            sent = self._sent_uncounted.copy()
+        full = {queue for queue, number in sent.items() if number >= self._snapshot.window(queue)}
+        return sorted((full | self._without_task.keys()) - self._snapshot.fleet.mixed)
+
+    def record_without_task(self, queue: str, number: int) -> None:
+        """Record how many messages of a queue belong to no QUEUED task; safe from other threads.
+
+        They use its window, because the next tasks wait behind them.
+        """
+        with self._lock:
+            self._sent_uncounted.pop(queue, None)
+            if number:
+                self._without_task[queue] = number
+            else:
+                self._without_task.pop(queue, None)
+
+    def capacity(self, queue: str) -> int:
+        """Return how many more tasks of this queue may be published now."""
+        capacity = self._snapshot.capacity(queue) - self._used(queue)
+        return max(0, min(capacity, broker_outage.capacity_of(queue)))
+
+    def _used(self, queue: str) -> int:
+        """Return how much of a window is used beside the QUEUED tasks of the last poll."""
+        return self._sent.get(queue, 0) + self._without_task.get(queue, 0)
+
+    def demands(self, due: Mapping[str, int]) -> list[QueueDemand]:
+        """Return how many tasks of these queues may be claimed, for the queues that have capacity.
+        ``due``: for each queue the priorities for which tasks are due (``QueueDemand.levels``).
+        """
+        found = [self._demand(queue, levels) for queue, levels in due.items()]
+        return [one for one in found if one.limit]
+
+    def _demand(self, queue: str, levels: int) -> QueueDemand:
+        """Return the demand of a queue. If its window is full, only urgent tasks are demanded,
+        within a small reserve.
+        """
+        capacity = self.capacity(queue)
+        if capacity:
+            return QueueDemand(queue, capacity, levels=levels)
+        urgent = self._snapshot.urgent_capacity(queue) - self._used(queue)
+        return QueueDemand(queue, max(0, urgent), URGENT, levels)
+
+    def capacity_at_commit(self, queue: str) -> int:
+        """Return how many new tasks of this queue may be published without a claim; safe from
+        other threads.
+
+        0 if the last poll is too old, or if tasks of the queue have been due for a while: a claim
+        publishes those first.
+        """
+        if time.monotonic() - self._read_at > _USABLE or queue in self._behind:
+            return 0
+        return self.capacity(queue) if broker_outage.breaker.closed() else 0
+
+
+def _pause_after(snapshot: QueueSnapshot) -> float:
+    """Return the seconds until the published tasks are counted again."""
+    queued = snapshot.queued.total()
+    return min(_PAUSE_PER_QUEUED * queued, _LONGEST_WINDOW_PAUSE) if queued > _FEW_QUEUED else 0.0
+
+
+# Publishes batch messages for due tasks that workers start in batches.
+#
+# A worker that starts fewer tasks than it may ends its message, because none is left. Tasks that
+# become due after that need the next message. So the dispatch loop looks for them between its
+# polls: when the first task of a name becomes due, and LOOK_PAUSE after it published a message.
+
+
+LOOK_PAUSE, _LONGEST_BATCH_PAUSE = 0.02, 0.1
+"""Seconds after which due tasks are looked for again: twice as long after each look that published
+nothing, because a message is outstanding. After the longest pause the polls of the loop suffice.
+"""
+
+
+class BatchDispatch:
+    """The queues and task names with tasks that wait for a batch, as of the last look.
+
+    ``look_at``: the instant of the monotonic clock at which to look again.
+    """
+
+    def __init__(self) -> None:
+        self._heads: list[BatchHead] = []
+        self._pause, self.look_at = LOOK_PAUSE, math.inf
+
+    def read(self, now: datetime) -> None:
+        """Read them, on the connection of the caller."""
+        self._heads = batches.batch_heads(now)
+
+    def publish(self) -> int:
+        """Publish a message for those that are due and have none outstanding; return how many.
+
+        A worker that starts as many tasks as it may publishes the next message itself.
+        """
+        due = {
+            (one.queue, one.name): one.priority for one in self._heads if one.priority is not None
+        }
+        self.look_at = math.inf
+        sent = self._publish(due) if due else 0
+        self._pause = LOOK_PAUSE if sent or not due else 2 * self._pause
+        if due and self._pause <= _LONGEST_BATCH_PAUSE:
+            self.look_at = time.monotonic() + self._pause
+        return sent
+
+    def _publish(self, due: dict[tuple[str, str], int]) -> int:
+        with dedicated_connection():
+            paused, limit_config = backpressure.paused_queues(), config.limits_in_force()
+        return publisher.publish_batches(
+            {
+                (queue, name): priority
+                for (queue, name), priority in due.items()
+                if queue not in paused and not limit_config.lacks_worker(name, queue)
+            }
+        )
+
+    def must_look(self, now: datetime) -> bool:
+        """Return whether to look now: a task has become due since the last look, or ``look_at`` has
+        passed.
+        """
+        return time.monotonic() >= self.look_at or any(
+            one.priority is None and one.due_at <= now for one in self._heads
+        )
+
+    def look(self, now: datetime) -> int:
+        """Read and publish. After an error the next poll of the loop does."""
+        self._heads, self.look_at = [], math.inf
+        with dedicated_connection():
+            self.read(now)
+        return self.publish()
+
+    def upcoming(self, now: datetime) -> list[datetime]:
+        """Return when the first tasks become due that were not due at the last look."""
+        return [one.due_at for one in self._heads if one.due_at > now]
+
+
+# A poll reads the first due time of each queue, publishes tasks that are due within the window of
+# published tasks, and reads ahead: tasks that will be due within LOOKAHEAD seconds are added to
+# the due index. At its due time a task is claimed by its id, so only one statement lies between
+# the due time and the publish. The index is an optimization. A task that is missing in it is found
+# by the next poll, and a wrong entry is refused by the claim.
+
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 Attempt = Callable[[str, Callable[[], int], float], int]
@@ -75,7 +300,7 @@ class DispatchLoop:
         self.windows = PublishWindows()
         self._rotation, self._batches = QueueRotation(), BatchDispatch()
         self._failed_queues = set[str]()
-        self._clock: clock_estimate.ClockReading | None = None
+        self._clock: clock.ClockReading | None = None
         self._next_heads: list[datetime] = []
         self._poll_at = self._busy_until = self._next_claim_at = self._poll_took = 0.0
         self._popped_nothing = self._poll_requested = self._poll_is_urgent = False
@@ -125,7 +350,7 @@ class DispatchLoop:
         # First, so that a request during this poll is kept.
         requested, self._poll_requested = self._poll_requested, False
         with dedicated_connection():
-            self._clock = clock_estimate.read_clock()
+            self._clock = clock.read_clock()
             now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
             coming = read_heads(soon)
@@ -284,7 +509,7 @@ class DispatchLoop:
             for one in queue_demands
             if (number := one.limit - done.claimed.get(one.queue, 0)) > 0
         ]
-        dispatcher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
+        publisher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
     def _look_ahead(self, coming: list[QueueHead], now: datetime, soon: datetime) -> int:
@@ -313,7 +538,7 @@ class DispatchLoop:
         going = Counter(due.queue for due in found)
         capacity = {queue: self.windows.capacity(queue) for queue in going}
         ids = [due.task_id for due in found if going[due.queue] <= capacity[due.queue]]
-        claim = partial(dispatcher.dispatch_these, ids, self.now, self.node)
+        claim = partial(publisher.dispatch_these, ids, self.now, self.node)
         sent = (
             self._attempt("Dispatching tasks at their due time", claim, _TIME_LIMIT) if ids else 0
         )

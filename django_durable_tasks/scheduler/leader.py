@@ -1,7 +1,7 @@
 """A leader died: how the next one is elected, and why nothing breaks in between.
 
 1. All schedulers of a region compete for one row, ``SchedulerLease``. The three guarded UPDATEs on
-   it are in ``engine/cluster/leadership.py``: take an expired lease, renew the own one, release it.
+   it are in ``engine/cluster/nodes.py``: take an expired lease, renew the own one, release it.
    The holder is a random id per process. ``term`` grows by one with each new leader.
 2. The leader renews the lease every LEADER_RENEW seconds, on a thread and connection of its own
    with short timeouts, so that a slow job does not cost the leadership.
@@ -34,7 +34,7 @@ from collections.abc import Callable
 from django.db import Error
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection, on_sqlite
 from django_durable_tasks.scheduler.threads import log_failure
 from django_durable_tasks.signals import leadership_changed
@@ -130,10 +130,10 @@ class Leader(threading.Thread):
 
     def _take_or_renew(self) -> bool:
         if self.term is not None:
-            return leadership.renew(self.holder, self.term, self._lease)
+            return nodes.renew_lease(self.holder, self.term, self._lease)
         if self._stuck():
             return False
-        term = leadership.take(self.holder, self._lease)
+        term = nodes.take_lease(self.holder, self._lease)
         if term is None:
             return False
         self.term = term
@@ -167,7 +167,7 @@ class Leader(threading.Thread):
             return
         try:
             with dedicated_connection(LEADER):
-                leadership.resign(self.holder, term)
+                nodes.resign_lease(self.holder, term)
         except Exception as error:  # noqa: BLE001 - the lease expires by itself
             logger.warning(
                 "Could not release the leader's lease; it expires by itself: %s",

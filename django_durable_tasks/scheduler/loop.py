@@ -21,18 +21,17 @@ from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.conf import settings
 from django_durable_tasks.due_index.fallback import due_index
 from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db.outages import reason_of
-from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
+from django_durable_tasks.engine.db.errors import reason_of
+from django_durable_tasks.engine.recurring.trigger import PostponedSchedules
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.notifier.listener import Listeners
-from django_durable_tasks.rules.tasks.shards import SHARDS
+from django_durable_tasks.rules.tasks.claims import SHARDS
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
-from django_durable_tasks.scheduler.maintenance.runner import Maintenance
+from django_durable_tasks.scheduler.maintenance import Maintenance
 from django_durable_tasks.scheduler.releasing import Releasing
 from django_durable_tasks.scheduler.republishing import Republishing
-from django_durable_tasks.scheduler.steps import Steps
-from django_durable_tasks.scheduler.threads import Waiter
+from django_durable_tasks.scheduler.threads import Steps, Waiter
 from django_durable_tasks.scheduler.triggering import Triggering
 
 logger = logging.getLogger("django_durable_tasks.scheduler")

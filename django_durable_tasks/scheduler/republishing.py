@@ -34,7 +34,7 @@ from functools import partial
 from django.db.models import Count, Max, Q
 from django.db.models.functions import Coalesce
 
-from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher
+from django_durable_tasks.celery.publishing import broker_outage, publisher
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
@@ -42,13 +42,12 @@ from django_durable_tasks.engine.db.clock import aware, database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.limits import backpressure, config
 from django_durable_tasks.engine.limits.backpressure import Fleet
-from django_durable_tasks.engine.tasks import batch_messages, claim
+from django_durable_tasks.engine.tasks import batches, claim
 from django_durable_tasks.exceptions import BrokerUnavailable
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.leader import Leader
-from django_durable_tasks.scheduler.publish_windows import PublishWindows
-from django_durable_tasks.scheduler.steps import Steps
-from django_durable_tasks.scheduler.threads import PeriodicThread
+from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
 
 _READING, _WINDOWS = "Reading the published tasks", "Counting the messages of queues"
 _TIME_LIMIT = 60.0
@@ -230,13 +229,13 @@ class Comparison:
         """
         if self._outage_ended():
             self.restart()
-            batch_messages.publish_again()
+            batches.publish_messages_again()
         for queue in before.concurrency.keys() - self._fleet.concurrency.keys():
             self._looks.pop(queue, None)
         for queue in self._fleet.concurrency.keys() - before.concurrency.keys():
             self._looks.pop(queue, None)
             self._early_until[queue] = self._clock() + settings().REPUBLISH_AFTER
-            batch_messages.publish_again(queue)
+            batches.publish_messages_again(queue)
 
     def _outage_ended(self) -> bool:
         """Return whether the broker can be used again. An outage is noticed by this process if it
@@ -366,7 +365,7 @@ class Comparison:
             return 0
         with dedicated_connection():
             messages = claim.republish(rows, self._now, limit, longest)
-        dispatcher.publish(messages)
+        publisher.publish_claimed(messages)
         return len(messages)
 
 

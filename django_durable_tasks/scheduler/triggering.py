@@ -11,10 +11,9 @@ from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring import trigger
+from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.leader import Leader
-from django_durable_tasks.scheduler.publish_windows import PublishWindows
-from django_durable_tasks.scheduler.steps import Steps
-from django_durable_tasks.scheduler.threads import PeriodicThread
+from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
 
 _TIME_LIMIT = 60.0
 _RETRY_LOCKED_AFTER = 0.1

@@ -18,37 +18,35 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
+from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import deliveries, endpoints
+from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.rules.notifications.events import OWN_TASKS
-from django_durable_tasks.rules.notifications.subscriptions import EventSubject
+from django_durable_tasks.rules.notifications import OWN_TASKS, EventSubject
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
 from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     AnswerKind,
     AnswerMeaning,
+    Delivery,
     by_name,
     delay,
     interpret,
 )
-from django_durable_tasks.rules.targets.deliveries import Delivery
-from django_durable_tasks.rules.targets.headers import masked_headers
 from django_durable_tasks.rules.targets.http_request import (
     HttpRequest,
     endpoint_key,
     http_request,
+    masked_headers,
     stored_arguments,
 )
-from django_durable_tasks.rules.tasks.masking import masked_text, masked_url, shortened
-from django_durable_tasks.rules.tasks.retries import Retry
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.targets.http import outgoing
-from django_durable_tasks.targets.http.client import OutgoingRequest
-from django_durable_tasks.targets.http.exchange import CallFailed, Exchange, Timings
+from django_durable_tasks.rules.tasks.arguments import masked_text, masked_url, shortened
+from django_durable_tasks.rules.tasks.options import Retry
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.targets import http
+from django_durable_tasks.targets.http import CallFailed, Exchange, OutgoingRequest, Timings
 
 logger = logging.getLogger("django_durable_tasks.targets")
 _RESULT_FRAME = 100
@@ -87,14 +85,14 @@ def http_callback(
     if live is None:
         raise InvalidOption("http_callback sends requests from a worker only: schedule it.")
     # The kwargs of the run, with references replaced by results.
-    request = http_request(live.kwargs, outgoing.limits())
+    request = http_request(live.kwargs, http.limits())
     key = endpoint_key(live.run.tenant_id, live.kwargs)
     shown_url = masked_url(request.url.origin + request.url.path)
     return RequestOfRun(live, request, key, shown_url).sent()
 
 
 def _prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    http_request(arguments, outgoing.limits())
+    http_request(arguments, http.limits())
     return stored_arguments(arguments)
 
 
@@ -134,7 +132,7 @@ class RequestOfRun:
         self._live, self._run, self._request = live, live.run, request
         self._key, self._shown_url = key, shown_url
         self._began = estimated_now()
-        self._headers = outgoing.headers_of(request, live.run, self._began)
+        self._headers = http.headers_of(request, live.run, self._began)
 
     def sent(self) -> dict[str, Any]:
         """Send the request, record it, and return the result or raise."""
@@ -165,7 +163,7 @@ class RequestOfRun:
         """Return the answer, or record that there is none and raise DeliveryRetry."""
         try:
             slug = slug_of(self._live, "HTTP_ALLOW")
-            return outgoing.client(self._run.tenant_id, slug).send(call)
+            return http.client(self._run.tenant_id, slug).send(call)
         except CallFailed as error:
             failed = error
         # Outside of the handler: the log of the attempt keeps the traceback of the exception with
@@ -244,7 +242,7 @@ class RequestOfRun:
         """
         try:
             with database_of(self._live), self._savepoint():
-                deliveries.record(delivery)
+                endpoints.record_delivery(delivery)
                 self._record_health(meaning)
         except Exception:  # a soft time limit, too
             logger.exception(

@@ -12,7 +12,7 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import queue_messages
-from django_durable_tasks.celery.publishing.task_queues import refuse_task_queues
+from django_durable_tasks.celery.publishing.routing import refuse_task_queues
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.registry import TaskTarget

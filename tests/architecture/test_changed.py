@@ -16,7 +16,7 @@ from tests.worktree import CannotCompare, changes
 
 CLAIM = "django_durable_tasks/engine/db/sql/claim.postgresql.sql"
 SCHEDULER = "django_durable_tasks/scheduler/loop.py"
-RULES = "django_durable_tasks/rules/tasks/retries.py"
+RULES = "django_durable_tasks/rules/tasks/options.py"
 ONE_TEST = "tests/processes/test_outages.py"
 
 

@@ -19,9 +19,9 @@ APPS = f"{PACKAGE}/apps.py"
 # Every command of a project would load the client of Redis, also without Redis.
 LAZY = frozenset(
     {
-        f"{PACKAGE}/celery/execution/redis_messages.py",
+        f"{PACKAGE}/celery/execution/worker_repairs.py",
         f"{PACKAGE}/due_index/redis.py",
-        f"{PACKAGE}/due_index/redis_client.py",
+        f"{PACKAGE}/due_index/redis.py",
     }
 )
 MANAGEMENT = f"{PACKAGE}/management/"

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index import redis
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.models import Task
 from django_durable_tasks.notifier import listener, notify_on_commit
@@ -51,7 +51,7 @@ def recorder(
 ) -> Iterator[Callable[..., Recorder]]:
     """Return a function that starts a recorder which listens with these settings."""
     monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
-    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
+    monkeypatch.setattr(redis, "PAUSE", 0.3)
     monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
     started: list[Recorder] = []
 
@@ -63,12 +63,12 @@ def recorder(
         until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
         return sleeper
 
-    redis_client.close_idle()
+    redis.close_idle()
     notifying_unlimited(monkeypatch)
     yield start
     for sleeper in started:
         sleeper.wakeups.stop(10)
-    redis_client.close_idle()
+    redis.close_idle()
 
 
 def notifying_unlimited(patch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.due_index import redis as redis_index
-from django_durable_tasks.due_index.memory import MemoryDueIndex
-from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import DueEntry, DueIndex
+from django_durable_tasks.due_index.memory import DueEntry, DueIndex, MemoryDueIndex
+from django_durable_tasks.due_index.redis import RedisConnection, RedisDueIndex
 from tests.backends import address
 from tests.repetitions import repetitions
 

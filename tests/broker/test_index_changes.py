@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index import redis
 from django_durable_tasks.due_index.redis import RedisDueIndex
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
@@ -36,15 +36,15 @@ __all__ = ["recorder", "url"]
 def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisDueIndex]:
     """Return the shared index under REDIS_URL, empty."""
     settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
-    redis_client.close_idle()
+    redis.close_idle()
     notifying_unlimited(monkeypatch)
-    redis_connection = redis_client.connection()
+    redis_connection = redis.connection()
     assert redis_connection is not None
     index = RedisDueIndex(redis_connection)
     redis_connection.client.delete(*index._keys)
     yield index
     redis_connection.client.delete(*index._keys)
-    redis_client.close_idle()
+    redis.close_idle()
 
 
 def known(index: RedisDueIndex) -> dict[Any, datetime]:

@@ -15,7 +15,7 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.notifier import listener, notify_on_commit
 from django_durable_tasks.notifier.listener import Listeners
-from django_durable_tasks.notifier.message import CHANNEL, Notification, NotificationKind
+from django_durable_tasks.notifier.notify_on_commit import CHANNEL, Notification, NotificationKind
 from tests.broker.listening_schedulers import (
     BY_POSTGRESQL,
     Recorder,

@@ -25,7 +25,7 @@ from django_durable_tasks.celery.publishing import queue_messages
 from django_durable_tasks.checks import check_celery
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.models.node import NodeKind
+from django_durable_tasks.models.cluster import NodeKind
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.targets import queue_message as rules
 from tests.delivery import deliver

@@ -13,10 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.due_index import redis_client
-from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.types import DueEntry
+from django_durable_tasks.due_index import redis
+from django_durable_tasks.due_index.memory import DueEntry
+from django_durable_tasks.due_index.redis import RedisConnection, RedisDueIndex
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
@@ -188,9 +187,9 @@ def test_the_index_expires_when_no_node_writes_to_it(redis_connection: RedisConn
 
 
 def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
-    redis_client.use_url(url)
+    redis.use_url(url)
     try:
-        redis_connection = redis_client.connection()
+        redis_connection = redis.connection()
         assert redis_connection is not None
         redis_connection.client.flushall()
         with redis_connection._breaker._lock:
@@ -199,5 +198,5 @@ def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
                 os._exit(0 if serves(RedisDueIndex(redis_connection))() else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        redis_client.use_url(None)
-        redis_client.close_idle()
+        redis.use_url(None)
+        redis.close_idle()

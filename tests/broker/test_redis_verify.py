@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import loader, redis_client, redis_entries
-from django_durable_tasks.due_index.redis import RedisDueIndex, instant_ms, member_of
-from django_durable_tasks.due_index.redis_client import RedisConnection
-from django_durable_tasks.due_index.redis_entries import RedisEntries
-from django_durable_tasks.due_index.types import DueEntry
+from django_durable_tasks.due_index import fallback, redis
+from django_durable_tasks.due_index.memory import DueEntry
+from django_durable_tasks.due_index.redis import (
+    RedisConnection,
+    RedisDueIndex,
+    RedisEntries,
+    instant_ms,
+    member_of,
+)
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.verify.check import read_context
@@ -48,7 +52,7 @@ def _settle() -> None:
 def _filled(*seconds: float) -> list[uuid.UUID]:
     """Create tasks, fill the index, and make all rows old enough to be checked."""
     ids = rows_due(*seconds)
-    loader.fill(database_now())
+    fallback.fill_redis(database_now())
     _settle()
     return ids
 
@@ -169,7 +173,7 @@ def test_a_change_between_read_and_repair_is_kept(redis_connection: RedisConnect
 def test_every_entry_is_read_page_by_page(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_entries, "_BATCH", 7)
+    monkeypatch.setattr(redis, "_BATCH", 7)
     now = database_now()
     strangers = [
         DueEntry(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
@@ -222,7 +226,7 @@ def test_while_redis_is_unavailable_these_checks_report_it_and_the_others_run(
     redis_connection: RedisConnection, settings: Any, url: str
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    redis_client.close_idle()
+    redis.close_idle()
     ids = _filled(60)
     Task.objects.unguarded().filter(pk=ids[0]).update(
         attempts=-1, status="SUCCESS", due_at=None, completed_at=None

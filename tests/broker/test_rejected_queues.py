@@ -15,8 +15,8 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher
-from django_durable_tasks.celery.publishing.message_id import celery_id_of
+from django_durable_tasks.celery.publishing import broker_outage, publisher
+from django_durable_tasks.celery.publishing.prepared_messages import celery_id_of
 from django_durable_tasks.exceptions import BrokerUnavailable
 from tests.backends import address, broker_settings
 from tests.broker.rejecting import WAYS, Way, another_kind
@@ -154,7 +154,7 @@ def test_a_message_that_cannot_be_encoded_does_not_block_others(names: tuple[str
     with application(task_queues=[Queue(names[0])]) as app:
         before_task_publish.connect(spoil)
         try:
-            refused = dispatcher.publish_or_refuse(batch)
+            refused = publisher.publish_or_refuse(batch)
         finally:
             before_task_publish.disconnect(spoil)
         assert [one.message for one in refused] == [batch[1]]

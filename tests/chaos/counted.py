@@ -7,8 +7,7 @@ from datetime import timedelta
 from django.db.models import QuerySet, Sum
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics.creations import CreationCounter
-from django_durable_tasks.engine.metrics.totals import read_position
+from django_durable_tasks.engine.metrics import CreationCounter, read_position
 from django_durable_tasks.models import (
     MetricMinute,
     MetricSeries,
@@ -16,8 +15,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     UncountedEnding,
 )
-from django_durable_tasks.rules.metrics.counts import MetricKind
-from django_durable_tasks.rules.metrics.minutes import DELAYS
+from django_durable_tasks.rules.metrics import DELAYS, MetricKind
 from tests.chaos.records import CreationCounts, Series
 from tests.chaos.watching import creation_counts
 

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.engine.notifications import setting_changes
+from django_durable_tasks.engine import notifications
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     NotificationEvent,
     NotificationSetting,
     Task,
 )
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.operations import signing_secrets
-from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.operations import tenants
+from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
@@ -46,10 +46,10 @@ def create_settings(origin: str, folder: Path) -> str:
             "digest": _PERIODS[0] if one.digest else None,
             _FLAGS[one.status]: True,
         }
-        row: NotificationSetting = setting_changes.create(name=one.setting, **values)
-        secrets[path] = signing_secrets.of_setting(row, by="chaos").secrets
+        row: NotificationSetting = notifications.create_setting(name=one.setting, **values)
+        secrets[path] = tenants.secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
-    found = signing_secrets.of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
+    found = tenants.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
     secrets["/callbacks"] = found.secrets
     (folder / SECRETS).write_text(json.dumps(secrets))
     return url
@@ -80,7 +80,7 @@ def _end_periods() -> None:
     ids = waiting.order_by().values_list("setting_id", flat=True).distinct()
     for row in NotificationSetting.objects.filter(pk__in=list(ids)):
         digest = next(one for one in _PERIODS if one != row.digest)
-        setting_changes.change(row, digest=digest, by="chaos")
+        notifications.change_setting(row, digest=digest, by="chaos")
 
 
 def undelivered() -> int:

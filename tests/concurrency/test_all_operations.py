@@ -14,17 +14,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import (
-    attempts,
-    claim,
-    dead_letters,
-    operator_actions,
-)
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks
@@ -68,8 +63,8 @@ def _sweep(dice: random.Random) -> None:
 def _operate(dice: random.Random) -> None:
     operations: list[Callable[[], Any]] = [
         lambda: operator_actions.cancel(_some(dice), by="bob"),
-        lambda: dead_letters.replay(_some(dice), by="bob"),
-        lambda: dead_letters.discard(
+        lambda: operator_actions.replay_letters(_some(dice), by="bob"),
+        lambda: operator_actions.discard_letters(
             DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""
         ),
         lambda: claim.republish(_some(dice), database_now(), 3),

@@ -15,11 +15,11 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batch_messages, batches, claim
+from django_durable_tasks.engine.tasks import attempts, batches, claim
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,
     no_errors,
@@ -209,13 +209,13 @@ def test_a_claim_by_id_leaves_a_task_that_runs_in_batches() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_processes_that_reserve_a_batch_message_at_once_publish_one(known: bool) -> None:
     if known:
-        batch_messages.reserve([PAIR])
-        batch_messages.received(*PAIR, number=1)
+        batches.reserve_messages([PAIR])
+        batches.message_received(*PAIR, number=1)
     for number in range(1 + known, 4 + known):
-        reserved = no_errors(race([lambda: batch_messages.reserve([PAIR])] * 4))
+        reserved = no_errors(race([lambda: batches.reserve_messages([PAIR])] * 4))
         assert sorted(reserved) == [[], [], [], [(*PAIR, number, 1)]]
-        assert batch_messages.reserve([PAIR]) == []
-        batch_messages.received(*PAIR, number=number)
+        assert batches.reserve_messages([PAIR]) == []
+        batches.message_received(*PAIR, number=number)
 
 
 @pytest.mark.postgresql
@@ -224,12 +224,12 @@ def test_a_message_that_is_reserved_while_another_process_waits_is_published_onc
     known: bool,
 ) -> None:
     if known:
-        batch_messages.reserve([PAIR])
-        batch_messages.received(*PAIR, number=1)
+        batches.reserve_messages([PAIR])
+        batches.message_received(*PAIR, number=1)
     reserved = list[Any]()
     second = _while_it_waits(
-        lambda: reserved.append(batch_messages.reserve([PAIR])),
-        lambda: batch_messages.reserve([PAIR]),
+        lambda: reserved.append(batches.reserve_messages([PAIR])),
+        lambda: batches.reserve_messages([PAIR]),
     )
     assert (reserved, second) == ([[(*PAIR, 1 + known, 1)]], [])
     assert BatchMessage.objects.get().publish_count == 1
@@ -238,7 +238,7 @@ def test_a_message_that_is_reserved_while_another_process_waits_is_published_onc
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 def test_a_call_does_not_lock_the_record_of_an_outstanding_message() -> None:
-    batch_messages.reserve([PAIR])
+    batches.reserve_messages([PAIR])
     with transaction.atomic():
         BatchMessage.objects.select_for_update().get()
-        assert on_another_connection(lambda: batch_messages.reserve([PAIR])) == []
+        assert on_another_connection(lambda: batches.reserve_messages([PAIR])) == []

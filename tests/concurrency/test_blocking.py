@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, claim, dead_letters
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import no_errors, race
@@ -118,6 +118,6 @@ def test_starts_and_endings_of_one_task_do_not_block_another() -> None:
 
 def test_an_operator_who_locks_one_task_does_not_block_a_claim() -> None:
     failed, waiting = a_task(Status.FAILED), many_tasks(3)
-    with _open(lambda: dead_letters.replay(question(failed), by="bob")):
+    with _open(lambda: operator_actions.replay_letters(question(failed), by="bob")):
         assert set(_elsewhere(_claim)) == {row.pk for row in waiting}
     assert Task.objects.pending().count() == 1

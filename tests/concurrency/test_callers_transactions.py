@@ -12,14 +12,14 @@ from django.utils import timezone
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.dependencies import edit
-from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions, requests
+from django_durable_tasks.engine.tasks import attempts, operator_actions, requests
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Task, TaskDependency, TaskRequest, WorkflowRun
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.upstreams import edges_to
-from django_durable_tasks.scheduler.maintenance.apply_requests import apply_requests
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import edges_to
+from django_durable_tasks.scheduler.jobs import apply_requests
 from tests.concurrency.racing import no_errors, on_another_connection, race
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
@@ -92,7 +92,7 @@ def _force_run(row: Task) -> None:
 
 
 def _replay(row: Task) -> None:
-    assert dead_letters.replay(question(row), by="ann") == []
+    assert operator_actions.replay_letters(question(row), by="ann") == []
 
 
 def _replay_above(row: Task) -> None:
@@ -106,7 +106,7 @@ def _replay_above(row: Task) -> None:
         outcome="FAILED",
         met=True,
     )
-    dead_letters.replay(question(above), by="ann")
+    operator_actions.replay_letters(question(above), by="ann")
 
 
 def _same_key(row: Task) -> Any:

@@ -16,12 +16,11 @@ from django.db import OperationalError, connection
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.error_codes import code_of
-from django_durable_tasks.engine.limits import usage
+from django_durable_tasks.engine.db.errors import code_of, retry_on_deadlock
+from django_durable_tasks.engine.limits import waitlist
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import Limit
-from django_durable_tasks.models.limit_bucket import LimitBucket
+from django_durable_tasks.models.limits import LimitBucket
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 from tests.process_state import new_process_state
@@ -106,7 +105,7 @@ def _lock_limits_then(task_id: uuid.UUID, observer: _ClaimObserver) -> None:
         if connection.vendor == "postgresql":
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL deadlock_timeout = '60s'")
-        usage.lock_limits()
+        waitlist.lock_limits()
         many_tasks(50, queue="other")
         observer.limits_locked.set()
         assert observer.tasks_locked.wait(WITHIN)

@@ -11,10 +11,10 @@ import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import attempts, claim, hand_over
+from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import no_errors, race
 from tests.factories import NOOP, QUEUE, many_tasks, take_batch
 from tests.process_state import new_process_state
@@ -44,7 +44,7 @@ def _runs() -> list[Run]:
 def _end(run: Run) -> int:
     """End a run and hand its capacity over, as its process does."""
     assert attempts.succeed(run, None, "worker@host")
-    return len(hand_over.claim_next([run], _PLACE.node))
+    return len(attempts.claim_next([run], _PLACE.node))
 
 
 def _weight_in_use() -> int:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.models import SchedulerLease
-from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.models.cluster import lease_name
 from tests.concurrency.racing import ROUNDS, no_errors, race
 
 
@@ -19,7 +19,7 @@ def test_each_term_has_one_leader() -> None:
     for _ in range(ROUNDS):
         SchedulerLease.objects.update(expires_at=datetime(2000, 1, 1, tzinfo=UTC))
         holders = [uuid.uuid4() for _ in range(6)]
-        terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
+        terms = no_errors(race([partial(nodes.take_lease, holder, 60.0) for holder in holders]))
         winners = [
             (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
         ]
@@ -35,7 +35,7 @@ def test_the_lease_of_a_new_region_is_inserted_once_and_acquired_once(settings: 
     for number in range(ROUNDS):
         settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REGION": f"r{number}"}
         holders = [uuid.uuid4() for _ in range(6)]
-        terms = no_errors(race([partial(leadership.take, holder, 60.0) for holder in holders]))
+        terms = no_errors(race([partial(nodes.take_lease, holder, 60.0) for holder in holders]))
         winners = [
             (holder, term) for holder, term in zip(holders, terms, strict=True) if term is not None
         ]
@@ -46,14 +46,14 @@ def test_the_lease_of_a_new_region_is_inserted_once_and_acquired_once(settings: 
 
 def test_a_concurrent_release_and_acquisition_leave_one_leader() -> None:
     first = uuid.uuid4()
-    term = leadership.take(first, 60)
+    term = nodes.take_lease(first, 60)
     assert term is not None, list(SchedulerLease.objects.values())
     rivals = [uuid.uuid4() for _ in range(5)]
     answers = no_errors(
         race(
             [
-                partial(leadership.resign, first, term),
-                *(partial(leadership.take, rival, 60.0) for rival in rivals),
+                partial(nodes.resign_lease, first, term),
+                *(partial(nodes.take_lease, rival, 60.0) for rival in rivals),
             ]
         )
     )

@@ -16,11 +16,11 @@ from django.db import connections as dj_connections
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import connections, tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config, release, usage
+from django_durable_tasks.engine.limits import config, release, waitlist
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Limit, Task
-from django_durable_tasks.models.limit_bucket import LOCK, LimitBucket
-from django_durable_tasks.rules.limits.options import Allowance, rate_of
+from django_durable_tasks.models.limits import LOCK, LimitBucket
+from django_durable_tasks.rules.limits import Allowance, rate_of
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
@@ -185,7 +185,7 @@ def _frozen_lock(patience: connections.TimeLimits) -> Iterator[None]:
 
     def freeze() -> None:
         with suppress(Error), connections.dedicated_connection(patience), tables.atomic():
-            usage.lock_limits()
+            waitlist.lock_limits()
             holds.set()
             assert may_go.wait(WITHIN)
 
@@ -239,7 +239,7 @@ def test_behind_a_pooler_the_transaction_itself_has_the_timeouts(
     )
     with connections.dedicated_connection(), dj_connections["default"].cursor() as cursor:
         with tables.atomic():
-            usage.lock_limits()
+            waitlist.lock_limits()
             cursor.execute(asked)
             assert cursor.fetchone() == ("5s", "10s")
         cursor.execute(asked)
@@ -275,7 +275,7 @@ def test_a_deleted_lock_row_is_inserted_again() -> None:
 
 @pytest.mark.postgresql
 def test_without_the_lock_the_limit_would_be_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "lock_limits", database_now)
+    monkeypatch.setattr(waitlist, "lock_limits", database_now)
     _limit(f"task:{NOOP}", 1)
     most = 0
     for _ in range(20):

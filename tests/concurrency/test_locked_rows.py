@@ -18,16 +18,16 @@ from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
-from django_durable_tasks.engine.limits import overlap, priority_aging
-from django_durable_tasks.engine.recurring import retention as recurring_retention
-from django_durable_tasks.engine.recurring import trigger, tzdata
+from django_durable_tasks.engine.limits import overlap, release
+from django_durable_tasks.engine.recurring import ledger, trigger
+from django_durable_tasks.engine.recurring import recompute as tzdata
 from django_durable_tasks.engine.tasks import attempts, claim
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import ApiKey, OccurrenceRecord, RecurringTask, Task, Tenant
-from django_durable_tasks.models.task_queries import NEVER
-from django_durable_tasks.rules.recurring.policies import FireOutcome
+from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance.recompute_fire_times import RecomputeFireTimes
+from django_durable_tasks.scheduler.jobs import RecomputeFireTimes
 from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE
@@ -79,7 +79,7 @@ SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
         lambda: attempts.end_runs(tables.tasks().running(), lambda _: CRASH, limit=LIMIT),
     ),
     "expire": (_due, lambda: transitions.expire(tables.tasks().due(database_now()), LIMIT)),
-    "age": (_due, lambda: priority_aging.age(database_now(), 0.0, LIMIT)),
+    "age": (_due, lambda: release.age(database_now(), 0.0, LIMIT)),
     "claim": (_due, lambda: claim.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
     "take": (lambda past: a_task(due=-past, in_batch=True), lambda: take_batch(LIMIT, PLACE)),
 }
@@ -151,15 +151,12 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
         _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]),
         dedicated_connection(TimeLimits(lock=0.2)),
     ):
-        assert recurring_retention.prune_ledger(after_retention, LIMIT) == FREE
-        assert recurring_retention.prune_ledger(after_retention, LIMIT) == 0
+        assert ledger.prune_ledger(after_retention, LIMIT) == FREE
+        assert ledger.prune_ledger(after_retention, LIMIT) == 0
     assert {row.pk for row in RecurringTask.objects.all() if row.ledger_from} == {
         row.pk for row in rows[LOCKED:]
     }
-    assert (
-        sum(recurring_retention.prune_ledger(after_retention, LIMIT) for _ in range(LOCKED))
-        == LOCKED
-    )
+    assert sum(ledger.prune_ledger(after_retention, LIMIT) for _ in range(LOCKED)) == LOCKED
 
 
 @pytest.mark.skipif(
@@ -180,10 +177,10 @@ def test_a_locked_recurring_task_is_recomputed_with_new_zone_tables_later() -> N
 @pytest.mark.mariadb
 def test_a_locked_api_key_does_not_delay_the_requests_of_its_program() -> None:
     now = database_now()
-    key = api_keys.create(Tenant.objects.get(pk=1), "billing", ["read"], now=now).row
+    key = access.create_key(Tenant.objects.get(pk=1), "billing", ["read"], now=now).row
     later = now + timedelta(hours=1)
     with _locked(ApiKey, [key.pk]):
-        on_another_connection(lambda: api_keys.record_use(key, later))
+        on_another_connection(lambda: access.record_key_use(key, later))
     assert ApiKey.objects.get().last_used_at is None
-    api_keys.record_use(key, later)
+    access.record_key_use(key, later)
     assert ApiKey.objects.get().last_used_at == later

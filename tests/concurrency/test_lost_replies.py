@@ -17,7 +17,7 @@ from django_durable_tasks.engine.transitions import Unstarted
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.workflows.followups import Schedule
+from django_durable_tasks.rules.workflows import Schedule
 from tests.concurrency.racing import one_lost_reply
 from tests.database.transitions.transition_calls import FAILURE
 from tests.delivery import deliver

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.engine import metrics
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import attempts
-from django_durable_tasks.engine.metrics import totals as totals_module
-from django_durable_tasks.engine.metrics.attempts import count_attempts
+from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import no_errors, on_another_connection, race
@@ -44,15 +43,15 @@ def test_of_two_counts_of_the_same_attempts_one_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _end_all(many_tasks(6, Status.RUNNING))
-    now, record = database_now(), totals_module.record
+    now, record = database_now(), metrics.record_counts
     answers: list[int] = []
 
     def after_another(*given: Any) -> bool:
-        monkeypatch.setattr(attempts, "record", record)
+        monkeypatch.setattr(metrics, "record_counts", record)
         answers.append(on_another_connection(partial(count_attempts, now, 100)))
         return record(*given)
 
-    monkeypatch.setattr(attempts, "record", after_another)
+    monkeypatch.setattr(metrics, "record_counts", after_another)
     assert count_attempts(now, 100) == 0
     assert answers == [6]
     assert sum(recount().values()) == 6

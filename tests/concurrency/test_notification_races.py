@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.notifications import alerts, deliveries, setting_changes
 from django_durable_tasks.engine.tasks import endpoints
-from django_durable_tasks.engine.tenants import quota_events
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from django_durable_tasks.rules.notifications.subscriptions import EventSubject
+from django_durable_tasks.rules.notifications import EventSubject
 from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,
@@ -47,7 +47,7 @@ def test_two_leaders_assign_each_event_to_one_delivery(digest: int | None) -> No
     row = a_setting(digest=digest)
     for _ in range(ROUNDS):
         _happened(row, 30)
-        create = partial(deliveries.create_due, database_now(), 7)
+        create = partial(notifications.create_due_deliveries, database_now(), 7)
         no_errors(race([create] * 4))
         while create():
             pass
@@ -62,10 +62,10 @@ def test_a_setting_is_changed_while_its_messages_are_created() -> None:
     row = a_setting(digest=60)
     for number in range(ROUNDS):
         _happened(row, 20)
-        create = partial(deliveries.create_due, database_now(), 7)
-        change = partial(setting_changes.change, row, digest=60 + number)
+        create = partial(notifications.create_due_deliveries, database_now(), 7)
+        change = partial(notifications.change_setting, row, digest=60 + number)
         no_errors(race([create, change, create]))
-    while deliveries.create_due(database_now(), 500):
+    while notifications.create_due_deliveries(database_now(), 500):
         pass
     assert all(event.delivery is not None for event in events())
 
@@ -77,11 +77,11 @@ def test_a_setting_that_a_transaction_has_locked_does_not_delay_others() -> None
     _happened(locked, 20)
     _happened(other, 3)
     with transaction.atomic():
-        setting_changes.change(locked, on_retry=True)
-        create = partial(deliveries.create_due, database_now(), 10)
+        notifications.change_setting(locked, on_retry=True)
+        create = partial(notifications.create_due_deliveries, database_now(), 10)
         assert on_another_connection(create) == 3
         assert on_another_connection(create) == 0
-    while deliveries.create_due(database_now(), 10):
+    while notifications.create_due_deliveries(database_now(), 10):
         pass
     assert [task.kwargs["setting"] for task in delivery_tasks()] == [other.pk, locked.pk]
 
@@ -95,14 +95,14 @@ def test_two_creations_of_one_name_leave_one_setting() -> None:
 def test_two_leaders_open_and_close_an_alert_once() -> None:
     a_setting(on_failure=False, on_alert=True)
     many_tasks(1, "FAILED")
-    race([partial(alerts.watch, database_now())] * 4)
+    race([partial(notifications.watch_alerts, database_now())] * 4)
     assert Alert.objects.count() == 1
     assert types() == ["alert.began"]
 
 
 def test_requests_that_are_refused_at_the_same_time_are_one_event() -> None:
     a_setting(on_failure=False, on_quota=True)
-    no_errors(race([partial(quota_events.refused, 1, "requests", "The rate is exceeded.")] * 6))
+    no_errors(race([partial(quotas.refused, 1, "requests", "The rate is exceeded.")] * 6))
     assert types() == ["quota.reached"]
 
 

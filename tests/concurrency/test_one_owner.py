@@ -15,10 +15,10 @@ import pytest
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.transitions.transition_calls import (
     CRASH,
@@ -124,7 +124,9 @@ def test_a_start_and_a_cancel_leave_the_task_cancelled_or_running_with_a_cancel_
 def test_dead_letters_of_one_task_are_opened_and_closed_once() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.FAILED)
-        answers = no_errors(race([partial(dead_letters.replay, question(row), by="bob")] * 3))
+        answers = no_errors(
+            race([partial(operator_actions.replay_letters, question(row), by="bob")] * 3)
+        )
         assert sorted(map(len, answers)) == [0, 0, 1]
         assert row.dead_letters.count() == 1
         row.refresh_from_db()
@@ -138,8 +140,8 @@ def test_a_replay_and_a_discard_close_the_dead_letter_once() -> None:
         no_errors(
             race(
                 [
-                    partial(dead_letters.replay, question(row), by="bob"),
-                    partial(dead_letters.discard, letters, by="eve", reason=""),
+                    partial(operator_actions.replay_letters, question(row), by="bob"),
+                    partial(operator_actions.discard_letters, letters, by="eve", reason=""),
                 ]
             )
         )

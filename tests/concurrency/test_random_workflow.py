@@ -15,14 +15,13 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.dependencies import edges, edit, resolve
-from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
-from django_durable_tasks.engine.workflows import followups, operations, runs
+from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.engine.workflows import operations, runs
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, LogStatus, Status
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import AddedTasks
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import AddedTasks, edges_to
 from tests.concurrency.racing import no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
 from tests.database.transitions.transition_calls import FAILURE, PLACE
@@ -79,7 +78,7 @@ class _Crew:
         else:
             growth = AddedTasks("growth")
             growth.add(noop.using(queue=QUEUE))
-            accepted = followups.succeed(
+            accepted = runs.succeed(
                 run, None, "w", (growth,) if failing and dice.random() < 0.05 else ()
             )
         if accepted:
@@ -113,8 +112,12 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
             low, high = these[0], these[3]
             choices: list[Callable[[], Any]] = [
                 partial(operator_actions.cancel, these, by="bob"),
-                partial(dead_letters.replay, these, by="bob"),
-                partial(dead_letters.replay, Task.objects.filter(status__in=REPLAYABLE), by="bob"),
+                partial(operator_actions.replay_letters, these, by="bob"),
+                partial(
+                    operator_actions.replay_letters,
+                    Task.objects.filter(status__in=REPLAYABLE),
+                    by="bob",
+                ),
                 partial(operator_actions.force_complete, these, by="bob"),
                 partial(edit.link, low.pk, edges_to([high])),
                 partial(edit.link, high.pk, edges_to([low])),
@@ -135,7 +138,7 @@ def _release_all() -> None:
         edit.open_gate(row.task_id, str(row.gate), by="bob")
     for row in Task.objects.filter(status__in=REPLAYABLE):
         try:
-            dead_letters.replay(Task.objects.filter(pk=row.pk), by="bob")
+            operator_actions.replay_letters(Task.objects.filter(pk=row.pk), by="bob")
         except DurableTasksError:
             continue  # its upstream is replayed together with another one of these
 

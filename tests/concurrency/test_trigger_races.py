@@ -17,7 +17,7 @@ from django.db import connection
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.recurring import ledger
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
@@ -101,7 +101,7 @@ def test_leaders_race_over_watermarks_that_were_set_back_and_a_ledger_that_is_pr
         back.update(watermark_at=START - timedelta(seconds=1), next_run_at=START)
 
     def prune() -> None:
-        while recurring_retention.prune_ledger(database_now(), 2):
+        while ledger.prune_ledger(database_now(), 2):
             pass
 
     set_back()

@@ -19,13 +19,13 @@ from django.db import connection, connections, transaction
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.recurring import trigger
-from django_durable_tasks.engine.tasks import attempts, claim, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import REPLAYABLE, Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.workflows import Workflow
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
@@ -89,8 +89,10 @@ def _operate(dice: random.Random) -> None:
     ended = list(Task.objects.filter(status__in=REPLAYABLE).order_by("?")[:1])
     operations: list[Callable[[], Any]] = [
         lambda: operator_actions.cancel(question(*rows), by="bob"),
-        lambda: dead_letters.replay(question(*ended), by="bob"),
-        lambda: dead_letters.discard(DeadLetter.objects.filter(task__in=rows), by="bob", reason=""),
+        lambda: operator_actions.replay_letters(question(*ended), by="bob"),
+        lambda: operator_actions.discard_letters(
+            DeadLetter.objects.filter(task__in=rows), by="bob", reason=""
+        ),
     ]
     try:
         dice.choice(operations)()

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db import deadlocks
-from django_durable_tasks.engine.dependencies import edges, edit, locked_subgraph, resolve
-from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
-from django_durable_tasks.engine.workflows import followups, operations, runs
+from django_durable_tasks.engine.db import errors
+from django_durable_tasks.engine.dependencies import edges, edit, replay, resolve
+from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.engine.workflows import operations, runs
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import AddedTasks
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import AddedTasks, edges_to
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
@@ -79,7 +78,7 @@ def test_an_edge_added_between_the_read_and_the_locks_of_a_replay_is_blocked_aga
     Task.objects.unguarded().filter(pk=up.pk).update(due_at=up.created_at)
     fail(up)
     resolve_all()
-    look, linked = locked_subgraph._with_all_below, list[Any]()
+    look, linked = replay._with_all_below, list[Any]()
 
     def looked(asked: set[uuid.UUID]) -> list[uuid.UUID]:
         found = look(asked)
@@ -88,8 +87,8 @@ def test_an_edge_added_between_the_read_and_the_locks_of_a_replay_is_blocked_aga
             no_errors(race([resolve_all]))
         return found
 
-    monkeypatch.setattr(locked_subgraph, "_with_all_below", looked)
-    dead_letters.replay(question(up), by="anna")
+    monkeypatch.setattr(replay, "_with_all_below", looked)
+    operator_actions.replay_letters(question(up), by="anna")
     assert linked
     assert list(
         TaskDependency.objects.filter(depends_on=up.pk).values_list("outcome", flat=True)
@@ -103,7 +102,7 @@ def test_an_edge_added_between_the_read_and_the_locks_of_a_replay_is_blocked_aga
 def test_processes_that_resolve_the_same_dependents_do_not_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadlocks, "_TRIES", 1)  # the retry would hide a deadlock
+    monkeypatch.setattr(errors, "_TRIES", 1)  # the retry would hide a deadlock
     for _ in range(
         2 * ROUNDS
     ):  # enough to find an unordered lock each time, also on a busy machine
@@ -201,7 +200,7 @@ def test_a_cause_is_replayed_while_its_consequences_are_still_being_resolved() -
                 resolve.resolve_endings(2)
 
         def replay(rows: list[Task] = rows) -> None:
-            dead_letters.replay(question(rows[0]), by="bob")
+            operator_actions.replay_letters(question(rows[0]), by="bob")
 
         no_errors(race([cascade, cascade, replay, cascade]))
         resolve_all()
@@ -226,7 +225,7 @@ def _grow(run: Run, *outside: Task) -> bool:
     growth = AddedTasks("growth")
     first = growth.add(noop, step="one", after=list(outside))
     growth.add(noop, step="two", after=first)
-    return followups.succeed(run, None, "w", (growth,))
+    return runs.succeed(run, None, "w", (growth,))
 
 
 def test_a_workflow_that_grows_while_it_is_cancelled_runs_nothing_afterwards() -> None:
@@ -265,7 +264,7 @@ def test_a_body_that_adds_tasks_may_race_with_locks_on_its_dependents() -> None:
                 by="bob",
             ),
             partial(
-                dead_letters.replay,
+                operator_actions.replay_letters,
                 Task.objects.filter(pk__in=[up.pk, body.task_id, low.pk]),
                 by="bob",
             ),
@@ -290,7 +289,9 @@ def test_endings_are_counted_once_by_concurrent_processes() -> None:
                 runs.count_endings(2)
 
         replay = partial(
-            dead_letters.replay, Task.objects.filter(pk__in=[row.pk for row in rows[4:6]]), by="bob"
+            operator_actions.replay_letters,
+            Task.objects.filter(pk__in=[row.pk for row in rows[4:6]]),
+            by="bob",
         )
         no_errors(
             race(
@@ -323,7 +324,7 @@ def test_a_run_is_not_complete_if_an_ending_is_counted_before_an_older_replay() 
         run = wf.start()
         fail(of(run, "a"))
         resolve_all()
-        dead_letters.replay(question(of(run, "a")), by="bob")
+        operator_actions.replay_letters(question(of(run, "a")), by="bob")
         succeed(of(run, "a"))
         no_errors(race([partial(runs.count_endings, 1)] * 3))
         resolve_all()

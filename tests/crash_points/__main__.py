@@ -104,10 +104,10 @@ def _without_time_limits_of_batches() -> None:
     """Do what batches do after some time only where a scenario does it: a point must not depend on
     the speed of the machine.
     """
-    from django_durable_tasks.celery.execution import batch_in_progress, batch_runs
+    from django_durable_tasks.celery.execution import batch_runs
 
-    batch_runs.DURATION = batch_in_progress.GROUP_AGE = batch_in_progress.SLOW = 60.0
-    batch_in_progress._TICK = 60.0
+    batch_runs.DURATION = batch_runs.GROUP_AGE = batch_runs.SLOW = 60.0
+    batch_runs._TICK = 60.0
 
 
 def _without_fsync() -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Schedule, durable_task
-from django_durable_tasks.celery.execution import batch_in_progress
+from django_durable_tasks.celery.execution import batch_runs
 from tests.factories import QUEUE
 
 OPTIONS: dict[str, Any] = {
@@ -94,9 +94,9 @@ def mixed(number: int) -> int:
         raise ExpectedFailure(f"body {number}")
     if number == 2:
         with (
-            mock.patch.object(batch_in_progress, "SLOW", -1.0),
-            mock.patch.object(batch_in_progress, "GROUP_AGE", -1.0),
+            mock.patch.object(batch_runs, "SLOW", -1.0),
+            mock.patch.object(batch_runs, "GROUP_AGE", -1.0),
         ):
-            for batch in list(batch_in_progress.thread()._batches):
+            for batch in list(batch_runs.batch_thread()._batches):
                 batch.act_beside()
     return number

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from django_durable_tasks.engine.limits import usage
+from django_durable_tasks.engine.limits import waitlist
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -144,7 +144,7 @@ def exceeded_limits() -> list[str]:
     True at each moment, also while the tasks of a dead process are still open.
     """
     open_rows = Task.objects.filter(status__in=("QUEUED", "RUNNING"))
-    used, counted = Counter[str](), usage.count().under_way
+    used, counted = Counter[str](), waitlist.count_usage().under_way
     for name, key, weight in open_rows.values_list("name", "limit_key", "weight"):
         used.update({f"task:{name}": weight, f"key:{key}": weight})
     limits = Limit.objects.values_list("scope", "max_concurrency")

@@ -19,8 +19,8 @@ from django.db.models import F
 from django.db.utils import InterfaceError
 
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.batch_publisher import CARRIER
-from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.publishing.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.publishing.publisher import CARRIER
 from django_durable_tasks.models import (
     BatchMessage,
     DeadLetter,
@@ -35,7 +35,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.crash_points.bodies import ExpectedFailure
 from tests.crash_points.promises import exceeded_limits

@@ -15,9 +15,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Tenant
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants import ApiScope
 from tests.documentation.pages import blocks, name_of, pages
 from tests.factories import a_task
 from tests.project.tasks import noop
@@ -68,7 +68,7 @@ WITH_CURL = [page for page in pages() if _commands(page)]
 def test_every_curl_command_of_a_page_succeeds(page: Path, settings: Any) -> None:
     settings.DURABLE_TASKS = {"API": True, "API_TASKS": ["tests.project.tasks.*"]}
     tenant = Tenant.objects.get(pk=1)
-    key = api_keys.create(tenant, "docs", tuple(ApiScope), now=timezone.now()).text
+    key = access.create_key(tenant, "docs", tuple(ApiScope), now=timezone.now()).text
     task = str(a_task().pk)
     later = (timezone.now() + timedelta(days=30)).isoformat()
     schedule = RecurringTask.objects.upsert(name="hourly", task=noop, interval=3600)

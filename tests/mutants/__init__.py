@@ -68,7 +68,7 @@ def _without_republishing() -> None:
 
 
 def _without_leaving_the_heartbeat() -> None:
-    from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
+    from django_durable_tasks.celery.execution.live_runs import LeaseHeartbeat
 
     setattr(LeaseHeartbeat, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
 
@@ -87,7 +87,7 @@ def _without_recording_by_the_task_class() -> None:
 def _without_the_grace_after_an_outage() -> None:
     from django_durable_tasks.conf import settings
     from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-    from django_durable_tasks.scheduler.maintenance import runner
+    from django_durable_tasks.scheduler import maintenance
 
     class Impatient(HeartbeatMonitor):
         """Measures silence by the clock, and assumes constant contact."""
@@ -124,18 +124,18 @@ def _without_the_grace_after_an_outage() -> None:
             oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
             return {task: (lease, 1_000) for task, (lease, at) in self.kept.items() if at < oldest}
 
-    setattr(runner, "HeartbeatMonitor", Impatient)  # noqa: B010 - mypy knows it as a class
+    setattr(maintenance, "HeartbeatMonitor", Impatient)  # noqa: B010 - mypy knows it as a class
 
 
 # Recurring tasks ----------------------------------------------------------------------------------
 
 
 def _without_the_unique_fire() -> None:
-    from django_durable_tasks.engine.recurring import occurrence_tasks
+    from django_durable_tasks.engine.recurring import tick_plan
     from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 
     setattr(LedgerEntry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
-    occurrence_tasks.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
+    tick_plan.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
 
 
 def _with_the_watermark_after_the_commit() -> None:

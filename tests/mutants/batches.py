@@ -20,9 +20,9 @@ def with_counted_crashes() -> None:
 
 def with_a_hand_over_that_counts_nothing() -> None:
     """Hand over as if no capacity of the limits were in use."""
-    from django_durable_tasks.engine.limits import usage
+    from django_durable_tasks.engine.limits import waitlist
 
-    setattr(usage, "count", lambda **_: usage.Usage())  # noqa: B010 - mypy knows it as a function
+    setattr(waitlist, "count_usage", lambda **_: waitlist.Usage())  # noqa: B010 - mypy knows it as a function
 
 
 def _without(module: Any, operation: str, guard: str, instead: str = "") -> None:
@@ -99,7 +99,7 @@ def with_batches_of_all_tasks() -> None:
 
 def with_limited_batches_of_all_tasks() -> None:
     """Take tasks into batches within limits that run alone."""
-    from django_durable_tasks.models.task_queries import TaskQuerySet
+    from django_durable_tasks.models.tasks import TaskQuerySet
 
     setattr(TaskQuerySet, "waiting_for_batch", TaskQuerySet.pending)  # noqa: B010 - mypy knows it as a method
 
@@ -107,7 +107,7 @@ def with_limited_batches_of_all_tasks() -> None:
 def with_claims_of_tasks_in_batches() -> None:
     """Claim tasks by their ids although they run in batches."""
     from django_durable_tasks.engine.transitions import claims
-    from django_durable_tasks.models.task_queries import TaskQuerySet
+    from django_durable_tasks.models.tasks import TaskQuerySet
 
     _without(claims, "claim_these", "ELSE NOT in_batch AND", "ELSE")
     if not _has_sql("claim_these"):
@@ -116,13 +116,13 @@ def with_claims_of_tasks_in_batches() -> None:
 
 def with_any_number_of_batch_messages() -> None:
     """Publish a batch message although one is outstanding."""
-    from django_durable_tasks.engine.tasks import batch_messages
+    from django_durable_tasks.engine.tasks import batches
 
     free = "WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()"
-    _without(batch_messages, "reserve_batch_messages", free)
-    reserved = batch_messages.ReservedMessage
+    _without(batches, "reserve_batch_messages", free)
+    reserved = batches.ReservedMessage
 
     def reserve(pairs: Sequence[tuple[str, str]], *_: float) -> list[Any]:
         return [reserved(queue, name, 1, 1) for queue, name in pairs]
 
-    setattr(batch_messages, "_reserve", reserve)  # noqa: B010 - mypy knows it as a function
+    setattr(batches, "_reserve_pairs", reserve)  # noqa: B010 - mypy knows it as a function

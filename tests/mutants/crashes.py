@@ -28,11 +28,11 @@ def with_a_message_before_the_commit() -> None:
 def with_an_ending_in_two_transactions() -> None:
     """Write status and budgets first, and the log afterwards."""
     from django_durable_tasks.engine.transitions import attempt_log
-    from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+    from django_durable_tasks.engine.transitions import attempt_log as transition_dead_letters
 
-    log_endings, open_cases = attempt_log.log_endings, transition_dead_letters.open_many
+    log_endings, open_cases = attempt_log.log_endings, transition_dead_letters.open_dead_letters
     attempt_log.log_endings = lambda results: transaction.on_commit(lambda: log_endings(results))
-    transition_dead_letters.open_many = lambda results: transaction.on_commit(
+    transition_dead_letters.open_dead_letters = lambda results: transaction.on_commit(
         lambda: open_cases(results)
     )
 

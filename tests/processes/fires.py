@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring.occurrence_tasks import idempotency_key
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
+from django_durable_tasks.engine.recurring.tick_plan import idempotency_key
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import begin
 from tests.processes.rows import ENDED

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.engine.cluster.health import vitals
+from django_durable_tasks.engine.cluster.status import vitals
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, SchedulerLease, Task
 from tests.processes.cluster import SHORT, STOPPING, Cluster, Program

@@ -8,7 +8,7 @@ from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.processes.rows import accepted_twice, logged, row
 from tests.project import bodies
 

@@ -9,7 +9,7 @@ import random
 import pytest
 from django.conf import settings
 
-from django_durable_tasks.celery.explain import sentences
+from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.models import Task
 from tests.processes.cluster import Cluster
 from tests.processes.rows import all_ended, ended, row

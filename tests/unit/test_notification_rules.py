@@ -11,27 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.notifications.destinations import (
-    checked_config,
-    merged_config,
-    shown_config,
-)
-from django_durable_tasks.rules.notifications.events import FLAGS, EventType
-from django_durable_tasks.rules.notifications.messages import (
+from django_durable_tasks.rules.notifications import (
+    FLAGS,
     EventFacts,
+    EventType,
     NotificationContent,
+    QuietHours,
+    Subscription,
+    check_together,
+    checked_config,
+    checked_values,
     email_text,
     http_body,
+    merged_config,
+    period_end,
+    shown_config,
     slack_body,
     subject_of,
 )
-from django_durable_tasks.rules.notifications.setting_values import check_together, checked_values
-from django_durable_tasks.rules.notifications.subscriptions import (
-    QuietHours,
-    Subscription,
-    period_end,
-)
-from django_durable_tasks.rules.targets.policy import address_policy
+from django_durable_tasks.rules.targets.addresses import address_policy
 
 NIGHT = QuietHours(begin=time(22), end=time(7), time_zone="Europe/Berlin")
 POLICY = address_policy((443,), ())

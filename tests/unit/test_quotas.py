@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks import conf
-from django_durable_tasks.checks.settings import check_settings
+from django_durable_tasks.checks.configuration import check_settings
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tenants.quotas import (
-    Quotas,
-    RequestRate,
-    quotas_of,
-    request_rate_of,
-)
+from django_durable_tasks.rules.tenants import Quotas, RequestRate, quotas_of, request_rate_of
 
 
 def test_a_rate_is_read_from_a_text() -> None:

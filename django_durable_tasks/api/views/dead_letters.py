@@ -12,16 +12,23 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Id, Instant, Integer, Text
-from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.objects import shown_by, tagged
+from django_durable_tasks.api.lists import (
+    PAGE_PARAMETERS,
+    cursor_of,
+    limit_of,
+    listed,
+    page_of,
+    shown_by,
+    tagged,
+)
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem, invalid_parameter
-from django_durable_tasks.api.task_fields import error_text
+from django_durable_tasks.api.tasks import error_text
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.models import DeadLetter
-from django_durable_tasks.models.dead_letter import DeadLetterQuerySet
-from django_durable_tasks.operations import dead_letters
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.models.tasks import DeadLetterQuerySet
+from django_durable_tasks.operations import tasks
+from django_durable_tasks.rules.tenants import ApiScope
 
 _STATES = ("open", "all")
 
@@ -107,7 +114,7 @@ ACTIONS = (
     ObjectAction(
         path="replay",
         scope=ApiScope.OPERATE,
-        operations=(dead_letters.REPLAY,),
+        operations=(tasks.REPLAY_LETTERS,),
     ),
-    ObjectAction(path="discard", scope=ApiScope.OPERATE, operations=(dead_letters.DISCARD,)),
+    ObjectAction(path="discard", scope=ApiScope.OPERATE, operations=(tasks.DISCARD,)),
 )

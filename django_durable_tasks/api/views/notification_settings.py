@@ -11,8 +11,8 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.authentication import Caller
+from django_durable_tasks.api.endpoint import address_of
 from django_durable_tasks.api.fields import (
     KEY_LENGTH,
     Body,
@@ -25,8 +25,17 @@ from django_durable_tasks.api.fields import (
     Text,
     WallTime,
 )
-from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
-from django_durable_tasks.api.objects import entity_tag, require_version, shown_by, tagged
+from django_durable_tasks.api.lists import (
+    PAGE_PARAMETERS,
+    cursor_of,
+    entity_tag,
+    limit_of,
+    listed,
+    page_of,
+    require_version,
+    shown_by,
+    tagged,
+)
 from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
@@ -36,10 +45,8 @@ from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.operations import notification_settings
 from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.rules.notifications.destinations import DeliveryType
-from django_durable_tasks.rules.notifications.setting_values import LONGEST_DIGEST, SHORTEST_DIGEST
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
-from django_durable_tasks.rules.tenants.texts import text_for_tenants
+from django_durable_tasks.rules.notifications import LONGEST_DIGEST, SHORTEST_DIGEST, DeliveryType
+from django_durable_tasks.rules.tenants import ApiScope, text_for_tenants
 
 _PATTERN = "A pattern with * and ?; empty: all."
 _CONFIG = (

@@ -11,13 +11,12 @@ from rest_framework.response import Response
 
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.objects import entity_tag
-from django_durable_tasks.api.operation_calls import body_of, perform
+from django_durable_tasks.api.lists import entity_tag
 from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.api.writes import Answer, WritingEndpoint, body_of, perform
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants import ApiScope
 
 Find = Callable[[Caller, Any], Any]
 """Returns the object of this id, of the caller's tenant; raises Problem."""

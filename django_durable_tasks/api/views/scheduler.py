@@ -1,33 +1,42 @@
-"""``/health``, ``/scheduler/status`` and ``/scheduler/tasks/{id}/history``."""
+"""``/health``, ``/scheduler``, ``/queues`` and ``/metrics``."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import Error
+from django.http import HttpResponse
+from django.utils.module_loading import import_string
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf, process_state, registry
+from django_durable_tasks.api import problems
+from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.endpoint import ApiEndpoint
 from django_durable_tasks.api.fields import Body, Instant, Integer, Text
-from django_durable_tasks.api.objects import shown_by
+from django_durable_tasks.api.lists import shown_by
+from django_durable_tasks.api.openapi import list_of
+from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.views.tasks import ExecutionsEndpoint
+from django_durable_tasks.engine.cluster.queues import Depth, depths
 from django_durable_tasks.engine.cluster.status import Overview, overview
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits.next_due import heads
-from django_durable_tasks.engine.tasks import batch_messages
-from django_durable_tasks.models import (
-    Node,
-    NodeKind,
-    QueueControl,
-    SchedulerLease,
-    Task,
-)
+from django_durable_tasks.engine.limits.backpressure import heads
+from django_durable_tasks.engine.tasks import batches
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
+from django_durable_tasks.operations import limits
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tasks.options import checked_name
+from django_durable_tasks.rules.tenants import ApiScope
+
+# ``/health``, ``/scheduler/status`` and ``/scheduler/tasks/{id}/history``.
+
 
 _DAY = timedelta(hours=24)
 _HEALTH_KEPT = 1.0
@@ -102,7 +111,7 @@ def _firing() -> dict[str, Any]:
     led = SchedulerLease.objects.using(conf.settings().DATABASE).filter(expires_at__gt=now).exists()
     paused = QueueControl.objects.using(conf.settings().DATABASE).filter(paused_at__isnull=False)
     stopped = set(paused.values_list("name", flat=True))
-    waiting = [*heads().items(), *((one.queue, one.due_at) for one in batch_messages.heads(now))]
+    waiting = [*heads().items(), *((one.queue, one.due_at) for one in batches.batch_heads(now))]
     due = [at for queue, at in waiting if at <= now and queue not in stopped]
     age = (now - min(due)).total_seconds() if due else 0.0
     firing = led and age <= conf.settings().OLDEST_DUE_MAX
@@ -160,3 +169,104 @@ def _ended(status: Status, now: datetime) -> int:
 
 class HistoryEndpoint(ExecutionsEndpoint):
     """The attempts of a task that have ended, with their nodes, times and statuses."""
+
+
+# ``/queues``: the queues of the installation, which all tenants share.
+
+
+class QueueAnswer(Body):
+    """A queue. ``pending`` and ``due`` are counted up to 10,000."""
+
+    queue = Text()
+    pending = Integer()
+    due = Integer()
+    queued = Integer()
+    running = Integer()
+    late = Integer()
+    oldest_due_at = Instant(allow_null=True)
+    paused_at = Instant(allow_null=True)
+    paused_by = Text(allow_blank=True)
+    reason = Text(allow_blank=True)
+    workers = Integer()
+    concurrency = Integer()
+
+
+def queue_json(depth: Depth, _caller: Caller) -> dict[str, Any]:
+    """Return a queue as JSON values."""
+    return shown_by(QueueAnswer, depth)
+
+
+def _find(_caller: Caller, name: str) -> Depth:
+    """Return a queue that exists, or one without tasks and workers."""
+    try:
+        checked_name("queue", name)
+    except InvalidOption:
+        raise Problem(problems.NOT_FOUND, "There is no queue with this name.") from None
+    return next(depth for depth in depths(database_now(), [name]) if depth.queue == name)
+
+
+class QueuesEndpoint(ApiEndpoint):
+    """All queues."""
+
+    reads = ("queuecontrol",)
+    is_shared = True
+    scopes: ClassVar = {"GET": ApiScope.QUEUES}
+    answers: ClassVar = {"GET": list_of(QueueAnswer)}
+
+    def get(self, request: Request) -> Response:
+        """Return the queues that have open tasks, a worker or a pause, by name."""
+        rows = [queue_json(depth, self.caller) for depth in depths(database_now())]
+        return Response({"data": rows, "next_cursor": None, "prev_cursor": None, "has_more": False})
+
+
+RESOURCE = Resource(
+    name="queue",
+    reads="queuecontrol",
+    is_shared=True,
+    find=_find,
+    show=queue_json,
+    answer=QueueAnswer,
+    version=lambda _depth: 0,
+    subject=lambda depth: depth.queue,
+)
+ACTIONS = (
+    ObjectAction(path="pause", scope=ApiScope.QUEUES, operations=(limits.PAUSE,)),
+    ObjectAction(
+        path="resume",
+        scope=ApiScope.QUEUES,
+        operations=(limits.RESUME,),
+        may_change_nothing=True,
+    ),
+)
+
+
+# ``/metrics``: the metrics of the installation as text for Prometheus or OpenMetrics.
+
+
+_WRITTEN = "django_durable_tasks.metrics.exposition.written"
+"""Imported on use, because it needs the extra [metrics]."""
+
+
+class MetricsEndpoint(ApiEndpoint):
+    """The metrics of all tenants."""
+
+    reads = ("node",)
+    is_shared = True
+    scopes: ClassVar = {"GET": ApiScope.METRICS}
+    media_types = ("text/plain", "text/*", "application/openmetrics-text")
+
+    def get(self, request: Request) -> HttpResponse:
+        """Return the metrics; 404 unless METRICS is set."""
+        if not conf.settings().METRICS:
+            raise Problem(problems.NOT_FOUND, "The setting METRICS is off.")
+        body, content_type = _written()(request.headers.get("Accept", ""))
+        return HttpResponse(body, content_type=content_type)
+
+
+def _written() -> Callable[[str], Any]:
+    try:
+        found: Callable[[str], Any] = import_string(_WRITTEN)
+    except ImportError:
+        text = "The server lacks the extra django-durable-tasks[metrics]."
+        raise Problem(problems.NOT_FOUND, text) from None
+    return found

@@ -1,37 +1,52 @@
-"""``/workflows``: list, read, cancel and replay workflow runs, and their graphs."""
+"""``/workflows`` and graphs of tasks."""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from django.http import HttpResponse
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
-from django_durable_tasks.api.addresses import address_of
 from django_durable_tasks.api.authentication import Caller
-from django_durable_tasks.api.endpoint import ApiEndpoint
-from django_durable_tasks.api.fields import Body, Id, Instant, Integer, OneOf, Text
-from django_durable_tasks.api.lists import PAGE_PARAMETERS, cursor_of, limit_of, listed, page_of
+from django_durable_tasks.api.endpoint import ApiEndpoint, address_of
+from django_durable_tasks.api.fields import Body, Id, Instant, Integer, JsonObject, OneOf, Text
+from django_durable_tasks.api.lists import (
+    PAGE_PARAMETERS,
+    cursor_of,
+    entity_tag,
+    limit_of,
+    listed,
+    page_of,
+    shown_by,
+    tagged,
+)
 from django_durable_tasks.api.new_workflows import NewWorkflowBody, items_of
 from django_durable_tasks.api.new_workflows import workflow_of as workflow_from
-from django_durable_tasks.api.objects import entity_tag, shown_by, tagged
 from django_durable_tasks.api.openapi import list_of
-from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
-from django_durable_tasks.api.writes import Answer, WritingEndpoint
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.api.problems import INVALID, Problem, invalid_field, invalid_parameter
+from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, refused
+from django_durable_tasks.api.views.tasks import task_of
+from django_durable_tasks.api.writes import Answer, WritingEndpoint, body_of, perform
+from django_durable_tasks.diagrams import Diagram, draw
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
-from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
+from django_durable_tasks.engine.workflows import graph_data
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.models.workflows import WorkflowRunQuerySet
 from django_durable_tasks.operations import workflows
-from django_durable_tasks.operations.operation import OperationResult
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
-from django_durable_tasks.rules.workflows.plan import WorkflowStatus
+from django_durable_tasks.operations.operation import Operation, OperationResult
+from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.rules.workflows import WorkflowStatus
 from django_durable_tasks.workflows import Workflow
+
+# ``/workflows``: list, read, cancel and replay workflow runs, and their graphs.
 
 
 class WorkflowAnswer(Body):
@@ -165,3 +180,131 @@ ACTIONS = (
         result=_changes,
     ),
 )
+
+
+# Graphs of tasks as JSON and SVG, and the dependencies of a task.
+
+
+NEAR = 1_000
+_SVG = "image/svg+xml"
+AddBody = body_of("AddDependencyBody", workflows.ADD)
+
+
+class GraphAnswer(Body):
+    """Tasks and the dependencies between them."""
+
+    nodes = serializers.ListField(child=JsonObject())
+    edges = serializers.ListField(child=JsonObject())
+
+
+def _of_task(caller: Caller, key: uuid.UUID) -> Diagram:
+    return graph_data.around(task_of(caller.tenant.pk, key), NEAR)
+
+
+def _of_workflow(caller: Caller, key: uuid.UUID) -> Diagram:
+    return graph_data.of_run(workflow_of(caller, key))
+
+
+def _json(diagram: Diagram) -> Any:
+    return json.loads(draw(diagram, "json"))
+
+
+def _image(diagram: Diagram) -> HttpResponse:
+    return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
+
+
+class WorkflowGraphEndpoint(ApiEndpoint):
+    """The tasks and dependencies of a workflow run."""
+
+    reads = ("workflowrun", "task")
+    scopes: ClassVar = {"GET": ApiScope.READ}
+    answers: ClassVar = {"GET": GraphAnswer}
+
+    def get(self, request: Request, workflow_id: uuid.UUID) -> Response:
+        """Return the graph as JSON."""
+        return Response(_json(_of_workflow(self.caller, workflow_id)))
+
+
+class WorkflowImageEndpoint(ApiEndpoint):
+    """The graph of a workflow run as SVG."""
+
+    reads = ("workflowrun", "task")
+    scopes: ClassVar = {"GET": ApiScope.READ}
+    media_types = (_SVG, "image/*")
+
+    def get(self, request: Request, workflow_id: uuid.UUID) -> HttpResponse:
+        """Return the drawing."""
+        return _image(_of_workflow(self.caller, workflow_id))
+
+
+class DependenciesEndpoint(WritingEndpoint):
+    """The dependencies of a task."""
+
+    reads = ("task",)
+    permissions: ClassVar = {
+        "POST": (workflows.ADD.permission,),
+        "DELETE": (workflows.REMOVE.permission,),
+    }
+    scopes: ClassVar = {
+        "GET": ApiScope.READ,
+        "POST": ApiScope.OPERATE,
+        "DELETE": ApiScope.OPERATE,
+    }
+    parameters: ClassVar = {"DELETE": frozenset({"upstream", "reason"})}
+    bodies: ClassVar = {"POST": AddBody}
+    operations: ClassVar = (workflows.ADD, workflows.REMOVE)
+    answers: ClassVar = dict.fromkeys(("GET", "POST", "DELETE"), GraphAnswer)
+
+    def get(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the tasks connected with this one, at most 1,000, the nearest first."""
+        return Response(_json(_of_task(self.caller, task_id)))
+
+    def post(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task, which has not started, wait for another one."""
+        valid = AddBody.valid(self.body(request))
+        return self._changed(request, task_id, valid, workflows.ADD)
+
+    def delete(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task no longer wait for the task ``upstream``."""
+        try:
+            upstream = uuid.UUID(request.query_params.get("upstream", ""))
+        except ValueError:
+            raise invalid_parameter("upstream", "is required: the id of a task") from None
+        given = {"upstream": upstream, "reason": request.query_params.get("reason", "")[:500]}
+        return self._changed(request, task_id, given, workflows.REMOVE)
+
+    def _changed(
+        self, request: Request, task_id: uuid.UUID, values: Mapping[str, Any], operation: Operation
+    ) -> Response:
+        tenant_id, caller = self.caller.tenant.pk, self.caller
+
+        def act() -> Answer:
+            row = task_of(tenant_id, task_id)
+            given = {**values, "upstream": self._upstream(request, values)}
+            done = perform(operation, row, caller, given)
+            if not done.changed and operation is workflows.REMOVE:
+                raise refused(row)
+            return Answer(200, _json(_of_task(caller, task_id)))
+
+        return self.write(request, act)
+
+    def _upstream(self, request: Request, given: Any) -> Task:
+        try:
+            return task_of(self.caller.tenant.pk, given["upstream"])
+        except Problem:
+            reason = ("is the id of no task", "unknown_task")
+            if request.method == "DELETE":
+                raise invalid_parameter("upstream", *reason, INVALID) from None
+            raise invalid_field("#/upstream", *reason) from None
+
+
+class DependenciesImageEndpoint(ApiEndpoint):
+    """The tasks connected with a task as SVG."""
+
+    reads = ("task",)
+    scopes: ClassVar = {"GET": ApiScope.READ}
+    media_types = (_SVG, "image/*")
+
+    def get(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
+        """Return the drawing."""
+        return _image(_of_task(self.caller, task_id))

@@ -1,40 +1,337 @@
-"""Records how a run ended: in the database first, then in the log, then for its dependents.
-
-The gate calls `close` for each ending that the process of the run sees. Celery's signals record
-the remaining endings (see `signal_handlers`). An ending that neither records is found when the
-lease of the run expires.
-"""
+"""Records how a run ended: in the database first, then in the log, then for its dependents."""
 
 from __future__ import annotations
 
 import logging
+import pickle
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Task as CeleryTask
+from celery import exceptions as celery_exceptions
+from celery.exceptions import MaxRetriesExceededError
+from celery.exceptions import Retry as CeleryRetry
+from celery.utils.serialization import get_pickleable_exception
 from django.db import DataError, Error, IntegrityError, connections
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.execution.outcomes import outcome_of, text_of
+from django_durable_tasks.celery.result import described
 from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection, in_transaction
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.dependencies.resolve import ResolveResult
 from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.tasks.hand_over import claim_next, frees_capacity
-from django_durable_tasks.engine.workflows.followups import succeed as record_success
-from django_durable_tasks.exceptions import DurableTasksError, EncryptionError, EndingNotRecorded
+from django_durable_tasks.engine.tasks.attempts import claim_next, frees_capacity
+from django_durable_tasks.engine.workflows.runs import succeed as record_success
+from django_durable_tasks.exceptions import (
+    BodyFailed,
+    DurableTasksError,
+    EncryptionError,
+    EndingNotRecorded,
+    InvalidOption,
+    InvalidReference,
+    ResultTooLarge,
+    UnserializableResult,
+)
 from django_durable_tasks.rules.states import TERMINAL
+from django_durable_tasks.rules.tasks.arguments import (
+    ERROR_MAX_BYTES,
+    encode_result,
+    masked_excerpt,
+    shortened,
+)
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdict, decide
-from django_durable_tasks.rules.tasks.options import TaskOptions
-from django_durable_tasks.rules.workflows.followups import FollowUp
+from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions, seconds
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import FollowUp, followups_of
+
+# Converts the exception of a task to an outcome to be stored and to an exception that Celery can
+# send.
+
+
+_WAIT_FOR_KEY = 60.0
+"""Seconds until a run whose arguments cannot be decrypted is tried again."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return type and message on one line, masked and accepted by every database."""
+    try:
+        message = str(error)
+    except Exception as unprintable:  # noqa: BLE001 - an exception's own __str__ may raise anything
+        message = f"<no text: its __str__ raised {type(unprintable).__name__}>"
+    settings = conf.settings()
+    masked = masked_excerpt(message, settings.SECRET_NAMES, ERROR_MAX_BYTES)
+    line = f"{type(error).__name__}: {masked}" if message else type(error).__name__
+    return shortened(line, ERROR_MAX_BYTES)
+
+
+def _traceback_of(error: BaseException) -> str:
+    settings = conf.settings()
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - formatting calls the exception's own code
+        lines = text_of(error)
+    return masked_excerpt(lines, settings.SECRET_NAMES, ERROR_MAX_BYTES)
+
+
+def outcome_of_result(live: LiveRun, value: object) -> Outcome:
+    """Return the success of a run with this result; raises UnserializableResult or
+    ResultTooLarge.
+    """
+    max_bytes, max_depth = live.result_limits
+    result = (
+        None
+        if followups_of(value)
+        else encode_result(live.run.name, value, max_bytes=max_bytes, max_depth=max_depth)
+    )
+    return Outcome(kind=EndingKind.SUCCEEDED, result=result)
+
+
+def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
+    """Return the outcome of a run that ended with this exception."""
+    kind, retryable, delay, cause = _kind_of(error, options)
+    return Outcome(
+        kind=kind,
+        error=text_of(cause),
+        error_type=type(cause).__name__,
+        traceback=_traceback_of(error),
+        retryable=retryable,
+        delay=delay,
+        queue=error.queue if isinstance(error, Retry) else None,
+        exception=described(cause),
+    )
+
+
+def _kind_of(
+    error: BaseException, options: TaskOptions
+) -> tuple[EndingKind, bool, float | None, BaseException]:
+    match error:
+        case Retry():
+            return EndingKind.RETRY_ASKED, True, error.after, error
+        case celery_exceptions.Retry():
+            cause = error.exc if isinstance(error.exc, BaseException) else error
+            return EndingKind.RETRY_ASKED, True, _wait(error.when), cause
+        case EncryptionError():
+            return EndingKind.POSTPONED, True, _WAIT_FOR_KEY, error
+        case celery_exceptions.Ignore():
+            return EndingKind.IGNORED, False, None, error
+        case celery_exceptions.Reject():
+            return EndingKind.REJECTED, bool(error.requeue), None, error
+        case (
+            celery_exceptions.MaxRetriesExceededError()
+            | UnserializableResult()
+            | ResultTooLarge()
+            | InvalidReference()
+            | InvalidOption()
+        ):
+            return EndingKind.FAILED, False, None, error
+        case SoftTimeLimitExceeded():
+            return EndingKind.FAILED, options.retryable(error), None, error
+    return EndingKind.FAILED, options.retryable(error), None, error
+
+
+def _wait(when: object) -> float | None:
+    if isinstance(when, datetime):
+        aware = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(0.0, (aware - estimated_now()) / timedelta(seconds=1))
+    return max(0.0, float(when)) if isinstance(when, int | float) else None
+
+
+def picklable(error: BaseException) -> BaseException:
+    """Return the exception if it can be pickled and unpickled, else a BodyFailed with its text."""
+    return error if _survives(error) else BodyFailed(text_of(error))
+
+
+def raisable(error: BaseException) -> BaseException:
+    """Return the exception to raise to Celery: the own one of the function, so that wrappers of
+    other packages report its class and frames. Celery replaces it afterwards if it cannot be
+    pickled.
+
+    A BodyFailed with the exception as its cause is returned if Celery could not do that, and for a
+    MemoryError, which Celery raises again in the parent process, which would end the worker.
+    """
+    if not isinstance(error, MemoryError) and (_survives(error) or _is_replaced(error)):
+        return error
+    failed = BodyFailed(text_of(error))
+    failed.__cause__ = error
+    return failed
+
+
+def _is_replaced(error: BaseException) -> bool:
+    """Return whether Celery replaces the exception by one that can be pickled."""
+    try:
+        return _survives(get_pickleable_exception(error))
+    except Exception:  # noqa: BLE001 - it calls the exception's own code
+        return False
+
+
+def _survives(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return False
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own object, just dumped
+    except Exception:  # noqa: BLE001 - pickling calls the exception's own code
+        return False
+    return True
+
+
+# Implements Celery's retry options and ``self.retry()`` for durable tasks. The delay is stored in
+# the row.
+#
+# A task without any retry option uses the defaults of this package for errors that its function
+# raises. If Celery's options are given, only ``self.retry()`` and the errors of ``autoretry_for``
+# are retried, unless ``max_attempts`` or ``retry_for`` is given too.
+
+
+OPTIONS = frozenset(
+    {
+        "autoretry_for",
+        "dont_autoretry_for",
+        "retry_kwargs",
+        "retry_backoff",
+        "retry_backoff_max",
+        "retry_jitter",
+        "max_retries",
+        "default_retry_delay",
+    }
+)
+"""The retry options of Celery's decorator."""
+_OF_A_RETRY = frozenset({"countdown", "max_retries"})
+
+
+def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with the retry options that are attributes of a class. Those of the
+    decorator take precedence.
+    """
+    found = {option: getattr(base, option) for option in OPTIONS if _is_set_by(base, option)}
+    if "max_attempts" in given:
+        found.pop("max_retries", None)
+    return {**found, **given}
+
+
+def _is_set_by(base: type, option: str) -> bool:
+    owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
+    return owner is not CeleryTask
+
+
+def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Celery's options in ``given`` as options of this package; raises InvalidOption."""
+    if OPTIONS.isdisjoint(given):
+        return {}
+    if "max_retries" in given and "max_attempts" in given:
+        raise InvalidOption(
+            f"max_retries={given['max_retries']!r} and max_attempts=...: give one of them."
+        )
+    _check_retry_kwargs(given.get("retry_kwargs") or {})
+    found: dict[str, Any] = {}
+    if "max_attempts" not in given:
+        found["max_attempts"] = _attempts(_max_retries(given))
+    if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):
+        found["retry_for"] = ()
+    return found
+
+
+def _check_retry_kwargs(retry_kwargs: Mapping[str, Any]) -> None:
+    for option in retry_kwargs:
+        if option not in _OF_A_RETRY:
+            raise InvalidOption(
+                f"retry_kwargs={{{option!r}: ...}}: a durable task takes"
+                f" {' and '.join(sorted(_OF_A_RETRY))} there."
+            )
+
+
+def _max_retries(given: Mapping[str, Any]) -> int | None:
+    retry_kwargs = given.get("retry_kwargs") or {}
+    found: Any = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
+    if found is not None and (
+        isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < ATTEMPTS_MAX
+    ):
+        raise InvalidOption(
+            f"max_retries={found!r}: give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
+        )
+    limit: int | None = found
+    return limit
+
+
+def _attempts(max_retries: int | None) -> int:
+    return ATTEMPTS_MAX if max_retries is None else min(max_retries + 1, ATTEMPTS_MAX)
+
+
+def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
+    """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
+    means that the row's policy decides.
+    """
+    found: dict[str, Any] = {"max_retries": given.get("max_retries", CeleryTask.max_retries)}
+    if options.limits_retries:
+        found["max_retries"] = options.max_attempts - 1
+    if given.get("default_retry_delay") is not None:
+        found["default_retry_delay"] = seconds("default_retry_delay", given["default_retry_delay"])
+    elif options.spaces_retries:
+        found["default_retry_delay"] = None
+    return found
+
+
+def retry_exception(
+    task: Any,
+    live: LiveRun,
+    exc: BaseException | None,
+    when: datetime | float | None,
+    max_retries: int | None,
+) -> CeleryRetry:
+    """Return the exception that requests another attempt. Raises ``exc`` or MaxRetriesExceededError
+    if no retry is left.
+    """
+    stated = _stated_attempts(task.durable_options, live.run)
+    limit = task.max_retries if max_retries is None else max_retries
+    if stated is not None:
+        limit = stated - 1 if max_retries is None else min(max_retries, stated - 1)
+    if limit is not None and live.run.failures >= limit:
+        live.max_attempts = live.run.failures + 1
+        _raise(
+            exc
+            or MaxRetriesExceededError(
+                f"Can't retry {task.name}[{live.run.task_id}]: {limit} retries."
+            )
+        )
+    if stated is None:
+        live.max_attempts = _attempts(limit)
+    if isinstance(when, datetime) and when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    delay: Any = task.default_retry_delay if when is None else when
+    return CeleryRetry("The task requested another attempt.", exc=exc, when=delay)
+
+
+def _stated_attempts(options: TaskOptions, run: Run) -> int | None:
+    """Return ``max_attempts`` if the call or the decorator sets it."""
+    stated: int | None = run.options.get("max_attempts")
+    if stated is None and options.limits_retries:
+        return options.max_attempts
+    return stated
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raise with the current error as its cause, as Celery does."""
+    handled = sys.exc_info()[1]
+    if handled is None or handled is error:
+        raise error
+    raise error from handled
+
+
+# The gate calls `close` for each ending that the process of the run sees. Celery's signals record
+# the remaining endings (see `signal_handlers`). An ending that neither records is found when the
+# lease of the run expires.
+
 
 T = TypeVar("T")
 logger = logging.getLogger("django_durable_tasks.runs")

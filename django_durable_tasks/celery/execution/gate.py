@@ -1,9 +1,4 @@
-"""Executes the task of a message: start the run, call the function, record the ending.
-
-The task class calls this instead of the user's function, because a signal receiver could not
-refuse a message. A refused message is acknowledged and ignored. If its task still has to run, the
-scheduler republishes it.
-"""
+"""Executes the task of a message: start the run, call the function, record the ending."""
 
 from __future__ import annotations
 
@@ -11,13 +6,14 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Task as CeleryTask
 from celery.exceptions import Ignore, MaxRetriesExceededError
 from celery.exceptions import Retry as CeleryRetry
 from django.db import (
@@ -30,28 +26,22 @@ from django.db import (
 )
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery.execution import (
-    consumed_queue,
-    endings,
-    worker_node,
-)
-from django_durable_tasks.celery.execution.body_request import of_row
-from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.execution.outcomes import (
+from django_durable_tasks.celery.execution import endings, worker_node, worker_repairs
+from django_durable_tasks.celery.execution.endings import (
     outcome_of_result,
     picklable,
     raisable,
     text_of,
 )
-from django_durable_tasks.celery.publishing.message_id import Envelope
-from django_durable_tasks.engine.db import left_transactions
+from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.publishing.prepared_messages import Envelope, parse
+from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.db.error_codes import ABORTED, SERIALIZATION_FAILURE, code_of
-from django_durable_tasks.engine.db.outages import reason_of
-from django_durable_tasks.engine.dependencies import results
+from django_durable_tasks.engine.db.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
+from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.engine.tasks.attempts import Refusal, RunLocation
-from django_durable_tasks.engine.workflows.followups import succeed as record_success
+from django_durable_tasks.engine.workflows.runs import succeed as record_success
 from django_durable_tasks.exceptions import (
     EndingNotRecorded,
     IsolationTooStrict,
@@ -60,8 +50,141 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import TaskOptions
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.plan import REFERS
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import REFERS
+
+# Makes ``self.request``, Celery's hooks and an overridden ``__call__`` show the task, not its
+# message.
+#
+# Each attempt has a message with its own id and without arguments. Celery's events,
+# acknowledgements and logs use the id of the message, so the request is changed only while the
+# function runs.
+#
+# Celery calls ``Task.__call__`` for a message. The request records how far that call has come:
+# received by this package, then in the function. So one method serves the message, the call of the
+# function that the gate makes, and direct calls.
+
+
+_PLACE_OF_ID = {"on_success": 1, "on_failure": 1, "on_retry": 1, "after_return": 2}
+_BEFORE = "before_start"
+_WRAPPED = "_durable_tasks_wrapped"
+STATE = "durable_call_state"
+"""The attribute of a request that holds its CallState."""
+
+
+class CallState:
+    """How far the call of the task of a request has come.
+
+    ``run``: calls the function of a task of a batch, whose request has no message. Headers of a
+    message become attributes of its request, so another value of the attribute STATE is ignored.
+    """
+
+    __slots__ = ("in_function", "received", "run")
+
+    def __init__(self, run: Callable[[], Any] | None = None) -> None:
+        self.run, self.received, self.in_function = run, False, False
+
+
+def state_of(request: Any) -> CallState:
+    """Return the state of this request, which is created if it has none."""
+    state = getattr(request, STATE, None)
+    if not isinstance(state, CallState):
+        state = CallState()
+        setattr(request, STATE, state)
+    return state
+
+
+@contextmanager
+def of_row(request: Any, live: LiveRun) -> Iterator[None]:
+    """Make the request show the task's id, its arguments and the headers of its call."""
+    task_id, headers = str(live.run.task_id), live.run.options.get("headers")
+    before = {
+        "id": request.id,
+        "root_id": request.root_id,
+        "args": request.args,
+        "kwargs": request.kwargs,
+    }
+    request.update(id=task_id, root_id=task_id, args=live.args, kwargs=live.kwargs)
+    request.headers = {**(request.headers or {}), **(headers or {})}
+    if headers:
+        kind = type(request)
+        request.update({name: value for name, value in headers.items() if not hasattr(kind, name)})
+    try:
+        yield
+    finally:
+        request.update(before)
+
+
+def wrap_hooks(owner: type) -> None:
+    """Make the hooks that this class defines or inherits from a mixin receive the id and the
+    arguments of the task.
+    """
+    for name in (_BEFORE, *_PLACE_OF_ID):
+        hook = getattr(owner, name)
+        if hook is getattr(CeleryTask, name) or getattr(hook, _WRAPPED, False):
+            continue
+        wrapped = _after_the_start(hook) if name == _BEFORE else _with_row(hook, _PLACE_OF_ID[name])
+        setattr(wrapped, _WRAPPED, True)
+        setattr(owner, name, wrapped)
+
+
+def wrap_call(owner: Any, base: Any) -> None:
+    """If this class defines ``__call__`` or inherits it from a mixin, call it around the function
+    of an accepted message, with the arguments of the task, instead of around the message.
+    """
+    override = owner.__call__
+    if override is base.__call__ or getattr(override, _WRAPPED, False):
+        return
+
+    @wraps(override)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly or state_of(request).received:
+            return override(self, *args, **kwargs)
+        return base.__call__(self, *args, **kwargs)
+
+    setattr(call, _WRAPPED, True)
+    owner.__call__ = call
+    owner.around_function = staticmethod(override)
+
+
+def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @wraps(hook)
+    def call(self: Any, *given: Any) -> Any:
+        live = (
+            process_runs.find(given[place])
+            if len(given) > place and isinstance(given[place], str)
+            else None
+        )
+        if live is not None:
+            given = (
+                *given[:place],
+                str(live.run.task_id),
+                live.args,
+                live.kwargs,
+                *given[place + 3 :],
+            )
+        return hook(self, *given)
+
+    return call
+
+
+def _after_the_start(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Ignore Celery's call of ``before_start`` for a message, which may be refused. The gate calls
+    it for a run.
+    """
+
+    @wraps(hook)
+    def call(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        return None if parse(task_id) else hook(self, task_id, args, kwargs)
+
+    return call
+
+
+# The task class calls this instead of the user's function, because a signal receiver could not
+# refuse a message. A refused message is acknowledged and ignored. If its task still has to run,
+# the scheduler republishes it.
+
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
@@ -123,7 +246,7 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
     options: TaskOptions = task.durable_options
     lease = options.lease or conf.settings().LEASE
     eager = bool(task.request.is_eager)
-    place = worker_node.place(lease, () if eager else consumed_queue.names_of(task.request))
+    place = worker_node.place(lease, () if eager else worker_repairs.batch_names_of(task.request))
     try:
         opened = _start(task, envelope, place, eager)
     except Error as error:
@@ -238,14 +361,14 @@ def call_function(task: Any, live: LiveRun) -> None:
     live.args, live.kwargs = _arguments(live)
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
     if not live.eager and not atomic:
-        left_transactions.roll_back_left("An earlier task of this process")
-    before, values = left_transactions.open_blocks(), list[Any]()
+        connections.roll_back_left("An earlier task of this process")
+    before, values = connections.open_blocks(), list[Any]()
     live.called = True
 
     def decide(value: Any) -> None:
         left = _roll_back_left(task.name, before)
         if atomic and alias in left:
-            raise left_transactions.left_open(task.name)
+            raise connections.left_open(task.name)
         if live.requested_retry is not None:
             raise live.requested_retry
         returned(live, value)
@@ -271,7 +394,7 @@ def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
     function ended; the next task of the process tries it again.
     """
     try:
-        return left_transactions.roll_back_left(name, before)
+        return connections.roll_back_left(name, before)
     except Exception:  # noqa: BLE001 - logged
         text = "Transactions that %s may have left were not rolled back."
         endings.log(logging.ERROR, text, name, exc_info=True)
@@ -281,11 +404,11 @@ def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
 def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a run, with references replaced by the results of upstreams."""
     run = live.run
-    args, kwargs = results.arguments_of(run)
+    args, kwargs = resolve.arguments_of(run)
     if REFERS not in run.options:
         return args, kwargs
     with nullcontext() if live.eager else dedicated_connection():
-        return results.resolve(args, kwargs, run.tenant_id)
+        return resolve.resolve_references(args, kwargs, run.tenant_id)
 
 
 def atomic_body(task: Any, live: LiveRun) -> Any:
@@ -296,15 +419,15 @@ def atomic_body(task: Any, live: LiveRun) -> Any:
     charged to ``max_crashes``, because a transaction may exceed a limit of the database each time.
     """
     if not live.eager:
-        left_transactions.roll_back_left("An earlier task of this process")
-    before = left_transactions.open_blocks()
+        connections.roll_back_left("An earlier task of this process")
+    before = connections.open_blocks()
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
             call_function(task, live)
             if not _succeed_within(live):
                 raise Fenced
         if _roll_back_left(task.name, before):
-            raise left_transactions.left_open(task.name)
+            raise connections.left_open(task.name)
     except BaseException as error:
         if isinstance(error, Fenced) or live.success is None:
             raise

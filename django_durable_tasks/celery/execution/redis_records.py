@@ -9,7 +9,7 @@ from typing import Any
 from kombu.transport import virtual
 from kombu.transport.redis import QoS as RedisQoS
 
-from django_durable_tasks.celery.publishing.message_id import HEADER, parse
+from django_durable_tasks.celery.publishing.prepared_messages import HEADER, parse
 
 
 class RowQoS(RedisQoS):

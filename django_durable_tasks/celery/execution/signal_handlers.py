@@ -21,13 +21,18 @@ from celery.exceptions import Ignore
 from django.db import Error
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.celery.execution import batch_runs, consumed_queue, endings, gate
-from django_durable_tasks.celery.execution.body_request import state_of
+from django_durable_tasks.celery.execution import batch_runs, endings, gate, worker_repairs
+from django_durable_tasks.celery.execution.endings import outcome_of, outcome_of_result, text_of
+from django_durable_tasks.celery.execution.gate import state_of
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.execution.outcomes import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.execution.worker_node import in_pool_child, place
-from django_durable_tasks.celery.publishing.message_id import HEADER, Envelope, batch_token, parse
-from django_durable_tasks.celery.stored_exceptions import described
+from django_durable_tasks.celery.publishing.prepared_messages import (
+    HEADER,
+    Envelope,
+    batch_token,
+    parse,
+)
+from django_durable_tasks.celery.result import described
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import attempts, batches, claim, operator_actions
 from django_durable_tasks.exceptions import EndingNotRecorded
@@ -115,7 +120,7 @@ def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> N
     if envelope is None:
         return
     delay = process_state.of(RefusedTasks).delay(name)
-    _return_unknown(envelope, consumed_queue.names_of(headers), delay)
+    _return_unknown(envelope, worker_repairs.batch_names_of(headers), delay)
 
 
 class RefusedTasks:
@@ -219,7 +224,7 @@ def _end_unreceived(
     """
     if _options(task) is None:
         logger.error("This worker's task %r is not durable; it got a durable message.", task.name)
-        _return_unknown(envelope, consumed_queue.names_of(task.request))
+        _return_unknown(envelope, worker_repairs.batch_names_of(task.request))
         return
     try:
         live = gate.open_run(task, envelope)

@@ -26,23 +26,18 @@ from typing import Any
 from celery import current_app, signals
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import remote_control
-from django_durable_tasks.celery.execution import (
-    consumed_queue,
-    prefetch_count,
-    redis_messages,
-    wake_consumer,
-)
+from django_durable_tasks.celery import operations_by_id
+from django_durable_tasks.celery.execution import worker_repairs
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing import message_id
+from django_durable_tasks.celery.publishing import prepared_messages
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db import clock_estimate, direct
+from django_durable_tasks.engine.db import clock, postgresql
 from django_durable_tasks.engine.db.connections import dedicated_connection, name_connections
-from django_durable_tasks.engine.db.outages import reason_of
+from django_durable_tasks.engine.db.errors import reason_of
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.rules.tasks.masking import shortened
+from django_durable_tasks.rules.tasks.arguments import shortened
 
 logger = logging.getLogger("django_durable_tasks.nodes")
 _RETRY_PAUSE = 1.0
@@ -187,7 +182,7 @@ class _Clock:
     def measure(self) -> float | None:
         """Return the last measurement in seconds. Every sixth call measures again."""
         if self._beats % _MEASURED_EVERY == 0:
-            self._skew = clock_estimate.skew()
+            self._skew = clock.skew()
             self._log_if_grown(abs(self._skew or 0.0))
         self._beats += 1
         return self._skew
@@ -258,13 +253,13 @@ class _WorkerReport:
                 started=process_runs.last_start(), broker_outages=outages, names=names
             )
         self._busy = len(active) if len(active) >= self._concurrency else 0
-        messages = (message_id.parse(request.id) for request in active)
+        messages = (prepared_messages.parse(request.id) for request in active)
         return NodeReport(
             active=[message.task_id for message in messages if message is not None],
             busy=len(active),
             held=held,
             starts=self._starts_per_second(),
-            mixed=consumed_queue.mixed.recent(),
+            mixed=worker_repairs.mixed.recent(),
             queues=self._queues(),
             started=process_runs.last_start(),
             broker_outages=outages,
@@ -299,8 +294,10 @@ def held_by_queue(requests: Iterable[Any]) -> Counter[str]:
     """
     found = Counter[str]()
     for request in requests:
-        of_task = message_id.parse(request.id) is not None
-        found.update((consumed_queue.names_of(request.request_dict) if of_task else ()) or ("",))
+        of_task = prepared_messages.parse(request.id) is not None
+        found.update(
+            (worker_repairs.batch_names_of(request.request_dict) if of_task else ()) or ("",)
+        )
     return found
 
 
@@ -321,10 +318,10 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     """Generate the node id before the pool forks, and share the time of the last start."""
     process_runs.share_last_start()
     app = getattr(sender, "app", None) or current_app._get_current_object()
-    consumed_queue.record_queues(app)
-    wake_consumer.add_to(app)
-    prefetch_count.add_to(app)
-    redis_messages.add_to(app)
+    worker_repairs.record_queues(app)
+    worker_repairs.wake_consumer(app)
+    worker_repairs.keep_prefetch_count(app)
+    worker_repairs.keep_messages_out_of_redis(app)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
         shortened(str(getattr(sender, "hostname", _ThisProcess.name)), _NAME_BYTES),
@@ -370,12 +367,12 @@ def on_pool_child(**_: Any) -> None:
     """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
     _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
     if _ThisProcess.is_pool_child:
-        direct.use()
+        postgresql.use_directly()
 
 
 def connect() -> None:
     """Connect the receivers and the remote control; called once by ``apps.ready()``."""
-    remote_control.connect()
+    operations_by_id.connect_remote_control()
     pairs = [
         (signals.worker_init, on_worker_init),
         (signals.worker_ready, on_worker_ready),

@@ -17,9 +17,9 @@ from kombu.utils.json import dumps
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, QueueRejected
-from django_durable_tasks.celery.publishing.message_id import celery_id_of
 from django_durable_tasks.celery.publishing.prepared_messages import (
     DEFAULT_EXCHANGE,
+    celery_id_of,
     prepare,
     redis_priority,
 )
@@ -43,7 +43,7 @@ class _Prepared(NamedTuple):
     queue: str
 
 
-def send(
+def send_batch(
     broker: BrokerConnection, messages: Sequence[TaskMessage], *, confirm: bool
 ) -> tuple[list[Rejection], Sequence[TaskMessage]]:
     """Send these messages. Return the rejected ones, and those not sent because the broker closed

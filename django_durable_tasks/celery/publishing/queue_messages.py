@@ -13,7 +13,7 @@ from kombu.serialization import registry as serializers
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, borrowed
-from django_durable_tasks.celery.publishing.task_queues import refuse_task_queues
+from django_durable_tasks.celery.publishing.routing import refuse_task_queues
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidTarget, MessageRejected
 from django_durable_tasks.rules.targets.queue_message import QueueMessage, sent_content_type
 

@@ -18,11 +18,10 @@ from celery import current_app, schedules
 from celery.exceptions import ImproperlyConfigured
 
 from django_durable_tasks import conf
-from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab, Fields
+from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, Fields
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.timetables.clock_changes import ClockChange, clock_changes
-from django_durable_tasks.rules.recurring.timetables.zones import zone
+from django_durable_tasks.rules.recurring.timetables.zones import ClockChange, clock_changes, zone
 
 _SHOWN = 3
 _STEADY = 20

@@ -1,26 +1,58 @@
-"""The recorded fires of beat, and those that this package would have created meanwhile, including
-paused rows.
-
-The latter are computed from the row when the comparison runs, so they are not stored.
-"""
+"""The recorded fires of beat, compared with those that this package would have created."""
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import DatabaseError, InterfaceError
 
-from django_durable_tasks.contrib.beat.matching import matched
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, ShadowFire
-from django_durable_tasks.rules.recurring.declarations import BEAT
+from django_durable_tasks.rules.recurring.options import BEAT
+
+# A fire of beat belongs to the last fire time before it: beat sends one message for all fire times
+# that it missed. A message that is early by less than the difference of two clocks belongs to the
+# next fire time.
+
+
+EARLY = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class FireMatch:
+    """Fire times with their lags (seconds that beat was late), and the fires of one side only."""
+
+    lags: dict[datetime, float]
+    only_here: list[datetime]
+    only_beat: list[datetime]
+
+
+def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> FireMatch:
+    """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag."""
+    lags: dict[datetime, float] = {}
+    only_beat = []
+    for fire in beat:
+        last = bisect_right(here, fire + EARLY) - 1
+        if last < 0 or here[last] in lags or fire - here[last] > tolerance:
+            only_beat.append(fire)
+        else:
+            lags[here[last]] = (fire - here[last]).total_seconds()
+    return FireMatch(lags, [at for at in here if at not in lags], only_beat)
+
+
+# The recorded fires of beat, and those that this package would have created meanwhile, including
+# paused rows.
+#
+# The latter are computed from the row when the comparison runs, so they are not stored.
+
 
 logger = logging.getLogger("django_durable_tasks.shadow")
 MOST = 10_000

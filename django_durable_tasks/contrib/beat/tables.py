@@ -1,22 +1,327 @@
-"""Reads the tables of django-celery-beat by their columns, so that the package need not be
-installed and any version works.
-
-Older versions have fewer columns; a missing column has its default.
-"""
-
-# ruff: noqa: DJ008 - these models are not displayed
+"""Reads the tables of django-celery-beat, and converts a row to keyword arguments of ``upsert``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.apps.registry import Apps
 from django.db import connections, models
 
-from django_durable_tasks.contrib.beat.mapping import BeatRow, Crontab
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.rules.recurring.misfires import Overlap
+
+# Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
+# their reasons.
+#
+# Source of beat's rules: celery/schedules.py, contrib/beat/compare.py, and
+# django_celery_beat/schedulers.py of 2.9.
+
+
+PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
+"""The durable task that sends a message to a Celery task that is not durable."""
+DISABLED, IN_SHADOW, NOT_ALLOWED = "DISABLED_IN_BEAT", "IN_SHADOW", "NOT_IN_PLAIN_CELERY_TASKS"
+HOLDS = (DISABLED, IN_SHADOW, NOT_ALLOWED)
+"""Why an imported row starts paused; a later import resumes it when the reason no longer exists."""
+
+_UNITS = {"days": 86_400.0, "hours": 3_600.0, "minutes": 60.0, "seconds": 1.0, "microseconds": 1e-6}
+_STARRED = re.compile(r"\*(/[1-9]\d*)?", re.ASCII)
+_WEEKDAYS = ("SU", "MO", "TU", "WE", "TH", "FR", "SA")
+_MICROSECOND = timedelta(microseconds=1)
+_HIGHEST = 9
+
+
+class BeatRowOver(InvalidSchedule):
+    """Beat would not run this row again: it has expired, or it was to run once and did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crontab:
+    """The five fields of a crontab as they are written, and its zone."""
+
+    minute: str
+    hour: str
+    day_of_month: str
+    month_of_year: str
+    day_of_week: str
+    timezone: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields in the order of crontab(5)."""
+        return self.minute, self.hour, self.day_of_month, self.month_of_year, self.day_of_week
+
+
+Fields = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The numbers that Celery's parser gives for the five fields, ascending; weekdays from Sunday, 0.
+"""
+WHOLE: Fields = (
+    tuple(range(60)),
+    tuple(range(24)),
+    tuple(range(1, 32)),
+    tuple(range(1, 13)),
+    tuple(range(7)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatRow:
+    """One periodic task of beat's tables; one of interval, crontab, solar and clocked is given."""
+
+    name: str
+    task: str
+    args: str = "[]"
+    kwargs: str = "{}"
+    queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    headers: str | None = None
+    priority: int | None = None
+    expires: datetime | None = None
+    expire_seconds: int | None = None
+    one_off: bool = False
+    enabled: bool = True
+    start_time: datetime | None = None
+    last_run_at: datetime | None = None
+    total_run_count: int = 0
+    date_changed: datetime | None = None
+    description: str = ""
+    interval: tuple[int, str] | None = None
+    crontab: Crontab | None = None
+    solar: tuple[str, float, float] | None = None
+    clocked: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """The result of the conversion: the task and keyword arguments of ``upsert``, and remarks on
+    the differences.
+    """
+
+    task: str
+    options: dict[str, Any]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportContext:
+    """Further input: the current time, Celery's numbers of the crontab, whether the task is
+    durable, and the broker.
+    """
+
+    now: datetime
+    fields: Fields | None
+    durable: bool
+    on_redis: bool
+
+
+def imported(row: BeatRow, setting: ImportContext) -> Import:
+    """Return the conversion of the row; raises Over for a row that will not run again,
+    InvalidSchedule for an invalid one.
+    """
+    _refuse_over(row, setting.now)
+    remarks: list[str] = []
+    options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
+    options |= _timing(row, setting, remarks) | _bounds(row, setting, remarks)
+    args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
+    if not setting.durable:
+        sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
+        return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
+    options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
+    if row.priority is not None:
+        options["priority"] = _priority(row.priority, setting.on_redis, remarks)
+    remarks += _dropped(row)
+    return Import(row.task, options, tuple(remarks))
+
+
+def _refuse_over(row: BeatRow, now: datetime) -> None:
+    if row.expires is not None and row.expires <= now:
+        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
+    if row.one_off and row.total_run_count > 0:
+        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
+    if row.clocked is not None and row.clocked <= now:
+        effect = "would run it at its next start" if row.enabled else "has switched it off"
+        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
+
+
+# Schedule -----------------------------------------------------------------------------------------
+
+
+def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
+    later = row.start_time if row.start_time is not None and row.start_time > setting.now else None
+    start = {"start_time": later} if later else {}
+    if row.interval is not None:
+        return _interval(row, row.interval, later, setting.now, remarks)
+    if row.crontab is not None:
+        if setting.fields is None:
+            raise InvalidSchedule(
+                f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
+            )
+        return (
+            _cron_keywords(row.crontab, setting.fields, remarks)
+            | {"timezone": row.crontab.timezone}
+            | start
+        )
+    if row.solar is not None:
+        event, latitude, longitude = row.solar
+        return {"solar": event, "latitude": latitude, "longitude": longitude} | start
+    if row.clocked is not None:
+        return {"at": [row.clocked]}
+    raise InvalidSchedule(
+        "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
+    )
+
+
+def _interval(
+    row: BeatRow,
+    interval: tuple[int, str],
+    later: datetime | None,
+    now: datetime,
+    remarks: list[str],
+) -> dict[str, Any]:
+    number, unit = interval
+    if unit not in _UNITS:
+        raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
+    anchor = later or row.last_run_at or row.date_changed or now
+    seconds = number * _UNITS[unit]
+    remarks.append(
+        f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
+        f" {_instant(anchor)} on, without drift"
+    )
+    return {"interval": seconds, "start_time": anchor}
+
+
+def _cron_keywords(crontab: Crontab, fields: Fields, remarks: list[str]) -> dict[str, Any]:
+    """Return a cron with the same fire times; a rule of RFC 5545 if beat requires both days to
+    match, where cron requires one.
+    """
+    _, _, days, _, weekdays = fields
+    if len(days) == len(WHOLE[2]) or len(weekdays) == len(WHOLE[4]):
+        texts = [_field(*field) for field in zip(crontab.texts, fields, WHOLE, strict=True)]
+        return {"cron": " ".join(texts)}
+    remarks.append(
+        "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as a"
+        " recurrence rule, which requires both"
+    )
+    minutes, hours, days, months, weekdays = fields
+    parts = {
+        "BYMONTH": months,
+        "BYMONTHDAY": days,
+        "BYDAY": [_WEEKDAYS[day] for day in weekdays],
+        "BYHOUR": hours,
+        "BYMINUTE": minutes,
+        "BYSECOND": (0,),
+    }
+    return {
+        "rrule": ";".join(
+            ["FREQ=DAILY", *(f"{key}={_listed(values)}" for key, values in parts.items())]
+        )
+    }
+
+
+def _field(text: str, values: tuple[int, ...], whole: tuple[int, ...]) -> str:
+    """Keep a star, because it makes a job follow elapsed time; everything else becomes the numbers
+    that Celery parsed.
+    """
+    if len(values) == len(whole):
+        return "*"
+    written = "".join(text.split())
+    return (
+        written if _STARRED.fullmatch(written) and len(whole) > len(WHOLE[4]) else _listed(values)
+    )
+
+
+def _listed(values: Any) -> str:
+    return ",".join(map(str, values))
+
+
+def _bounds(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if row.one_off or row.clocked is not None:
+        found["max_runs"] = 1
+    if row.expires is not None:
+        found["end_time"] = row.expires - _MICROSECOND
+        remarks.append(
+            "EXPIRES: beat puts it on each message too; here it ends the schedule, and its last"
+            " runs go on"
+        )
+    if row.expire_seconds is not None:
+        found["expires_in"] = float(row.expire_seconds)
+    return found
+
+
+# Task and options ---------------------------------------------------------------------------------
+
+
+def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> Any:
+    text = getattr(row, column) or json.dumps(kind())
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidSchedule(
+            f"Its {column} are no JSON ({error}); beat does not run it either."
+        ) from None
+    if not isinstance(value, kind):
+        raise InvalidSchedule(
+            f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
+        )
+    return value
+
+
+def _priority(priority: int, on_redis: bool, remarks: list[str]) -> int:
+    ours = max(0, _HIGHEST - priority) if on_redis else min(priority, _HIGHEST)
+    if ours != priority:
+        order = "its lowest number first" if on_redis else "its highest number first"
+        remarks.append(
+            f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
+        )
+    return ours
+
+
+def _dropped(row: BeatRow) -> list[str]:
+    given: Mapping[str, Any] = {
+        "exchange": row.exchange,
+        "routing key": row.routing_key,
+        "headers": _json(row, "headers", dict),
+    }
+    found = [name for name, value in given.items() if value]
+    if not found:
+        return []
+    names = ", ".join(found)
+    return [f"MESSAGE: {names} are not kept: a durable task has a queue, and no message of its own"]
+
+
+def _message(row: BeatRow) -> dict[str, Any]:
+    """Return the options with which beat would send the message."""
+    headers = {**_json(row, "headers", dict), "periodic_task_name": row.name}
+    found = {
+        "queue": row.queue,
+        "exchange": row.exchange,
+        "routing_key": row.routing_key,
+        "priority": row.priority,
+        "expires": row.expire_seconds,
+        "headers": headers,
+    }
+    return {option: value for option, value in found.items() if value is not None and value != ""}
+
+
+def _instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+# Reads the tables of django-celery-beat by their columns, so that the package need not be
+# installed and any version works.
+#
+# Older versions have fewer columns; a missing column has its default.
+
+
+# ruff: noqa: DJ008 - these models are not displayed
+
 
 _PREFIX = "django_celery_beat_"
 _foreign = Apps()

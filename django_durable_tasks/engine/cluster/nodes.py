@@ -1,8 +1,4 @@
-"""Registers nodes, records their heartbeats, and counts missed heartbeats.
-
-A reader counts consecutive reads in which a heartbeat counter did not change. It never compares the
-clock of another host. Called by the scheduler, the worker and the maintenance jobs.
-"""
+"""Registers nodes, counts missed heartbeats, and keeps the leader's lease."""
 
 from __future__ import annotations
 
@@ -20,19 +16,86 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import django
-from django.db.models import F, Max
+from django.db.models import F, Max, Q
 
 from django_durable_tasks import __version__, conf
-from django_durable_tasks.engine.cluster import leadership
-from django_durable_tasks.engine.db.clock import after
-from django_durable_tasks.engine.db.clock_steps import ClockStep
+from django_durable_tasks.engine.db.clock import ClockStep, after
 from django_durable_tasks.engine.db.connections import on_sqlite
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.node import TOLD_MAX, NodeQuerySet
+from django_durable_tasks.models.cluster import LONG_EXPIRED, TOLD_MAX, NodeQuerySet, lease_name
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
-from django_durable_tasks.rules.tasks.shared_crashes import Crash
+from django_durable_tasks.rules.tasks.endings import Crash
+
+# The leader's lease: three guarded statements on one row per region.
+#
+# The sequence when a leader dies is described in ``scheduler/leader.py``.
+
+
+LONGEST = 60.0
+"""Seconds. A lease that expires later, by more than three times its usual duration, was written
+before the database's clock was set back. It counts as expired.
+"""
+
+
+def longest_term(seconds: float) -> float:
+    """Return in how many seconds a lease expires at the latest, if leases last this long."""
+    return max(LONGEST, 3 * seconds)
+
+
+def _insert_row(name: str) -> bool:
+    """Insert the lease row of a new region; returns False if it exists. Safe in a race."""
+    rows = SchedulerLease.objects.using(database())
+    if rows.filter(name=name).exists():
+        return False
+    rows.bulk_create([SchedulerLease(name=name, expires_at=LONG_EXPIRED)], ignore_conflicts=True)
+    return True
+
+
+def take_lease(holder: uuid.UUID, seconds: float) -> int | None:
+    """Take the lease if it has expired, or expires later than any lease can by the database's
+    clock; return the new term, or None if it is valid.
+    """
+    name = lease_name()
+    if not _taken(name, holder, seconds) and not (
+        _insert_row(name) and _taken(name, holder, seconds)
+    ):
+        return None
+    own = SchedulerLease.objects.using(database()).filter(name=name, holder=holder)
+    term: int | None = own.values_list("term", flat=True).first()
+    return term
+
+
+def _taken(name: str, holder: uuid.UUID, seconds: float) -> bool:
+    invalid = Q(expires_at__lt=DatabaseNow()) | Q(expires_at__gt=after(longest_term(seconds)))
+    ended = SchedulerLease.objects.using(database()).filter(invalid, name=name)
+    return bool(
+        ended.update(
+            holder=holder, term=F("term") + 1, acquired_at=DatabaseNow(), expires_at=after(seconds)
+        )
+    )
+
+
+def renew_lease(holder: uuid.UUID, term: int, seconds: float) -> bool:
+    """Extend the lease of this holder and term; returns False if it has expired or was taken."""
+    own = SchedulerLease.objects.using(database()).filter(
+        name=lease_name(), holder=holder, term=term
+    )
+    return bool(own.filter(expires_at__gte=DatabaseNow()).update(expires_at=after(seconds)))
+
+
+def resign_lease(holder: uuid.UUID, term: int) -> bool:
+    """Let the lease of this holder and term expire now, so that another scheduler can take it."""
+    own = SchedulerLease.objects.using(database()).filter(
+        name=lease_name(), holder=holder, term=term
+    )
+    return bool(own.update(expires_at=after(-1)))
+
+
+# A reader counts consecutive reads in which a heartbeat counter did not change. It never compares
+# the clock of another host. Called by the scheduler, the worker and the maintenance jobs.
+
 
 SHOWN = 20
 """At most this many ids of running tasks and failing parts are kept."""
@@ -230,7 +293,7 @@ def beats() -> dict[uuid.UUID, int]:
 
     The leader of a region reaps the nodes of that region.
     """
-    latest = after(leadership.longest(conf.settings().LEADER_LEASE or 0.0))
+    latest = after(longest_term(conf.settings().LEADER_LEASE or 0.0))
     leases = SchedulerLease.objects.using(database()).filter(
         expires_at__gte=after(-timeout()), expires_at__lte=latest
     )

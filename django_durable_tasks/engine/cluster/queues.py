@@ -10,14 +10,14 @@ from typing import Any
 
 from django.db.models import Count, F, Min, Q
 
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import database, locked_for_change, read, tasks
-from django_durable_tasks.engine.limits.next_due import heads
-from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.engine.limits.backpressure import heads
+from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import Node, NodeKind, QueueControl
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.tasks.options import checked_name
 
 
@@ -211,7 +211,7 @@ def _waiting(now: datetime) -> list[dict[str, Any]]:
 
 def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
     """Return the same for each queue and task name with tasks that wait for a batch."""
-    names = batch_messages.heads(now)
+    names = batches.batch_heads(now)
     sql = statement("waiting_batches")
     if sql is None or not names:
         return []

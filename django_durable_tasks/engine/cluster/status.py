@@ -1,30 +1,30 @@
-"""Reads the state of the whole installation: leader, nodes, queues, limits and connections. Writes
-nothing.
-
-Called by the admin and the command line.
-"""
+"""Reads the state of the whole installation: for people, for health probes and for the metrics."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connections
-from django.db.models import Count
+from django.db.models import Count, Min, OuterRef, Subquery
 
-from django_durable_tasks.engine.cluster import health, nodes, queues
+from django_durable_tasks import conf
+from django_durable_tasks.engine.cluster import nodes, queues
 from django_durable_tasks.engine.cluster.queues import Depth
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, tasks
-from django_durable_tasks.engine.limits import config, operator_limits
+from django_durable_tasks.engine.limits import config, operator_limits, waitlist
 from django_durable_tasks.engine.limits.operator_limits import LimitUsage
+from django_durable_tasks.engine.limits.waitlist import Usage
 from django_durable_tasks.engine.recurring.schedules import recurring
-from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import (
     Alert,
     BatchMessage,
+    MetricPosition,
     Node,
     NodeKind,
     QueueControl,
@@ -32,10 +32,153 @@ from django_durable_tasks.models import (
     Task,
     TaskExecutionLog,
 )
-from django_durable_tasks.models.lease import lease_name
-from django_durable_tasks.rules.recurring.policies import QUARANTINED
+from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.rules.metrics import (
+    MetricKind,
+    QueueGauge,
+    busiest_queues,
+    fullest_limits,
+)
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED
 from django_durable_tasks.rules.states import WITH_DUE_AT, LogStatus, Status
-from django_durable_tasks.rules.tasks.explanations import OutstandingMessage, TaskSituation
+from django_durable_tasks.rules.tasks.explanations import OutstandingMessage, TaskSituation, ago
+
+# Finds nodes that send heartbeats but make no progress.
+#
+# Such a node is never declared dead. The probe ``durable health`` reports it, so that the
+# supervisor restarts it.
+
+
+CLOCK_STEP_SHOWN = timedelta(hours=1)
+"""How long a step of the database's clock is reported. Afterwards nothing depends on it."""
+
+
+def is_silent(node: Node, now: datetime) -> bool:
+    """Return whether the last heartbeat of the node is older than the node timeout. One that is
+    later than now by more than that was sent before the database's clock was set back.
+    """
+    return abs(now - node.last_seen_at) > timedelta(seconds=nodes.timeout())
+
+
+def recent_clock_step(nodes_: Iterable[Node], now: datetime) -> Node | None:
+    """Return the node that noticed the last step of the database's clock, if that was less than
+    CLOCK_STEP_SHOWN ago.
+    """
+    found = [
+        (node.clock_step_at, node.pk, node)
+        for node in nodes_
+        if node.clock_step_at is not None and node.clock_step_at > now - CLOCK_STEP_SHOWN
+    ]
+    return max(found)[2] if found else None
+
+
+def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
+    """Return the stalled nodes, each with the reason; two statements if a worker has to be judged.
+
+    A worker is judged only if it has free processes, does not drain, and serves a queue that is not
+    paused.
+    """
+    found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
+    for node in candidates:
+        if is_silent(node, now) or node.draining:
+            continue
+        still = _seconds_without_work(node, now)
+        if still is None or still <= conf.settings().STALLED_AFTER:
+            continue
+        if node.kind == NodeKind.SCHEDULER:
+            found[node.pk] = f"it has not polled for due tasks for {ago(still)}"
+        elif _has_free_processes(node):
+            idle.append((node, still))
+    waiting = _waiting_since(now) if idle else {}
+    for node, still in idle:
+        queue = next((name for name in node.queues if name in waiting), None)
+        if queue is not None:
+            found[node.pk] = (
+                f"it has free processes and has started no task for {ago(still)}, though tasks wait"
+                f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
+            )
+    return found
+
+
+def _seconds_without_work(node: Node, now: datetime) -> float | None:
+    """Return the seconds since the node last did work; None if its release does not report this."""
+    if node.versions is None:
+        return None
+    last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at
+    return (now - max(last or node.started_at, node.started_at)).total_seconds()
+
+
+def _has_free_processes(node: Node) -> bool:
+    return node.active is not None and int(node.active.get("number", 0)) < node.concurrency
+
+
+def _waiting_since(now: datetime) -> dict[str, datetime]:
+    """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
+    each with the oldest time.
+    """
+    long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
+    paused = (
+        QueueControl.objects.using(database())
+        .filter(paused_at__isnull=False)
+        .values_list("name", flat=True)
+    )
+    # A worker without a connection to the broker reports a start just now and is not judged.
+    published = tasks().queued().filter(updated_at__lt=long_ago)
+    waiting = published.exclude(queue__in=list(paused)).order_by()
+    return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """The health of one node as a probe reports it; ``fault`` is empty if the node is healthy."""
+
+    node: Node
+    state: str
+    fault: str
+
+
+def vitals(question: NodeQuerySet) -> list[NodeHealth]:
+    """Judge the newest node of each kind and name. A process that was restarted has an older row
+    too.
+    """
+    newest = {
+        (node.kind, node.name): node for node in question.using(database()).order_by("started_at")
+    }
+    now, running = (
+        database_now(),
+        {(node.kind, node.host) for node in newest.values() if node.stopped_at is None},
+    )
+    # Skip a stopped node if a node of the same kind runs on its host. It may be the replacement
+    # under another name, because names may contain a process id.
+    judged = [
+        node
+        for node in newest.values()
+        if node.stopped_at is None or (node.kind, node.host) not in running
+    ]
+    found = sorted(judged, key=lambda node: (node.kind, node.name))
+    still = stalled([node for node in found if node.stopped_at is None], now)
+    return [_vital(node, now, still.get(node.pk, "")) for node in found]
+
+
+def _vital(node: Node, now: datetime, stall: str) -> NodeHealth:
+    since = ago((now - node.last_seen_at).total_seconds())
+    if node.declared_dead:
+        return NodeHealth(node, "dead", f"it was declared dead, last seen {since} ago")
+    if node.stopped_at is not None:
+        return NodeHealth(node, "left", "it has left")
+    if is_silent(node, now):
+        return NodeHealth(node, "silent", f"it was last seen {since} ago")
+    if stall:
+        return NodeHealth(node, "stalled", stall)
+    return NodeHealth(node, "draining" if node.draining else "alive", "")
+
+
+# Reads the state of the whole installation: leader, nodes, queues, limits and connections. Writes
+# nothing.
+#
+# Called by the admin and the command line.
+
 
 _PER_CHILD, _PER_THREAD, PER_SCHEDULER = 3, 2, 8
 _FORKING = "prefork"
@@ -79,7 +222,7 @@ class Overview:
     @property
     def clock_step(self) -> Node | None:
         """Return the node that noticed the last recent step of the database's clock, if any."""
-        return health.recent_clock_step(self.nodes, self.now)
+        return recent_clock_step(self.nodes, self.now)
 
     def alive(self, kind: NodeKind) -> list[Node]:
         """Return the nodes of this kind with a heartbeat within the node timeout."""
@@ -87,7 +230,7 @@ class Overview:
 
     def is_silent(self, node: Node) -> bool:
         """Return whether the last heartbeat of the node is older than the node timeout."""
-        return health.is_silent(node, self.now)
+        return is_silent(node, self.now)
 
 
 def overview(known: Collection[str]) -> Overview:
@@ -102,13 +245,13 @@ def overview(known: Collection[str]) -> Overview:
         now=now,
         depths=queues.depths(now),
         nodes=alive_nodes,
-        stalled=health.stalled(alive_nodes, now),
+        stalled=stalled(alive_nodes, now),
         leader=next(
             (node for node in alive_nodes if lease is not None and node.pk == lease.holder), None
         ),
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
-        dead_letters=dead_letters.open_count(),
+        dead_letters=operator_actions.open_letters(),
         alerts=list(Alert.objects.using(database()).order_by("pk")[:ALERTS]),
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
@@ -227,3 +370,106 @@ def _outstanding_message(task: Task) -> OutstandingMessage | None:
 def _was_lost(task: Task) -> bool:
     logs = TaskExecutionLog.objects.using(database()).filter(task_id=task.pk)
     return bool(logs.filter(status=LogStatus.LOST).exists())
+
+
+# Reads the values of the metrics that are not totals: queues, leader, nodes, limits, dead letters.
+#
+# At most nine statements for 500 queues. None reads an ended task, and backlogs are counted up to
+# ``queues.COUNTED``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """The state of the installation at one moment.
+
+    ``queues`` and ``limits`` (usage and maximum by scope) have at most METRICS_SERIES_MAX names.
+    ``nodes``: the number of nodes by kind and state. ``skews``: by kind, the largest difference
+    between the clock of a node and the database's, in seconds. ``clock_step``: by how many seconds
+    the database's clock was set in the last hour. ``uncounted_ids``: how many ids of
+    log entries are not counted yet.
+    """
+
+    queues: Mapping[str, QueueGauge]
+    term: int
+    is_led: bool
+    nodes: Mapping[tuple[str, str], int]
+    skews: Mapping[str, float]
+    clock_step: float
+    limits: Mapping[str, tuple[int, int]]
+    dead_letters: int
+    uncounted_ids: int
+
+
+def read_gauges() -> Gauges:
+    """Read all values."""
+    now, term, is_led, uncounted_ids = _leadership()
+    columns = ("kind", "skew", "last_seen_at", "draining", "clock_step", "clock_step_at")
+    alive = list(Node.objects.using(database()).alive().only(*columns))
+    noticed = recent_clock_step(alive, now)
+    used, most = waitlist.count_usage(), conf.settings().METRICS_SERIES_MAX
+    return Gauges(
+        queues=busiest_queues(_queues(now, used), most),
+        term=term,
+        is_led=is_led,
+        nodes=Counter((node.kind, _state(node, now)) for node in alive),
+        skews=_skews(alive),
+        clock_step=noticed.clock_step or 0.0 if noticed else 0.0,
+        limits=fullest_limits(_limits(used), most),
+        dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
+        uncounted_ids=uncounted_ids,
+    )
+
+
+def _leadership() -> tuple[datetime, int, bool, int]:
+    """Return the time, the term, whether there is a leader, and the uncounted ids of the log."""
+    newest = TaskExecutionLog.objects.filter(pk__gt=OuterRef("last_id")).order_by("-pk")
+    positions = MetricPosition.objects.filter(pk=MetricKind.ATTEMPT).annotate(
+        newest=Subquery(newest.values("pk")[:1])
+    )
+    leases = SchedulerLease.objects.using(database()).filter(name=lease_name())
+    row = leases.values_list(
+        "term",
+        "expires_at",
+        DatabaseNow(),
+        Subquery(positions.values("last_id")[:1]),
+        Subquery(positions.values("newest")[:1]),
+    ).first()
+    if row is None:
+        return database_now(), 0, False, 0
+    term, expires_at, now, last_id, newest_id = row
+    return now, term, expires_at > now, max(0, (newest_id or 0) - (last_id or 0))
+
+
+def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
+    found = {
+        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
+        for queue, pending, due, head in queues.waiting(now)
+    }
+    for queue, tenants in list(used.of_tenants.items()):
+        queued = used.window(queue)
+        open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
+        found[queue] = found.get(queue, QueueGauge()).plus(open_tasks)
+    return found
+
+
+def _state(node: Node, now: datetime) -> str:
+    if is_silent(node, now):
+        return "silent"
+    return "draining" if node.draining else "alive"
+
+
+def _skews(nodes: Sequence[Node]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node in nodes:
+        if node.skew is not None and abs(node.skew) >= abs(found.get(node.kind, 0.0)):
+            found[node.kind] = node.skew
+    return found
+
+
+def _limits(used: Usage) -> dict[str, tuple[int, int]]:
+    limit_config = config.read()
+    return {
+        scope: (used.under_way[scope], allowed.places)
+        for scope, allowed in sorted(limit_config.scopes.items())
+        if allowed.places is not None
+    }

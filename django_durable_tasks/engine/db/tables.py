@@ -1,24 +1,32 @@
-"""Access to the tables: database alias, queryset of all tasks, transactions, SQL statements."""
+"""Access to the tables: alias, querysets, transactions, SQL statements, and the rows that must
+exist.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
+from django.apps import apps as installed
 from django.conf import settings
-from django.db import connections, transaction
+from django.core.management.color import no_style
+from django.db import connections, router, transaction
 from django.db.models import F, Lookup, Model, QuerySet
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.db import direct
-from django_durable_tasks.engine.db.arrays import text_array, uuid_array
+from django_durable_tasks.engine.db import postgresql
 from django_durable_tasks.engine.db.connections import cursor
+from django_durable_tasks.engine.db.postgresql import text_array, uuid_array
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.instants import instant
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.cluster import LONG_EXPIRED, lease_name
+from django_durable_tasks.models.fields import DatabaseNow, instant
+from django_durable_tasks.models.tasks import TaskQuerySet
+
+# Access to the tables: database alias, queryset of all tasks, transactions, SQL statements.
+
 
 M = TypeVar("M", bound=Model)
 NOW = DatabaseNow()
@@ -110,7 +118,7 @@ def with_texts(queryset: QuerySet[M], column: str, texts: Collection[str]) -> Qu
 
 def count(sql: str, parameters: dict[str, Any], *, frequent: bool = False) -> int:
     """Execute a statement and return its row count. ``frequent``: as for ``read``."""
-    result = direct.execute(sql, parameters) if frequent else None
+    result = postgresql.execute_directly(sql, parameters) if frequent else None
     if result is not None:
         return result.number
     with cursor() as sql_cursor:
@@ -126,7 +134,7 @@ def read(
     ``binary``: in the binary format, if possible. ``frequent``: directly, if this process executes
     statements so. The text of such a statement must determine the types of its parameters.
     """
-    result = direct.execute(sql, parameters) if frequent else None
+    result = postgresql.execute_directly(sql, parameters) if frequent else None
     if result is not None:
         return _instants(result.rows)
     with cursor(binary=binary) as sql_cursor:
@@ -162,3 +170,35 @@ def first_of_each(
         one, *others = limited[start : start + _TOGETHER]
         found += one.union(*others, all=True) if others else one
     return found
+
+
+# Creates the rows that must always exist: default tenant, leader's lease, lock row of limits.
+#
+# ``apps.py`` connects it to ``post_migrate``, so that the rows also exist after a flush.
+
+
+def write_first_rows(*, using: str, apps: Any = installed, **_: Any) -> None:
+    """Create the rows that the migrations insert, unless they exist; a receiver of
+    ``post_migrate``.
+    """
+    try:
+        tenants, leases = (
+            apps.get_model("django_durable_tasks", name) for name in ("Tenant", "SchedulerLease")
+        )
+    except LookupError:
+        return  # migrated to a state without these tables
+    if using != conf.settings().DATABASE or not router.allow_migrate_model(using, tenants):
+        return
+    leases.objects.using(using).get_or_create(
+        name=lease_name(), defaults={"expires_at": LONG_EXPIRED}
+    )
+    with suppress(LookupError):  # migrated to a state without limits
+        apps.get_model("django_durable_tasks", "LimitBucket").objects.using(using).get_or_create(
+            scope=""
+        )
+    if tenants.objects.using(using).get_or_create(
+        id=1, defaults={"slug": "default", "name": "Default"}
+    )[1]:
+        with connections[using].cursor() as cursor:
+            for reset in connections[using].ops.sequence_reset_sql(no_style(), [tenants]):
+                cursor.execute(reset)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, inserts, resolve
+from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.dependencies import edges, resolve
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.ports import TaskMessage
@@ -31,7 +31,7 @@ from django_durable_tasks.rules.dependencies import (
     needed,
 )
 from django_durable_tasks.rules.states import TERMINAL, Status
-from django_durable_tasks.rules.workflows.plan import PlannedEdge
+from django_durable_tasks.rules.workflows import PlannedEdge
 
 _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 
@@ -71,7 +71,7 @@ def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -
     Ending events are inserted for upstreams that have ended. In a transaction that the caller
     opened, RUNNING upstreams are not locked. ``has_dependents`` of these is set after the commit.
     """
-    inserts.insert(new_edges)
+    edges.insert_edges(new_edges)
     waiting = [rows[edge.upstream_id] for edge in new_edges if edge.outcome is None]
     unlocked = [
         row.pk
@@ -272,7 +272,7 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> b
         if edges.edges().above([task_id]).gates().unresolved().filter(gate=kind).exists():
             return False
         _waive_unmet(rows[task_id])
-        inserts.insert([NewEdge(task_id, gate=kind, placed_by=by[:200], comment=reason[:500])])
+        edges.insert_edges([NewEdge(task_id, gate=kind, placed_by=by[:200], comment=reason[:500])])
         _block_or_release(rows[task_id])
     return True
 

@@ -1,14 +1,8 @@
-"""Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.
-
-One batch is one transaction. Ending events are locked with SKIP LOCKED, upstreams and dependents
-together in primary-key order. Each edge gets its outcome once, and what a dependent still needs is
-counted under its lock (READ COMMITTED, PostgreSQL documentation 13.2.1). An event that is processed
-twice, or by two processes at once, therefore changes nothing more. Skipping a dependent inserts an
-ending event, so a cascade advances one level per batch.
-"""
+"""Resolves the dependents of ended tasks, and gives them the results of their upstreams."""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +12,16 @@ from typing import Any
 from django.db.models import Exists, OuterRef
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.db.publish_on_commit import FAST_PATH_MAX
+from django_durable_tasks.engine.db.commit_hooks import FAST_PATH_MAX
+from django_durable_tasks.engine.db.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.transitions import BlockedDependent, attempt_log
-from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+from django_durable_tasks.engine.transitions.inserts import place
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
-from django_durable_tasks.models.ending_event import EndingEventQuerySet
+from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
     DELETED,
@@ -38,8 +32,20 @@ from django_durable_tasks.rules.dependencies import (
     join_decision,
     needed,
 )
+from django_durable_tasks.rules.encryption import stored_value
 from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import check_size, referred, resolved
+
+# Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.
+#
+# One batch is one transaction. Ending events are locked with SKIP LOCKED, upstreams and dependents
+# together in primary-key order. Each edge gets its outcome once, and what a dependent still needs
+# is counted under its lock (READ COMMITTED, PostgreSQL documentation 13.2.1). An event that is
+# processed twice, or by two processes at once, therefore changes nothing more. Skipping a
+# dependent inserts an ending event, so a cascade advances one level per batch.
+
 
 SMALL = 100
 """A worker resolves the ending of its task itself if that has at most this many dependents ..."""
@@ -364,7 +370,7 @@ def _fail(
         return
     transitions.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
     whole = tables.tasks().filter(pk__in=[row.pk for row in rows]).order_by("pk")
-    transition_dead_letters.open_many(
+    attempt_log.open_dead_letters(
         [
             (
                 attempt_log.AttemptResult(
@@ -397,3 +403,41 @@ def find_deleted(past: int, limit: int) -> int:
         dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, DELETED))
     )
     return page[-1]
+
+
+# Decrypts arguments, and replaces references in them by results, when a task function starts.
+
+
+# Bytes, as JSON, of the results to which the arguments of one task refer. A worker reads all of
+# them into its memory before it starts the task.
+_REFERENCES_MAX_BYTES = 1_048_576
+
+
+def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
+    """Return the decrypted arguments of a run. Raises EncryptionError."""
+    return _decrypted(run, "args", run.args), _decrypted(run, "kwargs", run.kwargs)
+
+
+def _decrypted(run: Run, column: str, value: Any) -> Any:
+    if stored_value(value) is None:
+        return value  # without the description of the place, which takes longer than the check
+    return decrypted(value, place(run.tenant_id, column, run.task_id))
+
+
+def resolve_references(
+    args: list[Any], kwargs: dict[str, Any], tenant_id: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments with results instead of references, None for a task without success and
+    for the task of another tenant.
+
+    Raises ResultTooLarge if the results together are larger than 1 MiB, and
+    InvalidReference if a result does not have the referenced part.
+    """
+    references = referred(args) | referred(kwargs)
+    ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
+    results = {
+        task_id: decrypted(result, place(tenant_id, "result", task_id))
+        for task_id, result in ended.values_list("pk", "result")
+    }
+    check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
+    return resolved(args, results), resolved(kwargs, results)

@@ -1,31 +1,159 @@
-"""Applies limits at the claim: tasks that exceed a limit wait for its scope.
-
-Counting, claiming and recording the waits are one transaction. If a limit other than a fair share
-applies, the transaction first locks the row of limits, so that the limited claims of all nodes are
-serial and each one counts what the others committed (READ COMMITTED). A transaction that has this
-lock never waits for a task: locked tasks are skipped. Tasks without a limit need no lock.
-"""
+"""Applies limits at the claim: tasks that exceed a limit wait for its scope."""
 
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db.models import Count, Q
+
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.limits import backpressure, usage, waitlist
+from django_durable_tasks.engine.db.postgresql import text_array
+from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.limits import backpressure, waitlist
 from django_durable_tasks.engine.limits.config import LimitConfig
-from django_durable_tasks.engine.limits.shares import ShareAdmission, free_of_share, is_selected
-from django_durable_tasks.engine.limits.usage import Usage
+from django_durable_tasks.engine.limits.waitlist import Usage
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import LimitBucket
-from django_durable_tasks.rules.limits import admission
-from django_durable_tasks.rules.limits import options as rules
-from django_durable_tasks.rules.limits.admission import AdmissionRequest, Capacity
-from django_durable_tasks.rules.limits.options import Allowance, Bucket
-from django_durable_tasks.rules.tasks.demands import QueueDemand
+from django_durable_tasks.rules import limits
+from django_durable_tasks.rules.limits import (
+    AdmissionRequest,
+    Allowance,
+    Bucket,
+    Capacity,
+    share_of,
+)
+from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.tasks.claims import QueueDemand
+
+# Admits claimed tasks that no limit but the fair shares of their tenants can refuse.
+#
+# The tasks of a queue are admitted together if each tenant stays within its share. Only the tasks
+# of other queues are judged one by one, by ``admission``.
+
+
+class ShareAdmission:
+    """Admits whole queues in one claim, inside its transaction; ``capacity`` is that of the claim.
+
+    The tasks of a queue are counted once. Shares of the window need no lock. Customers may have
+    half of the processes of a queue, so a claim with tasks of theirs takes the lock of limits.
+    """
+
+    def __init__(self, limit_config: LimitConfig, capacity: Capacity) -> None:
+        self._limit_config, self._capacity = limit_config, capacity
+        self._usage, self._counted = Usage(), set[str]()
+
+    def exceeding(self, claimed: Sequence[ClaimedTask]) -> set[str]:
+        """Return the queues in which a tenant exceeds its share with these tasks. For the other
+        queues the tasks are counted as admitted.
+        """
+        claims: dict[str, Counter[int]] = {}
+        selected: Counter[tuple[str, int]] = Counter()
+        for task in claimed:
+            claims.setdefault(task.queue, Counter())[task.tenant_id] += 1
+            waited = task.waiting_for_limit
+            if waited is not None and is_selected(
+                waited, task.queue, task.tenant_id, self._limit_config
+            ):
+                selected[task.queue, task.tenant_id] += 1
+        self._count(claims)
+        found = set[str]()
+        for queue, numbers in claims.items():
+            # A task that was selected among those that wait for the share is not refused by it.
+            wanted = {
+                tenant: number - selected[queue, tenant] for tenant, number in numbers.items()
+            }
+            if not self._take(queue, {tenant: n for tenant, n in wanted.items() if n}, numbers):
+                found.add(queue)
+        return found
+
+    def _count(self, claims: dict[str, Counter[int]]) -> None:
+        """Count the QUEUED tasks of queues that are not counted yet, without these claims."""
+        new = [queue for queue in claims if queue not in self._counted]
+        self._counted.update(new)
+        if any(
+            backpressure.places_of_customer(queue, tenant_id, self._limit_config) is not None
+            for queue in new
+            for tenant_id in claims[queue]
+        ):
+            waitlist.lock_limits()
+        for queue, tenant_id, queued, number in under_way_of(new) if new else ():
+            self._usage.queued[queue][tenant_id] = queued
+            self._usage.of_tenants[queue][tenant_id] = number
+        for queue in new:
+            self._usage.queued[queue].subtract(claims[queue])
+            self._usage.of_tenants[queue].subtract(claims[queue])
+
+    def _take(self, queue: str, wanted: dict[int, int], owners: Collection[int]) -> bool:
+        """Use the shares of these tenants if they are sufficient; return whether they were."""
+        capacity, tenants = self._capacity, self._usage.tenants(queue) | set(owners)
+        free: dict[str, int] = {}
+        for tenant, number in wanted.items():
+            scope = limits.scope_of_share(queue, tenant)
+            left = capacity.places.get(scope)
+            if left is None:
+                left = free_of_share((queue, tenant), self._limit_config, self._usage, tenants)
+            if left < number or scope in capacity.closed:
+                return False
+            free[scope] = left - number
+        capacity.places.update(free)
+        capacity.known.update(free)
+        return True
+
+
+def is_selected(waited: str, queue: str, tenant_id: int, current: LimitConfig) -> bool:
+    """Return whether a task that waited for this scope was selected by its share, so that the share
+    does not refuse it. Not a task of a customer: its number of processes is checked by each claim.
+    """
+    return (
+        waited == limits.scope_of_share(queue, tenant_id)
+        and backpressure.places_of_customer(queue, tenant_id, current) is None
+    )
+
+
+def under_way_of(queues: Sequence[str]) -> list[tuple[str, int, int, int]]:
+    """Return the number of QUEUED tasks, and of QUEUED and RUNNING tasks, of these queues by queue
+    and tenant; one statement.
+    """
+    sql = statement("under_way_of")
+    if sql is not None:
+        return tables.read(sql, {"queues": text_array(queues)})
+    statuses = [Status.QUEUED, Status.RUNNING]
+    rows = tables.tasks().filter(queue__in=queues, status__in=statuses).order_by()
+    numbers = {"queued": Count("pk", filter=Q(status=Status.QUEUED)), "number": Count("pk")}
+    return list(rows.values_list("queue", "tenant_id").annotate(**numbers))
+
+
+def free_of_share(
+    share: tuple[str, int], current: LimitConfig, found: Usage, tenants: set[int]
+) -> int:
+    """Return how many more tasks of a queue one of these tenants may have QUEUED.
+
+    If the whole queue has a concurrency limit, the share is a part of it and counts RUNNING tasks
+    too. Otherwise it is a part of the window, and for a customer at most half of the processes.
+    """
+    queue, tenant_id = share
+    wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
+    if wide:
+        return share_of(min(wide), len(tenants)) - found.of_tenants[queue][tenant_id]
+    free = (
+        share_of(max(backpressure.window_of(queue), found.window(queue)), len(tenants))
+        - found.queued[queue][tenant_id]
+    )
+    places = backpressure.places_of_customer(queue, tenant_id, current)
+    return free if places is None else min(free, places - found.of_tenants[queue][tenant_id])
+
+
+# Counting, claiming and recording the waits are one transaction. If a limit other than a fair
+# share applies, the transaction first locks the row of limits, so that the limited claims of all
+# nodes are serial and each one counts what the others committed (READ COMMITTED). A transaction
+# that has this lock never waits for a task: locked tasks are skipped. Tasks without a limit need
+# no lock.
+
 
 _COLUMNS = (
     "pk",
@@ -93,9 +221,10 @@ class LimitAdmission:
         if not self._wide:
             return list(demands), limit
         parts = [
-            one.at_most(self._at_most(one.limit, rules.of_queue(one.queue))) for one in demands
+            one.at_most(self._at_most(one.limit, limits.scope_of_queue(one.queue)))
+            for one in demands
         ]
-        return [one for one in parts if one.limit > 0], self._at_most(limit, rules.GLOBAL)
+        return [one for one in parts if one.limit > 0], self._at_most(limit, limits.GLOBAL)
 
     def _at_most(self, number: int, scope: str) -> int:
         left = self._capacity.left(scope) if scope in self._wide else None
@@ -172,7 +301,7 @@ class LimitAdmission:
 
     def is_full(self, name: str, queue: str) -> bool:
         """Return whether a limit of the whole task or of its whole queue admits no further task."""
-        scopes = (*self._limit_config.wide(queue), rules.of_task(name))
+        scopes = (*self._limit_config.wide(queue), limits.scope_of_task(name))
         left = (self._capacity.left(scope) for scope in scopes)
         return any(number is not None and number <= 0 for number in left)
 
@@ -187,7 +316,7 @@ class LimitAdmission:
             for scope in sorted(self._capacity.spent)
         ]
         if rows:
-            usage.write(rows)
+            waitlist.write_buckets(rows)
 
     def _refused(
         self,
@@ -213,7 +342,7 @@ class LimitAdmission:
             for row in bound
             if row.share is not None and self._waits_for_its_share(row)
         }
-        answers = admission.admitted(
+        answers = limits.admitted(
             [row.request for row in bound if row.task_id not in refused], self._capacity
         )
         return refused | {
@@ -267,7 +396,7 @@ class LimitAdmission:
         """
         config = self._limit_config
         scopes = [*config.wide(queue), *config.narrow(name, tenant_id, limit_key)]
-        share = rules.of_share(queue, tenant_id) if config.tenants else None
+        share = limits.scope_of_share(queue, tenant_id) if config.tenants else None
         selected = (
             share is not None
             and waiting_for_limit is not None
@@ -295,8 +424,8 @@ class LimitAdmission:
         if self._usage is not None and (self._now is not None or not strict):
             return
         if strict:
-            self._now = usage.lock_limits()
-        found = usage.count(running=strict)
+            self._now = waitlist.lock_limits()
+        found = waitlist.count_usage(running=strict)
         for row in own:
             found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.request.weight)
         self._usage = found
@@ -304,7 +433,7 @@ class LimitAdmission:
     def _is_strict(self, bound: Iterable[_Bound]) -> bool:
         """Return whether a limit other than a share of a window can refuse any of these tasks."""
         return any(
-            rules.shared(scope) is None
+            limits.shared(scope) is None
             or backpressure.places_of_customer(row.queue, row.tenant_id, self._limit_config)
             is not None
             for row in bound
@@ -319,12 +448,12 @@ class LimitAdmission:
         found = self._usage
         if found is None:
             return
-        self._buckets |= usage.add_scopes(self._capacity, new, found, self._now)
+        self._buckets |= waitlist.add_scopes(self._capacity, new, found, self._now)
         owners: dict[str, set[int]] = {}
         for row in own:
             owners.setdefault(row.queue, set()).add(row.tenant_id)
         for scope in new:
-            share = rules.shared(scope)
+            share = limits.shared(scope)
             if share is not None:
                 tenants = found.tenants(share[0]) | owners.get(share[0], set())
                 self._capacity.places[scope] = free_of_share(
@@ -342,7 +471,7 @@ class LimitAdmission:
         new = sorted(
             scope
             for scope in scopes
-            if scope not in self._heads_read and rules.shared(scope) is None
+            if scope not in self._heads_read and limits.shared(scope) is None
         )
         self._heads_read.update(new)
         if self._now is None or not new:
@@ -402,11 +531,11 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
 def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
     """Return at most ``most`` shares of a queue with waiting tasks, starting after ``past``."""
     found: list[str] = []
-    for start in dict.fromkeys((past or rules.before_shares(queue), rules.before_shares(queue))):
+    for start in dict.fromkeys((past or limits.before_shares(queue), limits.before_shares(queue))):
         scopes = waitlist.scopes_after(start, most) if len(found) < most else []
         found += [
             scope
             for scope in scopes
-            if (rules.shared(scope) or ("",))[0] == queue and scope not in found
+            if (limits.shared(scope) or ("",))[0] == queue and scope not in found
         ]
     return found[:most]

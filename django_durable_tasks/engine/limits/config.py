@@ -29,15 +29,15 @@ from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Endpoint, Limit, Node, Tenant
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.limits import options as rules
-from django_durable_tasks.rules.limits.options import Allowance, Rate
-from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.rules import limits
+from django_durable_tasks.rules.limits import Allowance, Rate
+from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
 OPEN_ENDPOINTS = 1_000
-_QUEUES = rules.of_queue("")
+_QUEUES = limits.scope_of_queue("")
 _UNLIMITED, _CLOSED = Allowance(), Allowance(0)
 _K = TypeVar("_K")
 
@@ -60,7 +60,7 @@ class LimitConfig:
 
     def __post_init__(self) -> None:
         values = set(self.per_key.values())
-        object.__setattr__(self, "of_keys", rules.strictest(values) if len(values) == 1 else None)
+        object.__setattr__(self, "of_keys", limits.strictest(values) if len(values) == 1 else None)
 
     @property
     def empty(self) -> bool:
@@ -70,7 +70,7 @@ class LimitConfig:
     @property
     def has_wide(self) -> bool:
         """Whether any whole queue, or all of them together, has a limit."""
-        return any(scope == rules.GLOBAL or scope.startswith(_QUEUES) for scope in self.scopes)
+        return any(scope == limits.GLOBAL or scope.startswith(_QUEUES) for scope in self.scopes)
 
     @property
     def is_shared(self) -> bool:
@@ -79,11 +79,11 @@ class LimitConfig:
 
     def shared_by(self, name: str, tenant_id: int, limit_key: str | None) -> bool:
         """Return whether a limit that several queues share applies to this task."""
-        return rules.GLOBAL in self.scopes or bool(self.narrow(name, tenant_id, limit_key))
+        return limits.GLOBAL in self.scopes or bool(self.narrow(name, tenant_id, limit_key))
 
     def of(self, scope: str) -> Allowance:
         """Return the limits of a scope; an empty Allowance if there are none."""
-        worker = rules.worker_of(scope)
+        worker = limits.worker_of(scope)
         if worker is not None:
             return _CLOSED if self.lacks_worker(*worker) else _UNLIMITED
         return self.scopes.get(scope, _UNLIMITED)
@@ -98,26 +98,28 @@ class LimitConfig:
         registered its name. ``rows``: keys, names and queues.
         """
         return {
-            key: rules.of_worker(name, queue)
+            key: limits.scope_of_worker(name, queue)
             for key, name, queue in rows
             if self.lacks_worker(name, queue)
         }
 
     def wide(self, queue: str) -> list[str]:
         """Return the limited scopes that apply to every task of a queue."""
-        return [scope for scope in (rules.GLOBAL, rules.of_queue(queue)) if scope in self.scopes]
+        return [
+            scope for scope in (limits.GLOBAL, limits.scope_of_queue(queue)) if scope in self.scopes
+        ]
 
     def narrow(self, name: str, tenant_id: int, limit_key: str | None) -> list[str]:
         """Return the limited scopes that apply to this task in addition to those of its queue."""
         found = [
             scope
-            for scope in (rules.of_tenant(tenant_id), rules.of_task(name))
+            for scope in (limits.scope_of_tenant(tenant_id), limits.scope_of_task(name))
             if scope in self.scopes
         ]
         if limit_key is not None and (
-            name in self.per_key or rules.of_key(limit_key) in self.scopes
+            name in self.per_key or limits.scope_of_key(limit_key) in self.scopes
         ):
-            found.append(rules.of_key(limit_key))
+            found.append(limits.scope_of_key(limit_key))
         return found
 
     def freed(self, name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
@@ -147,7 +149,7 @@ class LimitConfig:
         given = self.of(scope)
         if not scope.startswith("key:") or not self.per_key:
             return given
-        coded = rules.strictest(self.per_key[name] for name in names if name in self.per_key)
+        coded = limits.strictest(self.per_key[name] for name in names if name in self.per_key)
         if given is _UNLIMITED:
             return coded
         return Allowance(
@@ -172,7 +174,7 @@ class LimitConfig:
         if self.tenants or any(scope.startswith(("tenant:", "key:")) for scope in self.scopes):
             return True
         return any(
-            self.wide(queue) or name in self.per_key or rules.of_task(name) in self.scopes
+            self.wide(queue) or name in self.per_key or limits.scope_of_task(name) in self.scopes
             for name, queue in rows
         )
 
@@ -204,10 +206,10 @@ def coded() -> dict[str, Allowance]:
         places = options.max_concurrency if isinstance(options.max_concurrency, int) else None
         rate = options.rate_limit if isinstance(options.rate_limit, Rate) else None
         if places is not None or rate is not None:
-            found[rules.of_task(name)] = Allowance(places, rate)
+            found[limits.scope_of_task(name)] = Allowance(places, rate)
     try:
         return found | {
-            scope: rules.allowance_of(scope, given)
+            scope: limits.allowance_of(scope, given)
             for scope, given in (conf.settings().LIMITS or {}).items()
         }
     except InvalidOption as refused:
@@ -229,7 +231,8 @@ def read() -> LimitConfig:
     """Read the limits in force with four statements, and one more if a worker reports new names."""
     options = {name: registry.get(name).options for name in registry.names()}
     allowed = {
-        name: rules.per_key_of(one.rate_limit, one.max_concurrency) for name, one in options.items()
+        name: limits.per_key_of(one.rate_limit, one.max_concurrency)
+        for name, one in options.items()
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     scopes = {**coded(), **operators()}
@@ -282,7 +285,7 @@ def open_endpoints() -> dict[str, int]:
     waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
     rows = Endpoint.objects.using(database()).filter(is_open).annotate(admitted=waits)
     found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
-    return {rules.of_key(key): admitted for key, admitted in found}
+    return {limits.scope_of_key(key): admitted for key, admitted in found}
 
 
 def _at_most(places: int, allowed: Allowance) -> Allowance:

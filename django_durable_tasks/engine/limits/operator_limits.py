@@ -13,14 +13,14 @@ from typing import Any
 from django.db.models import Count, Max
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, locked_for_change, tasks
-from django_durable_tasks.engine.limits import config, release, usage
+from django_durable_tasks.engine.limits import config, release, waitlist
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Limit, Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.rules import limits as rules
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.explanations import no_worker, waiting
 
@@ -111,7 +111,7 @@ class LimitUsage:
 
 def limit_usages() -> list[LimitUsage]:
     """Return every configured limit and every scope with waiting tasks, ordered by scope."""
-    limit_config, found, now = config.read(), usage.count(), database_now()
+    limit_config, found, now = config.read(), waitlist.count_usage(), database_now()
     counts = (
         tasks()
         .waiting_for_limit()
@@ -123,7 +123,7 @@ def limit_usages() -> list[LimitUsage]:
     scopes = sorted({*limit_config.scopes, *waiting})
     allowed = {scope: release.allowed(scope, limit_config) for scope in scopes}
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
-    buckets = usage.seen_buckets(rates, now)
+    buckets = waitlist.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
     result = []
     for scope in scopes:
@@ -215,7 +215,7 @@ def why(task: Task) -> str:
         return _sentence(task.waiting_for_limit, task, limit_config)
     if task.is_waiting or not limit_config.wide(task.queue):
         return ""
-    found = usage.count()
+    found = waitlist.count_usage()
     full = (
         scope
         for scope in limit_config.wide(task.queue)
@@ -234,7 +234,7 @@ def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
         )
     if (worker := rules.worker_of(scope)) is not None and limit_config.lacks_worker(*worker):
         return "It waits until a worker of its queue has the task."
-    found, one, parts = usage.count(), release.allowed(scope, limit_config), []
+    found, one, parts = waitlist.count_usage(), release.allowed(scope, limit_config), []
     if one.heaviest is not None and task.weight > max(1, one.heaviest):
         return (
             f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"
@@ -243,7 +243,7 @@ def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
     if one.places is not None:
         parts.append(f"{found.under_way[scope]} of {one.places} taken")
     if one.rate is not None:
-        bucket = usage.seen_buckets({scope: one.rate}, database_now())[scope]
+        bucket = waitlist.seen_buckets({scope: one.rate}, database_now())[scope]
         parts.append(
             f"{rules.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at"
             f" {one.rate}"

@@ -25,9 +25,9 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
-from django_durable_tasks.rules.recurring.overlaps import Open
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
+from django_durable_tasks.rules.recurring.misfires import Open
 from django_durable_tasks.rules.states import Status
 
 _KEY_OWNING = (Status.QUEUED, Status.RUNNING)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import IntegrityError
 from django.db.models import F
 
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring.schedule_cache import (
     agenda_of,
@@ -23,9 +23,9 @@ from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.recurring.writes import Move, advance
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, SpecialDay
-from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.tasks.options import checked_key
 
 _BULK = 1_000

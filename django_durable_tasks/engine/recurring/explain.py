@@ -1,25 +1,30 @@
-"""Explains the fire times of a schedule, past and future, from its row, the ledger and its tasks.
-
-Writes nothing. Called by the managers of RecurringTask, the admin and the command line.
-"""
+"""Explains the fire times of a schedule, and previews those of a draft."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import Any
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.dependencies.edges import workflow_runs
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import fire_times, ledger
+from django_durable_tasks.engine.recurring import ledger, schedules, tick_plan
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, readable
 from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
-from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    OccurrenceRecord,
+    RecurringTask,
+    SchedulerLease,
+    Task,
+)
+from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.explain import (
     FireEntry,
@@ -29,11 +34,19 @@ from django_durable_tasks.rules.recurring.explain import (
     StartedWorkflow,
     account,
 )
-from django_durable_tasks.rules.recurring.jitter import effective
-from django_durable_tasks.rules.recurring.overlaps import named
-from django_durable_tasks.rules.recurring.policies import RecurringStatus
-from django_durable_tasks.rules.tasks.durations import instant
-from django_durable_tasks.rules.tasks.options import checked_count
+from django_durable_tasks.rules.recurring.misfires import RecurringStatus, effective, named
+from django_durable_tasks.rules.recurring.options import KINDS, columns
+from django_durable_tasks.rules.tasks.options import (
+    checked_count,
+    checked_key,
+    checked_name,
+    instant,
+)
+
+# Explains the fire times of a schedule, past and future, from its row, the ledger and its tasks.
+#
+# Writes nothing. Called by the managers of RecurringTask, the admin and the command line.
+
 
 MOST_FIRES = 10_000
 _MAX_ENTRIES = 20
@@ -88,7 +101,7 @@ def explain(row: RecurringTask, at: datetime) -> str:
     """
     when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
-        return account(_facts(found, fire_times.meant(found, when)))
+        return account(_facts(found, schedules.meant_fire_time(found, when)))
     except (InvalidSchedule, InvalidCalendar) as broken:
         return f"{found.name} cannot fire at all: {broken}"
 
@@ -99,7 +112,7 @@ def _facts(row: RecurringTask, when: datetime) -> ScheduleFacts:
     agenda, now = agenda_of(row), database_now()
     before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
     meets = agenda.next(when - _INSTANT)
-    starts_then = meets is not None and meets.at <= fire_times.end_of(when)
+    starts_then = meets is not None and meets.at <= schedules.end_of(when)
     lease = SchedulerLease.objects.using(tables.database()).filter(
         name=lease_name(), expires_at__gt=now
     )
@@ -181,10 +194,73 @@ def _task_of(entry: OccurrenceRecord) -> OccurrenceTask | None:
 
 def _run_of(task: Task) -> StartedWorkflow | None:
     """Return the newest workflow run that this task started, or None."""
-    started = runs().filter(recurring_task=task.recurring_task_id, fire_time=task.fire_time)
+    started = workflow_runs().filter(
+        recurring_task=task.recurring_task_id, fire_time=task.fire_time
+    )
     row = (
         started.filter(parent__isnull=True).order_by("-pk").first()
         if task.recurring_task_id
         else None
     )
     return None if row is None else StartedWorkflow(row.pk, row.status, row.ended, row.total)
+
+
+# Shows the schedule that ``upsert`` would save, and the next fire times of schedules.
+#
+# Validates as ``upsert`` does and writes nothing. Called by the admin and the command line.
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The row as it would be saved, the time of the preview (UTC), and the fire times after it."""
+
+    row: RecurringTask
+    now: datetime
+    fires: list[FireTime]
+
+
+def preview(
+    *,
+    name: str,
+    task: Any,
+    tenant: Any = None,
+    paused: bool = False,
+    number: int = 10,
+    **given: Any,
+) -> Preview:
+    """Return the schedule that ``upsert`` would save with these arguments, and its next ``number``
+    fire times.
+
+    Raises the same errors as ``upsert``: InvalidSchedule, InvalidOption, InvalidArguments and
+    UnknownTask.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=paused) | {
+        "task": checked_name("task", getattr(task, "name", task))
+    }
+    now = database_now()
+    row = recurring().filter(tenant_id=tenant_id, name=name).first()
+    if row is None:
+        row = RecurringTask(
+            tenant_id=tenant_id, name=name, start_time=now, time_zone=ports.schedule_zone()
+        )
+    for column, value in values.items():
+        setattr(row, column, value)
+    if not row.timetable:
+        raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    tick_plan.template_of(row)
+    return Preview(row, now, list(islice(fires(row, agenda_of(row), now), number)))
+
+
+def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
+    """Return at most ``number`` fire times after ``now``.
+
+    For a paused schedule, returns the fire times that it would have if it were resumed. An ended
+    schedule has none.
+    """
+    if row.status == RecurringStatus.CANCELLED:
+        return []
+    left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
+    after = max(now, row.paused_until) if row.paused_until else now
+    return list(islice(fires(row, agenda_of(row), after), left))

@@ -1,25 +1,23 @@
-"""Creates, changes, pauses, snoozes, resumes and ends schedules.
-
-A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
-admin and the command line.
+"""Creates, changes, pauses, snoozes, resumes and ends schedules, and overrides single fire
+times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError
+from django.db.models import Q
 
-from django_durable_tasks import ports
-from django_durable_tasks.engine.audit.recorder import recorded
-from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
+from django_durable_tasks import conf, ports
+from django_durable_tasks.engine.audit import ENCRYPTED, masked_arguments, recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.recurring import fire_times, ledger, occurrence_tasks, writes
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.recurring import ledger, tick_plan, writes
+from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, fire_times_of
 from django_durable_tasks.exceptions import (
     EncryptionError,
     IdempotencyConflict,
@@ -27,16 +25,85 @@ from django_durable_tasks.exceptions import (
     InvalidSchedule,
     TransitionRefused,
 )
-from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask
 from django_durable_tasks.models.encrypted_json import undecrypted
-from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
-from django_durable_tasks.rules.recurring.declarations import CODE, SETTINGS
-from django_durable_tasks.rules.recurring.options import KINDS, columns
-from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.rules.recurring.effective import TICK, Action, PlannedRun
+from django_durable_tasks.rules.recurring.explain import not_a_fire_time
+from django_durable_tasks.rules.recurring.misfires import RecurringStatus
+from django_durable_tasks.rules.recurring.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
-from django_durable_tasks.rules.tasks.comments import comment
-from django_durable_tasks.rules.tasks.durations import instant, seconds
-from django_durable_tasks.rules.tasks.options import KEY_MAX, checked_key, checked_name
+from django_durable_tasks.rules.tasks.explanations import comment
+from django_durable_tasks.rules.tasks.options import (
+    KEY_MAX,
+    checked_key,
+    checked_name,
+    instant,
+    seconds,
+)
+
+# Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
+# second.
+#
+# The admin and the command line show whole seconds, but a schedule may fire between them.
+
+
+_TOO_MANY = 2
+"""The search stops at two fire times, because the instant is then ambiguous."""
+
+
+def end_of(at: datetime) -> datetime:
+    """Return the last instant of the second of ``at``, or ``at`` itself if it has a fraction."""
+    return at if at.microsecond else at + timedelta(seconds=1) - TICK
+
+
+def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
+    """Return the only fire time within the second of ``at`` (UTC), or ``at`` itself.
+
+    Considers the timetable between the start and end of the schedule, its overrides and the ledger.
+    Returns ``at`` unchanged if the second contains no fire time or several, or if ``at`` has a
+    fraction. Raises InvalidSchedule if the row is corrupted.
+    """
+    last = end_of(at)
+    if last == at:
+        return at
+    found = _from_timetable(row, at, last) | _from_ledger(row, at, last)
+    return found.pop() if len(found) == 1 else at
+
+
+def _from_timetable(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+    last = last if row.end_time is None else min(last, row.end_time)
+    times, found = fire_times_of(row), set[datetime]()
+    fire = times.next(max(first, row.start_time) - TICK)
+    while fire is not None and fire.nominal <= last and len(found) < _TOO_MANY:
+        found.add(fire.nominal)
+        fire = times.next(fire.nominal)
+    return found
+
+
+def _from_ledger(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+    overrides = OccurrenceOverride.objects.using(tables.database()).filter(
+        fire_time__range=(first, last)
+    )
+    # Two conditions, because the unique key serves one and the partial index the other.
+    entries = ledger.ledger().filter(
+        Q(unique_fire_time__range=(first, last))
+        | Q(
+            unique_fire_time__isnull=True,
+            last_fire_time__isnull=True,
+            fire_time__range=(first, last),
+        )
+    )
+    both = (
+        rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
+        for rows in (overrides, entries)
+    )
+    return {fire_time for fire_times in both for fire_time in fire_times[:_TOO_MANY]}
+
+
+# A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
+# admin and the command line.
+
 
 SNOOZED = "SNOOZED"
 """The status reason of a pause made by ``snooze``."""
@@ -137,7 +204,7 @@ def create(
         return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
-    row.target_type = occurrence_tasks.template(row).target_type
+    row.target_type = tick_plan.template_of(row).target_type
     _plan(row, now)
     with recorded("schedule.create", by=by):
         writes.insert(row)
@@ -192,7 +259,7 @@ def change(
         return row
     row.updated_at = database_now()
     try:
-        row.target_type = occurrence_tasks.template(row).target_type
+        row.target_type = tick_plan.template_of(row).target_type
     except EncryptionError:
         if {"task", "args", "kwargs"} & changed:
             raise
@@ -253,7 +320,7 @@ def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "
             raise TransitionRefused(
                 f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first."
             )
-        _pause(row, found, comment(SNOOZED, reason=reason), fire_times.meant(found, wake), by)
+        _pause(row, found, comment(SNOOZED, reason=reason), meant_fire_time(found, wake), by)
 
 
 def _pause(
@@ -341,3 +408,165 @@ def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
     writes.rewrite(found)
     for spec in RecurringTask._meta.concrete_fields:
         setattr(row, spec.attname, undecrypted(found, spec.attname))
+
+
+# Skips, moves and adds single future fire times of a schedule, and removes such overrides.
+#
+# Called by the managers of RecurringTask.
+
+
+_MOST = 1_000
+"""The overrides of a schedule. Each of its ticks reads them all."""
+
+
+def override(
+    row: RecurringTask,
+    fire_time: datetime,
+    action: str,
+    *,
+    move_to: datetime | None = None,
+    reason: str = "",
+    by: str = "",
+) -> OccurrenceOverride:
+    """SKIP a fire time, MOVE it to ``move_to``, or ADD one; replaces an earlier override of the
+    same fire time.
+
+    Instants are aware. For SKIP and MOVE, a ``fire_time`` in whole seconds refers to the only fire
+    time within that second. Raises TransitionRefused if the fire time has passed or the schedule
+    has ended. Raises InvalidSchedule if SKIP or MOVE refers to no fire time, or ADD to an existing
+    one.
+    """
+    when, target = instant("fire_time", fire_time).astimezone(UTC), None
+    if action not in set(Action):
+        raise InvalidSchedule(f"action={action!r}: give SKIP, MOVE or ADD.")
+    if (action == Action.MOVE) != (move_to is not None):
+        raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
+    if move_to is not None:
+        target = instant("move_to", move_to).astimezone(UTC)
+    with recorded("schedule.override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = when if action == Action.ADD else meant_fire_time(found, when)
+        _overrides(found).filter(fire_time=when).delete()
+        _check(found, when, target, Action(action), now)
+        _make_room(found, now)
+        created = OccurrenceOverride(
+            recurring_task=found,
+            fire_time=when,
+            action=action,
+            move_to=target,
+            reason=reason[:200],
+            by=by[:200],
+        )
+        _overrides(found).bulk_create([created])
+        entry.detail(override=[action, when, target])
+        _replan(row, found, now)
+    return created
+
+
+def withdraw_override(
+    row: RecurringTask, fire_time: datetime, *, by: str = "", reason: str = ""
+) -> bool:
+    """Delete the override of a fire time; return False if there is none.
+
+    Raises TransitionRefused if the fire time has passed.
+    """
+    when = instant("fire_time", fire_time).astimezone(UTC)
+    with recorded("schedule.remove_override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = meant_fire_time(found, when)
+        existing = _overrides(found).filter(fire_time=when).first()
+        if existing is None:
+            return False
+        _refuse_past(found, when, now, "fire_time")
+        _overrides(found).filter(pk=existing.pk).delete()
+        entry.detail(removed_override=[existing.action, when, existing.move_to])
+        _refuse_recorded(found, when)
+        _replan(row, found, now)
+    return True
+
+
+def _make_room(row: RecurringTask, now: datetime) -> None:
+    """Delete overrides that are older than the ledger if the schedule has the most that it may
+    have. Raises TransitionRefused if it still has.
+    """
+    if _overrides(row).count() < _MOST:
+        return
+    kept_from = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    past = _overrides(row).filter(fire_time__lt=kept_from)
+    past.exclude(move_to__gte=kept_from).delete()
+    if _overrides(row).count() >= _MOST:
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are allowed:"
+            " remove one first."
+        )
+
+
+def _overrides(row: RecurringTask) -> Any:
+    return (
+        OccurrenceOverride.objects.using(tables.database())
+        .unguarded()
+        .filter(recurring_task=row.pk)
+    )
+
+
+def _check(
+    row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime
+) -> None:
+    """Raise an error if a fire time has passed, does not exist (SKIP, MOVE) or exists already
+    (ADD).
+    """
+    _refuse_past(row, when, now, "fire_time")
+    if target is not None:
+        _refuse_past(row, target, now, "move_to")
+    _refuse_recorded(row, when)
+    agenda = agenda_of(row)
+    existing = agenda.at_nominal(when)
+    if action == Action.ADD and existing is not None:
+        raise InvalidSchedule(
+            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
+        )
+    if action != Action.ADD and existing is None:
+        before, after = (
+            one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
+        )
+        explanation = not_a_fire_time(
+            row.name, when, (row.start_time, row.end_time), (before, after)
+        )
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
+    if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
+        )
+
+
+def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) -> None:
+    through = max(now, row.watermark_at)
+    if when <= through:
+        raise TransitionRefused(
+            f"{field}={when.isoformat()} is past: fire times up to {through.isoformat()} are"
+            " decided. For a run of a past fire time use backfill()."
+        )
+
+
+def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
+    """Raise TransitionRefused if the fire time has an entry: if rolled or moved, it may have run
+    before its time.
+    """
+    entry = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time=when).first()
+    if entry is not None:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
+            f" {entry.outcome}."
+        )
+
+
+def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+    if found.status == RecurringStatus.ACTIVE:
+        following = agenda_of(found).next(found.watermark_at)
+        # If no fire time is left, the next tick records the skipped ones and ends the schedule.
+        found.next_run_at = following.at if following else now
+    keep(row, found, now)

@@ -16,24 +16,25 @@ from typing import Any
 from django.db import IntegrityError
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.recurring import schedules, writes
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
-from django_durable_tasks.models.recurring_task import RecurringTaskQuerySet
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.recurring.declarations import (
+from django_durable_tasks.rules.recurring.misfires import RecurringStatus
+from django_durable_tasks.rules.recurring.options import (
     CODE,
+    KINDS,
     SETTINGS,
     UNDECLARED,
     SyncAction,
+    columns,
     kept,
     merged,
 )
-from django_durable_tasks.rules.recurring.options import KINDS, columns
-from django_durable_tasks.rules.recurring.policies import RecurringStatus
 from django_durable_tasks.rules.tasks.options import checked_key
 from django_durable_tasks.rules.verify import VERIFY_TASK
 

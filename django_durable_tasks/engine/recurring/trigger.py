@@ -1,19 +1,16 @@
 """Creates the tasks of due schedules: decides for each fire time, then writes everything in one
 transaction.
-
-The schedules are locked, the unique key of the ledger decides which fire times are new, and the
-watermark moves in the same transaction. A crash at any statement therefore leaves nothing or
-everything, and two leaders create the task of a fire time once. A schedule that fails is
-quarantined and does not stop the others.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -23,32 +20,163 @@ from django.db.models import QuerySet
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.error_codes import is_unique_violation
-from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.dependencies import run_tree
-from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.db.errors import Isolation, is_unique_violation
+from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.engine.dependencies.edges import workflow_runs
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import fire_events, known_schedules, ledger
-from django_durable_tasks.engine.recurring.known_schedules import (
+from django_durable_tasks.engine.notification_events import OccurredEvent, capture
+from django_durable_tasks.engine.recurring import ledger, tick_plan
+from django_durable_tasks.engine.recurring.ledger import LedgerEntry
+from django_durable_tasks.engine.recurring.schedule_cache import Calendars, ScheduleRow
+from django_durable_tasks.engine.recurring.tick_plan import (
     DueState,
+    FirePlan,
     KnownSchedule,
+    Tick,
+    Windows,
+    decide_plan,
     known_schedule,
+    queued_if_due,
 )
-from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
-from django_durable_tasks.engine.recurring.publish_due import Windows, queued_if_due
-from django_durable_tasks.engine.recurring.schedule_cache import Calendars
-from django_durable_tasks.engine.recurring.schedule_rows import ScheduleRow
-from django_durable_tasks.engine.recurring.tick_plan import FirePlan, Tick, decide_plan
 from django_durable_tasks.engine.recurring.writes import Move, advance, quarantine, wake
-from django_durable_tasks.engine.tenants import quota_events
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.engine.tenants.quotas import admit_open_tasks
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.misfires import choose
-from django_durable_tasks.rules.recurring.policies import MAX_RUNS, RecurringStatus
+from django_durable_tasks.rules.notifications import (
+    OWN_TASKS,
+    EventSubject,
+    EventType,
+    FireEventData,
+)
+from django_durable_tasks.rules.recurring.misfires import (
+    MAX_RUNS,
+    FireOutcome,
+    RecurringStatus,
+    choose,
+)
 from django_durable_tasks.rules.recurring.timetables.builder import never_fires
-from django_durable_tasks.rules.tasks.masking import shortened
-from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.arguments import shortened
+from django_durable_tasks.rules.tasks.task_values import NewTask
+
+# The schedules that this scheduler cannot fire yet: another release has their task, or another
+# process their key. The leader reports them with its heartbeat.
+
+
+_KEPT = 10.0
+"""An entry is dropped this many retry intervals after the last attempt: the schedule was paused,
+deleted, or is fired by another leader.
+"""
+
+
+@dataclass(slots=True)
+class _Postponed:
+    name: str
+    error: str
+    since: float
+    last: float
+    number: int
+
+
+class PostponedSchedules:
+    """The postponed schedules of this process; thread-safe."""
+
+    def __init__(self) -> None:
+        self._schedules: dict[uuid.UUID, _Postponed] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: uuid.UUID, name: str, error: str) -> None:
+        """Record that this schedule could not fire."""
+        now = time.monotonic()
+        with self._lock:
+            found = self._schedules.setdefault(key, _Postponed(name, error, now, now, 0))
+            found.error, found.last, found.number = error, now, found.number + 1
+
+    def remove(self, key: uuid.UUID) -> None:
+        """Record that this schedule can fire."""
+        if self._schedules:
+            with self._lock:
+                self._schedules.pop(key, None)
+
+    def failing(self, interval: float) -> list[dict[str, Any]]:
+        """Return the schedules as failing parts of a scheduler; ``interval`` (seconds) is the time
+        between two attempts.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for key, one in list(self._schedules.items()):
+                if now - one.last > _KEPT * interval:
+                    del self._schedules[key]
+            found = list(self._schedules.values())
+        return [
+            {
+                "what": part_of(one.name),
+                "error": one.error,
+                "number": one.number,
+                "since": round(now - one.since, 1),
+            }
+            for one in found
+        ]
+
+
+def part_of(name: str) -> str:
+    """Return the name under which a scheduler reports that it cannot fire this schedule."""
+    return f"recurring task {name}"
+
+
+# Events of schedules for notification settings: missed and late fire times of a tick.
+
+
+def capture_fires(tick: Tick) -> None:
+    """Record the missed and late fire times of a tick, in its transaction."""
+    missed = [entry for entry in tick.entries if entry.outcome == FireOutcome.MISSED]
+    if not missed and not tick.late:
+        return
+
+    def occurred() -> Iterator[OccurredEvent]:
+        yield from _events(tick.schedules, missed, EventType.MISSED)
+        yield from _events(tick.schedules, tick.late, EventType.LATE)
+
+    capture((EventType.MISSED, EventType.LATE), occurred)
+
+
+def _events(
+    schedules: Mapping[uuid.UUID, KnownSchedule], entries: Iterable[LedgerEntry], kind: EventType
+) -> Iterator[OccurredEvent]:
+    for entry in entries:
+        row = schedules.get(entry.recurring_task_id)
+        if row is not None and row.task not in OWN_TASKS:
+            yield _event(row, entry, kind)
+
+
+def _event(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
+    data: FireEventData = {
+        "schedule_id": str(row.pk),
+        "schedule": row.name,
+        "task_name": row.task,
+        "fire_time": _instant(entry.fire_time),
+        "count": entry.count,
+        "reason": entry.reason,
+    }
+    if entry.last_fire_time is not None:
+        data["last_fire_time"] = _instant(entry.last_fire_time)
+    if entry.task_id is not None:
+        data["task_id"] = str(entry.task_id)
+    subject = EventSubject(
+        tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
+    )
+    return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)
+
+
+def _instant(value: datetime) -> str:
+    return value.isoformat().replace("+00:00", "Z")
+
+
+# The schedules are locked, the unique key of the ledger decides which fire times are new, and the
+# watermark moves in the same transaction. A crash at any statement therefore leaves nothing or
+# everything, and two leaders create the task of a fire time once. A schedule that fails is
+# quarantined and does not stop the others.
+
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 
@@ -131,7 +259,7 @@ def _fire(selection: DueSelection, term: int | None, windows: Windows | None = N
         created = _tick(tick, selection)
     for tenant_id in sorted(tick.refused):
         detail = f"open_tasks: the tenant may have {tick.quotas[tenant_id].limit:,} open tasks."
-        quota_events.refused(tenant_id, "open_tasks", detail)
+        quotas.refused(tenant_id, "open_tasks", detail)
     return created
 
 
@@ -187,7 +315,7 @@ _NEWER = "If the task is new, restart this scheduler: its code is older than the
 
 
 def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
-    due, plans, waiting = known_schedules.read(states), list[FirePlan](), list[Move]()
+    due, plans, waiting = tick_plan.read_due(states), list[FirePlan](), list[Move]()
     postponed = process_state.of(PostponedSchedules)
     for state in states:
         if not _may_fire(state, tick.now):
@@ -302,7 +430,7 @@ def _write(tick: Tick) -> int:
         transitions.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
     advance(tick.moves if len(created) == len(tick.new_tasks) else _moves_of(tick, created))
-    fire_events.capture_fires(tick)
+    capture_fires(tick)
     return len(created)
 
 
@@ -324,7 +452,7 @@ def _replace(stale: Sequence[Any]) -> None:
         these = tables.tasks().filter(pk__in=stale)
         transitions.cancel(these, "REPLACED")
         transitions.request_cancel(these, "REPLACED")
-        run_tree.request_cancel_runs(runs().filter(pk__in=stale), "REPLACED")
+        edges.request_cancel_runs(workflow_runs().filter(pk__in=stale), "REPLACED")
 
 
 def _insert_one(task: NewTask) -> bool:

@@ -19,18 +19,16 @@ from typing import Any
 from django.db.models import Case, F, Q, Value, When
 
 from django_durable_tasks import ports
-from django_durable_tasks.engine.audit.recorder import current_recorder
-from django_durable_tasks.engine.audit.task_values import ENCRYPTED, masked_arguments
+from django_durable_tasks.engine.audit import ENCRYPTED, current_recorder, masked_arguments
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.arrays import number_array, time_array, uuid_array
+from django_durable_tasks.engine.db.postgresql import number_array, time_array, uuid_array
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.models.clock import DatabaseNow
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, stored_columns
-from django_durable_tasks.models.instants import constant
-from django_durable_tasks.rules.recurring.policies import QUARANTINED, RecurringStatus
-from django_durable_tasks.rules.tasks.masking import ERROR_MAX_BYTES, shortened
+from django_durable_tasks.models.fields import DatabaseNow, constant
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED, RecurringStatus
+from django_durable_tasks.rules.tasks.arguments import ERROR_MAX_BYTES, shortened
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200

@@ -1,33 +1,39 @@
-"""Starts and ends the attempts of tasks, with their log entries and dead letters.
-
-Workers, and the maintenance jobs that end lost runs, call these functions.
-"""
+"""Starts and ends the attempts of tasks, and hands the capacity of an ended run over."""
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
-from django_durable_tasks import registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.db.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.tasks.misrouted import count_misrouted
+from django_durable_tasks.engine.limits import admission, config, overlap, release, waitlist
+from django_durable_tasks.engine.limits.config import LimitConfig
+from django_durable_tasks.engine.limits.waitlist import WaitingTask
+from django_durable_tasks.engine.tasks.claim import count_misrouted, in_publishing_order
 from django_durable_tasks.engine.tasks.new_task import DELAY_MAX
-from django_durable_tasks.engine.tasks.opened_runs import run_of
-from django_durable_tasks.engine.transitions import NewRun, StartedRun, Unstarted, attempt_log
-from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
+from django_durable_tasks.engine.transitions import (
+    ClaimedTask,
+    NewRun,
+    StartedRun,
+    Unstarted,
+    attempt_log,
+)
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import (
     Budgets,
@@ -37,8 +43,55 @@ from django_durable_tasks.rules.tasks.endings import (
     Verdict,
     decide,
 )
-from django_durable_tasks.rules.tasks.retries import RetryPolicy
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.options import RetryPolicy
+from django_durable_tasks.rules.tasks.task_values import Run
+
+# Converts the row of a started task into the run that the worker executes.
+
+
+def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
+    """Return the run of a task that has started on this node."""
+    return Run(
+        task_id=started.id,
+        name=started.name,
+        queue=started.queue,
+        tenant_id=started.tenant_id,
+        epoch=started.epoch,
+        run_id=started.run_id,
+        attempt=started.attempts,
+        failures=started.failures,
+        crashes=started.crashes,
+        max_attempts=started.max_attempts,
+        args=_json(started.args),
+        kwargs=_json(started.kwargs),
+        options=_json(started.options) or {},
+        idempotency_key=started.idempotency_key or str(started.id),
+        node=node,
+        started_at=_aware(started.started_at),
+        run_at=_aware(started.run_at),
+        celery_id=celery_id,
+        workflow_id=started.workflow_id,
+        has_dependents=bool(started.has_dependents),
+        ready_at=started.ready_at and _aware(started.ready_at),
+        queued_at=_aware(started.queued_at or started.created_at),
+        fire_time=started.fire_time and _aware(started.fire_time),
+        recurring_task_id=started.recurring_task_id,
+        limit_key=started.limit_key,
+    )
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _aware(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+# Starts and ends the attempts of tasks, with their log entries and dead letters.
+#
+# Workers, and the maintenance jobs that end lost runs, call these functions.
+
 
 logger = logging.getLogger("django_durable_tasks.runs")
 
@@ -313,7 +366,7 @@ def _end_runs(
             transitions.end(ends)
             attempt_log.log_endings(results)
             if failures:
-                transition_dead_letters.open_many(failures)
+                attempt_log.open_dead_letters(failures)
     return {end.task_id: end.verdict for end in ends}
 
 
@@ -402,3 +455,77 @@ def make_start_durable(run: Run) -> bool:
 def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
     """Return which of these runs still own their tasks."""
     return transitions.still_owned(beats)
+
+
+# Hands the capacity of an ended run to the next tasks that wait for it.
+#
+# Called by the process of the run after its ending is committed, so that the next task does not
+# wait for a scheduler's poll. The claim takes the lock of limits, counts the usage and enforces
+# every limit, so several processes may hand over at once. If the process dies, the release of the
+# schedulers finds the capacity.
+
+
+_MOST = 10
+"""The maximum number of tasks that one ending claims. More than one, because capacity that another
+process did not hand over is found too.
+"""
+
+
+def frees_capacity(ended: Sequence[Run]) -> bool:
+    """Return whether a limit applies to any of these runs, whose capacity their end frees.
+
+    Executes no statement, except that the limits are read once a second.
+    """
+    limit_config = config.limits_without_connection()
+    # Cheap for a batch: its runs have few names.
+    return limit_config.may_bind({(run.name, run.queue) for run in ended}) and bool(
+        _freed(limit_config, ended)
+    )
+
+
+def _freed(limit_config: LimitConfig, ended: Sequence[Run]) -> set[str]:
+    return {
+        scope
+        for run in ended
+        for scope in limit_config.freed(run.name, run.queue, run.tenant_id, run.limit_key)
+    }
+
+
+def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
+    """Claim the next tasks that wait for the limits of these ended runs; return their messages.
+
+    If no task waits, it is one index probe.
+    """
+    limit_config = config.limits_in_force()
+    waiting = waitlist.heads(sorted(_freed(limit_config, ended)))
+    if not waiting:
+        return []
+    claimed = _claim(limit_config, waiting, max(_MOST, len(ended)), node)
+    return transitions.messages_for(overlap.admitted(claimed))
+
+
+@retry_on_deadlock
+def _claim(
+    limit_config: LimitConfig, waiting: Sequence[WaitingTask], limit: int, node: uuid.UUID
+) -> list[ClaimedTask]:
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        usage, now = gate.count_usage()
+        admitted = list[ClaimedTask]()
+        # The waitlists were read without the lock. If others have claimed from them meanwhile, they
+        # are read again.
+        for reread in (False, True):
+            ids = release.select_next(waiting, now, limit, usage, reread=reread)
+            claimed = _claim_waiting(ids, node) if ids else []
+            fit = gate.admit_claimed(in_publishing_order(claimed, now), in_turn=True)
+            admitted += fit
+            if len(claimed) == len(ids):
+                break
+            for task in fit:
+                usage.add(task.name, task.queue, task.tenant_id, task.limit_key, task.weight)
+        gate.close()
+    return admitted
+
+
+def _claim_waiting(ids: Sequence[uuid.UUID], node: uuid.UUID) -> list[ClaimedTask]:
+    return transitions.claim_these(ids, node, conf.settings().REPUBLISH_AFTER, waiting=True)

@@ -1,8 +1,4 @@
-"""Claims due tasks for publishing, republishes them, and returns them to PENDING.
-
-Schedulers call these functions and publish the messages that they return. A claim is committed
-before its messages are published.
-"""
+"""Claims due tasks for publishing, republishes them, and returns them to PENDING."""
 
 from __future__ import annotations
 
@@ -16,17 +12,26 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from django.db.models import F
+
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.engine.limits import admission, config, overlap, release
 from django_durable_tasks.engine.transitions import ClaimedTask
-from django_durable_tasks.models.task_queries import TaskQuerySet, new_task_id
+from django_durable_tasks.models import QueueControl
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.limits.options import of_worker
-from django_durable_tasks.rules.tasks.demands import ALL_LEVELS, QueueDemand, priorities_of
+from django_durable_tasks.rules.limits import scope_of_worker
+from django_durable_tasks.rules.tasks.claims import ALL_LEVELS, QueueDemand, priorities_of
+
+# Schedulers call these functions and publish the messages that they return. A claim is committed
+# before its messages are published.
+
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
@@ -431,4 +436,19 @@ def return_unknown_task(
     published = tables.tasks().queued().filter(queue=queue, name=name)
     with tables.atomic():
         epochs = dict(published.values_list("pk", "epoch")[:_AHEAD])
-        return transitions.make_claimed_wait(dict.fromkeys(epochs, of_worker(name, queue)), epochs)
+        return transitions.make_claimed_wait(
+            dict.fromkeys(epochs, scope_of_worker(name, queue)), epochs
+        )
+
+
+# Counts messages that were consumed from a queue other than that of their task.
+
+
+def count_misrouted(name: str, consumed_from: str) -> None:
+    """Count a message of a task in queue ``name`` that was consumed from ``consumed_from``."""
+    QueueControl.objects.using(database()).bulk_create(
+        [QueueControl(name=name)], ignore_conflicts=True
+    )
+    QueueControl.objects.using(database()).filter(name=name).update(
+        misrouted=F("misrouted") + 1, misrouted_at=DatabaseNow(), misrouted_from=consumed_from[:200]
+    )

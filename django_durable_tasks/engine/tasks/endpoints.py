@@ -1,12 +1,8 @@
-"""The circuit breakers of endpoints: postpones tasks, and records the results of requests.
-
-The key of an endpoint is the ``limit_key`` of its tasks. While its breaker is open, it is a limit
-(``engine/limits/config.py``), so that its tasks are not claimed. ``postpone`` returns those that
-were claimed before.
-"""
+"""The circuit breakers of endpoints, and the records of the requests that were sent."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import uuid
 from collections.abc import Mapping
@@ -16,23 +12,28 @@ from typing import Any
 from django.db.models import Case, F, Q, Subquery, When
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import after
-from django_durable_tasks.engine.db.clock_estimate import estimated_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.clock import after, estimated_now
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.limits.config import RecentLimits
-from django_durable_tasks.engine.notification_events.capture import OccurredEvent, capture
-from django_durable_tasks.models import Endpoint
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.endpoint import EndpointQuerySet
-from django_durable_tasks.rules.notifications.events import EventType
-from django_durable_tasks.rules.notifications.message_types import EndpointEventData
-from django_durable_tasks.rules.notifications.subscriptions import EventSubject
-from django_durable_tasks.rules.targets import breaker
-from django_durable_tasks.rules.targets.breaker import EndpointHealth
+from django_durable_tasks.engine.notification_events import OccurredEvent, capture
+from django_durable_tasks.models import DeliveryAttempt, Endpoint
+from django_durable_tasks.models.callbacks import EndpointQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.rules.notifications import EndpointEventData, EventSubject, EventType
+from django_durable_tasks.rules.targets import answers
+from django_durable_tasks.rules.targets.answers import Delivery, EndpointHealth
 from django_durable_tasks.rules.targets.http_request import TIMEOUT_MAX
+
+# The circuit breakers of endpoints: postpones tasks, and records the results of requests.
+#
+# The key of an endpoint is the ``limit_key`` of its tasks. While its breaker is open, it is a
+# limit (``engine/limits/config.py``), so that its tasks are not claimed. ``postpone`` returns
+# those that were claimed before.
+
 
 _KEPT = timedelta(days=30)
 _PROBE_MARGIN = 5.0
@@ -68,11 +69,11 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
     endpoint_id, open_until = found
     wait = EndpointHealth(open_until=open_until).waits(estimated_now())
     if wait:
-        again = breaker.spread(wait, random.random())
+        again = answers.spread_wait(wait, random.random())
     elif _probes(endpoint_id, open_until):
         return False
     else:
-        again = breaker.while_probing(random.random())
+        again = answers.wait_while_probing(random.random())
     this = tables.tasks().filter(pk=task_id)
     return bool(transitions.return_to_pending(this, again, {task_id: epoch}))
 
@@ -138,7 +139,7 @@ def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None =
         health = EndpointHealth(
             failures=row.failures, openings=row.openings, open_until=row.open_until
         )
-        pause = breaker.pause_after(
+        pause = answers.breaker_pause_after(
             health, now, settings.HTTP_BREAKER_FAILURES, settings.HTTP_BREAKER_PAUSE
         )
         opened = {
@@ -198,3 +199,15 @@ def _capture(kind: EventType, row: Endpoint, reason: str, subject: EventSubject 
 def prune(now: datetime) -> int:
     """Delete endpoints whose state has not changed for 30 days; return how many."""
     return _endpoints().filter(updated_at__lt=now - _KEPT).delete()[0]
+
+
+# Records the HTTP requests that tasks send.
+
+
+def record_delivery(delivery: Delivery) -> None:
+    """Insert the record of one request. Raises the errors of the database."""
+    row = DeliveryAttempt(
+        encryption_key=current_key_id(),
+        **{spec.name: getattr(delivery, spec.name) for spec in dataclasses.fields(delivery)},
+    )
+    DeliveryAttempt.objects.using(tables.database()).unguarded().bulk_create([row])

@@ -1,35 +1,43 @@
-"""Checks the arguments, options and keys of a call, and builds the new task."""
+"""Checks the arguments, options and keys of a call, and builds the new task with the caller's
+trace.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import InterfaceError, OperationalError
 
 from django_durable_tasks import conf, ports
-from django_durable_tasks.engine.db.isolation import is_of_another_database
+from django_durable_tasks.engine.db.errors import is_of_another_database
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.models import DEFAULT_TENANT_ID
-from django_durable_tasks.models.task_queries import new_task_id, new_task_ids
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.models.tasks import new_task_id, new_task_ids
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.dependencies import Join, OnUpstreamFailure
-from django_durable_tasks.rules.limits.options import key_of
+from django_durable_tasks.rules.limits import key_of
 from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, bind, encode
-from django_durable_tasks.rules.tasks.key_templates import formatted
-from django_durable_tasks.rules.tasks.new_task import NO_ID, PER_CALL, NewTask
+from django_durable_tasks.rules.tasks.claims import shard_of
 from django_durable_tasks.rules.tasks.options import (
     CallOptions,
     check_time_limits,
     checked_key,
     checked_name,
+    formatted,
 )
-from django_durable_tasks.rules.tasks.shards import shard_of
-from django_durable_tasks.rules.workflows.plan import REFERS
+from django_durable_tasks.rules.tasks.task_values import (
+    NO_ID,
+    PER_CALL,
+    NewTask,
+    traceparents,
+    with_trace,
+)
+from django_durable_tasks.rules.workflows import REFERS
 
 # Seconds, a year: the longest distance of run_at and of a retry. A later time is a mistake, such as
 # milliseconds.
@@ -256,3 +264,54 @@ def limit_key(call: Call) -> str | None:
         endpoint = call.task.target.endpoint
         return endpoint and endpoint(_tenant_id(call.options.tenant), call.kwargs)
     return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})
+
+
+# Adds the trace of the caller to new tasks, if TRACES is set.
+
+
+def traced(task: NewTask, upstreams: Sequence[Task] = ()) -> NewTask:
+    """Return the task with the context of its creation, and those of its upstreams."""
+    if ports.traces is None:
+        return task
+    links = traceparents([upstream.options for upstream in upstreams])
+    context = ports.traces.created(task.name, task.queue, str(task.id), 1, links)
+    return task if context is None else _with_trace(task, context, links)
+
+
+def traced_together(tasks: Sequence[NewTask], name: str) -> list[NewTask]:
+    """Return the tasks of the workflow of this name, all with one context."""
+    return list(_tracer(tasks, len(tasks), name)(tasks))
+
+
+def tracer(
+    template: TaskTemplate, first: Sequence[tuple[Any, ...]], calls: Iterable[Any]
+) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
+    """Return a function that adds one context to all tasks of a bulk call.
+
+    ``first``: the arguments of the first calls. ``calls``: all calls, which are counted if they
+    have a length.
+    """
+    if ports.traces is None:
+        return _unchanged
+    number = len(calls) if isinstance(calls, Sized) else len(first)
+    return _tracer(template.many(first[:1]), number)
+
+
+def _tracer(
+    tasks: Sequence[NewTask], number: int, name: str = ""
+) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
+    if ports.traces is None or not tasks:
+        return _unchanged
+    first = tasks[0]
+    context = ports.traces.created(name or first.name, first.queue, "", number, [])
+    if context is None:
+        return _unchanged
+    return lambda new: [_with_trace(one, context) for one in new]
+
+
+def _unchanged(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
+    return tasks
+
+
+def _with_trace(task: NewTask, context: str, links: Sequence[str] = ()) -> NewTask:
+    return task._replace(options=with_trace(task.options, context, links))

@@ -27,12 +27,10 @@ from django_durable_tasks.engine.db.connections import (
     bound_transaction,
     dedicated_connection,
 )
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.db.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
-from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.models.task_request import TaskRequestQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet, TaskRequestQuerySet
 from django_durable_tasks.rules.dependencies import DELETED
 from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
 

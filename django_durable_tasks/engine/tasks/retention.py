@@ -1,11 +1,5 @@
-"""Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
-
-An idempotency key is kept for at least a day after its task has ended. A workflow is deleted
-completely or not at all. It is deleted when all of its runs have ended, the longest retention among
-the statuses of its tasks has passed since the last run ended, none of its dead letters is open, and
-no open task depends on it. A workflow with more tasks than a batch is deleted in several
-transactions, its tasks first and its runs last. A later call continues where the last one ended. A
-task without a workflow is kept while an edge connects it to an open task.
+"""Deletes ended tasks and workflows in batches, and corrects deadlines after the clock was set
+back.
 """
 
 from __future__ import annotations
@@ -20,13 +14,14 @@ from typing import Any
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.isolation import Isolation
+from django_durable_tasks.engine.db.errors import Isolation
 from django_durable_tasks.engine.dependencies import edges
-from django_durable_tasks.engine.dependencies.edges import runs
+from django_durable_tasks.engine.dependencies.edges import workflow_runs
 from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.metrics.retention import uncounted
-from django_durable_tasks.engine.tasks import endpoints
+from django_durable_tasks.engine.metrics import uncounted
+from django_durable_tasks.engine.tasks import batches, endpoints
 from django_durable_tasks.models import (
     DeadLetter,
     DeliveryAttempt,
@@ -35,12 +30,22 @@ from django_durable_tasks.models import (
     Task,
     TaskExecutionLog,
 )
-from django_durable_tasks.models.limit_bucket import LOCK
-from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.models.workflow_run import WorkflowRunQuerySet
-from django_durable_tasks.rules.limits import options as rules
+from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.models.workflows import WorkflowRunQuerySet
+from django_durable_tasks.rules import limits
 from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
-from django_durable_tasks.rules.workflows.plan import COUNTS
+from django_durable_tasks.rules.workflows import COUNTS
+
+# Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
+#
+# An idempotency key is kept for at least a day after its task has ended. A workflow is deleted
+# completely or not at all. It is deleted when all of its runs have ended, the longest retention
+# among the statuses of its tasks has passed since the last run ended, none of its dead letters is
+# open, and no open task depends on it. A workflow with more tasks than a batch is deleted in
+# several transactions, its tasks first and its runs last. A later call continues where the last
+# one ended. A task without a workflow is kept while an edge connects it to an open task.
+
 
 _KEY_KEPT = timedelta(hours=24)
 _NODE_KEPT = timedelta(days=7)
@@ -155,7 +160,7 @@ def _not_needed(queryset: TaskQuerySet) -> TaskQuerySet:
     above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
     event = edges.endings().filter(task_id=OuterRef("pk"))
     # The open workflow that a recurring task started uses the overlap key of this row.
-    started = runs().filter(
+    started = workflow_runs().filter(
         recurring_task=OuterRef("recurring_task"),
         fire_time=OuterRef("fire_time"),
         completed_at__isnull=True,
@@ -217,9 +222,9 @@ def _delete(deletable: list[uuid.UUID]) -> None:
 
 def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
     """Return the root runs of workflows that may be deleted."""
-    queryset = runs().filter(parent__isnull=True, completed_at__isnull=False)
+    queryset = workflow_runs().filter(parent__isnull=True, completed_at__isnull=False)
     parts, tasks = (
-        runs().filter(root=OuterRef("pk")),
+        workflow_runs().filter(root=OuterRef("pk")),
         tables.tasks().filter(workflow__root=OuterRef("pk")),
     )
     counted: dict[float | None, Q] = defaultdict(Q)
@@ -256,7 +261,7 @@ def _prune_workflows(
 ) -> int:
     deleted, past = 0, positions.past(_WORKFLOW_RUNS)
     while deleted < limit:
-        page = _page(runs().ended_before(_workflow_cutoff(now), past), limit)
+        page = _page(workflow_runs().ended_before(_workflow_cutoff(now), past), limit)
         number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
         deleted += number
         if len(page) < limit:
@@ -295,7 +300,7 @@ def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
     many.
     """
     with tables.atomic():
-        parts = runs().filter(root=root).order_by("pk")
+        parts = workflow_runs().filter(root=root).order_by("pk")
         # While its runs are locked, no tasks are added to the workflow and no endings are counted.
         keys = list(parts.select_for_update(skip_locked=True).values_list("pk", flat=True))
         if len(keys) < parts.count() or not _deletable_workflows(now).filter(pk=root).exists():
@@ -338,7 +343,7 @@ def prune_buckets(now: datetime, limit: int) -> int:
     """
     limit_config, cursor = config.limits_in_force(), process_state.of(BucketCursor)
     rates = [allowed.rate for allowed in limit_config.per_key.values() if allowed.rate is not None]
-    by_key = timedelta(seconds=max(map(rules.refill, rates))) if rates else _BUCKET_KEPT
+    by_key = timedelta(seconds=max(map(limits.refill, rates))) if rates else _BUCKET_KEPT
     buckets = LimitBucket.objects.using(tables.database())
     page = list(
         buckets.filter(pk__gt=cursor.past).order_by("pk").values_list("pk", flat=True)[:limit]
@@ -388,3 +393,16 @@ def prunable(now: datetime) -> dict[str, int]:
         + by_status.get(status, 0)
         for status, cutoff in cutoffs.items()
     }
+
+
+def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
+    """Correct what was written more than ``tolerance`` seconds later than ``now``; return how many
+    rows changed, at most ``limit`` of a kind. Must be repeated until it returns 0.
+    """
+    longest = conf.settings().REPUBLISH_AFTER
+    return (
+        transitions.move_waits(now, tolerance, limit)
+        + transitions.shorten_republish_waits(longest, limit)
+        + batches.shorten_waits(longest)
+        + endpoints.end_pauses_after(tolerance)
+    )

@@ -12,20 +12,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import bound_transaction
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.tasks import dead_letters, enqueue, operator_actions
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.tasks import enqueue, operator_actions
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, BulkKind, BulkOperation, Tenant
-from django_durable_tasks.models.bulk_operation import BulkOperationQuerySet
+from django_durable_tasks.models.tasks import BulkOperationQuerySet
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE
 from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
-from django_durable_tasks.rules.tenants.task_filters import TaskFilter, task_filter
+from django_durable_tasks.rules.tenants import TaskFilter, task_filter
 
 EXAMINED = 1_000
 """Tasks that one step reads."""
@@ -176,7 +176,7 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
 def _replayed(row: BulkOperation, ids: list[uuid.UUID]) -> int:
     these = tables.tasks().filter(pk__in=ids)
     with tables.atomic():
-        return len(dead_letters.replay(these, by=row.created_by, reason=row.reason))
+        return len(operator_actions.replay_letters(these, by=row.created_by, reason=row.reason))
 
 
 def _one_by_one(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:

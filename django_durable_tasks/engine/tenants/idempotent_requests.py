@@ -1,4 +1,6 @@
-"""Executes a request at most once for each idempotency key, in the transaction of its effect."""
+"""Executes a request at most once for each idempotency key, in the transaction of its effect;
+and dry runs.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,39 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, connections
+from django.db import IntegrityError, OperationalError, connections, transaction
 
 from django_durable_tasks.encryption import decrypted, encrypted
-from django_durable_tasks.engine.audit.recorder import collected_entries, insert_entries
+from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine.audit import (
+    AuditRecorder,
+    as_recordset,
+    collected_entries,
+    insert_entries,
+)
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import TimeLimits
-from django_durable_tasks.engine.db.error_codes import LOCK_TIMEOUTS, code_of
+from django_durable_tasks.engine.db.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
+from django_durable_tasks.engine.tasks.enqueue import insert_with_answer, planned
+from django_durable_tasks.engine.tasks.new_task import Call
+from django_durable_tasks.engine.tenants.quotas import tenant_quotas
+from django_durable_tasks.engine.transitions.guarded_update import watching
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.models import AuditEntry, IdempotentRequest
-from django_durable_tasks.models.idempotent_request import IdempotentRequestQuerySet
+from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task, Tenant
+from django_durable_tasks.models.tenants import IdempotentRequestQuerySet
 from django_durable_tasks.rules.encryption import EncryptedValue, StorageLocation
+
+# Performs operations and rolls them back.
+
+
+@contextmanager
+def rolled_back() -> Iterator[None]:
+    """Roll back what the block writes. ``tasks_transitioned`` is not sent, and no message."""
+    with tables.atomic(), watching(preview=True):
+        yield
+        transaction.set_rollback(True, using=tables.database())
+
 
 _NOWAIT_OF_MYSQL = 3572
 # Clients repeat a request within hours. A day also covers an outage over a night.
@@ -179,3 +202,47 @@ def prune_requests(now: datetime, limit: int) -> int:
     if ids:
         requests().filter(pk__in=ids).delete()
     return len(ids)
+
+
+# Creates the task of a request with its answer and its audit entry in one statement, which is its
+# own transaction. PostgreSQL executes it in one round trip instead of five.
+
+
+def create_with_answer(
+    call: Call,
+    tenant: Tenant,
+    identity: RequestIdentity,
+    now: datetime,
+    limits: TimeLimits,
+    answer_of: Callable[[Task], StoredAnswer],
+) -> StoredAnswer | None:
+    """Create the task of this call, and store the answer under the key of the request; return it.
+
+    Return None, without a change, if the key is taken, or if the task needs further statements: it
+    has keys or dependencies, its tenant has a quota of open tasks, or writes of others belong to
+    its transaction. The caller then creates it in a transaction. ``now``: a recent time of the
+    database. ``answer_of`` returns the answer, whose body is JSON text, and must not use the
+    database. Raises DurableTasksError, and RequestInProgress like ``once``.
+    """
+    if call.options.depends_on is not None or tenant_quotas(tenant).open_tasks is not None:
+        return None
+    if not transitions.can_create_with_answer():
+        return None
+    task = transitions.with_times(planned(call), now)
+    if task.has_key:
+        return None
+    row = transitions.row_at(task, now)
+    answer, recorder = answer_of(row), AuditRecorder("task.create", "", "")
+    recorder.created_task(row)
+    request = asdict(identity)
+    parameters = {
+        **{"request_key" if name == "key" else name: value for name, value in request.items()},
+        "lock": limits.parameters()["lock"],
+        "status_code": answer.status_code,
+        "headers": json.dumps(dict(answer.headers)),
+        "body": answer.body.decode(),
+        "entries": as_recordset(recorder.entries()),
+    }
+    with in_progress(identity):
+        created = retry_on_deadlock(insert_with_answer)(task, now, parameters)
+    return answer if created else None

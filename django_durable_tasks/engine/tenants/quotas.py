@@ -1,11 +1,4 @@
-"""Enforces the quotas of tenants, in the transaction of what they count.
-
-Open tasks are not counted for each new task. A count grants a number of creations, each of which
-is used up by one conditional UPDATE. When none is left, the open tasks are counted again. Both lock
-the row of the tenant's quota until the transaction ends, so that concurrent requests cannot exceed
-the quota together. Tasks that the project itself creates are counted with the next count.
-Schedules create no task above the quota, and wait for no lock of a request.
-"""
+"""Enforces quotas and request rates of tenants, and records that one was exceeded."""
 
 from __future__ import annotations
 
@@ -15,12 +8,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F, QuerySet
+from django.db import connections
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.clock import estimated_now
+from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.limits.config import limits_in_force
+from django_durable_tasks.engine.notification_events import OccurredEvent, capture_once
 from django_durable_tasks.exceptions import (
     InvalidOption,
     InvalidSchedule,
@@ -34,21 +32,33 @@ from django_durable_tasks.models import (
     Task,
     Tenant,
     TenantQuota,
+    TenantRequests,
 )
-from django_durable_tasks.models.tenant_quota import TenantQuotaQuerySet
-from django_durable_tasks.rules.limits.options import of_tenant
-from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.effective.types import TICK
-from django_durable_tasks.rules.recurring.policies import RecurringStatus
+from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
+from django_durable_tasks.rules.limits import scope_of_tenant
+from django_durable_tasks.rules.notifications import EventSubject, EventType, QuotaEventData
+from django_durable_tasks.rules.recurring.effective import TICK, Agenda
+from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.tenants.quotas import (
+from django_durable_tasks.rules.tenants import (
     NUMBERS,
     REQUESTS,
     Quotas,
+    RateDecision,
+    RequestRate,
     number_of,
     quotas_of,
     request_rate_of,
 )
+
+# Enforces the quotas of tenants, in the transaction of what they count.
+#
+# Open tasks are not counted for each new task. A count grants a number of creations, each of which
+# is used up by one conditional UPDATE. When none is left, the open tasks are counted again. Both
+# lock the row of the tenant's quota until the transaction ends, so that concurrent requests cannot
+# exceed the quota together. Tasks that the project itself creates are counted with the next count.
+# Schedules create no task above the quota, and wait for no lock of a request.
+
 
 _GRANTED = 1_000
 """Open tasks are counted again after at most this number of creations."""
@@ -67,7 +77,7 @@ def quota_rows() -> TenantQuotaQuerySet:
     return found.unguarded()
 
 
-def quotas(tenant: Tenant) -> Quotas:
+def tenant_quotas(tenant: Tenant) -> Quotas:
     """Return the quotas of a tenant: its own values, otherwise those of QUOTAS."""
     row = getattr(tenant, "quota", None)
     given = conf.quotas()
@@ -120,7 +130,7 @@ def _locked(tenant: Tenant) -> TenantQuota:
 
 def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
     """Charge up to ``wanted`` tasks that this transaction will create; return how many."""
-    most = quotas(tenant).open_tasks
+    most = tenant_quotas(tenant).open_tasks
     if most is None or wanted < 1:
         return wanted
     left = _locked(tenant).creations_left
@@ -133,7 +143,7 @@ def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
 
 def quota_of_open_tasks(tenant: Tenant) -> QuotaExceeded:
     """Return the error for a task above the quota."""
-    most = quotas(tenant).open_tasks or 0
+    most = tenant_quotas(tenant).open_tasks or 0
     return QuotaExceeded(
         f"open_tasks: the tenant may have {most:,} open tasks and has as many.",
         quota="open_tasks",
@@ -147,7 +157,7 @@ def charge_open_tasks(tenant: Tenant, created: int) -> None:
 
     The caller's transaction contains the tasks, so that it writes both or neither.
     """
-    most = quotas(tenant).open_tasks
+    most = tenant_quotas(tenant).open_tasks
     if most is None or created < 1:
         return
     row = quota_rows().filter(pk=tenant.pk)
@@ -240,7 +250,7 @@ def charge(tenant: Tenant, name: str) -> None:
     """Check the number of recurring tasks or calendars after one was created; raises
     QuotaExceeded.
     """
-    most = getattr(quotas(tenant), name)
+    most = getattr(tenant_quotas(tenant), name)
     if most is None:
         return
     _locked(tenant)
@@ -262,7 +272,7 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
     Looks at two days: that from the first run after ``after``, which may be a part of a day on
     which the timetable fires, and that from the first run after it.
     """
-    most = quotas(tenant).runs_per_day
+    most = tenant_quotas(tenant).runs_per_day
     if most is None:
         return
     for _ in range(2):
@@ -302,7 +312,7 @@ _OBJECTS: dict[str, Callable[[int], QuerySet[Any]]] = {
 
 def check_payload(tenant: Tenant, arguments: Any) -> None:
     """Raise PayloadTooLarge if the arguments as JSON are larger than the tenant's quota."""
-    most = quotas(tenant).payload_bytes
+    most = tenant_quotas(tenant).payload_bytes
     if most is None:
         return
     size = len(json.dumps(arguments, separators=(",", ":"), ensure_ascii=False).encode())
@@ -331,7 +341,7 @@ def usage(tenant: Tenant) -> list[QuotaUsage]:
     ``concurrency`` and ``runs`` are the limits of the scope ``tenant:<id>``, which the claim
     enforces: tasks above them wait and are not refused.
     """
-    given, limit = quotas(tenant), limits_in_force().of(of_tenant(tenant.pk))
+    given, limit = tenant_quotas(tenant), limits_in_force().of(scope_of_tenant(tenant.pk))
     opened = open_tasks(tenant.pk)
     running = opened.filter(status__in=[Status.QUEUED, Status.RUNNING])
     return [
@@ -349,3 +359,142 @@ def usage(tenant: Tenant) -> list[QuotaUsage]:
 
 def _used(rows: QuerySet[Any], limit: int | None) -> int:
     return int(rows.order_by().values("pk")[: max(_COUNTED, (limit or 0) + 1)].count())
+
+
+# Records that a request exceeded a quota, as an event for notification settings.
+#
+# Each tenant has at most one event per quota and hour. The time of the last one is in the row of
+# the tenant's quotas. Later refusals of the same process are known without reading it, so that a
+# flood of requests does not cause a flood of statements.
+
+
+_PERIOD = timedelta(hours=1)
+_KNOWN = 10_000
+
+
+class RecentQuotaEvents:
+    """When tenants had their last event of a quota, as this process read it."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], datetime] = {}
+
+    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
+        """Return whether an event of the last hour is known."""
+        last = self._last.get((tenant_id, quota))
+        return last is not None and abs(now - last) < _PERIOD
+
+    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
+        """Keep the time of an event that was committed."""
+        if len(self._last) >= _KNOWN:
+            self._last.clear()
+        self._last[tenant_id, quota] = last
+
+
+def refused(tenant_id: int, quota: str, detail: str) -> None:
+    """Record a refused request, outside of the transaction that was rolled back. Errors are logged
+    and not raised.
+    """
+    now = estimated_now()
+    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
+        return
+    data: QuotaEventData = {"quota": quota, "detail": detail}
+    event = OccurredEvent(
+        types=(EventType.QUOTA_REACHED,),
+        subject=EventSubject(tenant_id=tenant_id, task_name="", queue=""),
+        shown_as=quota,
+        data=data,
+    )
+    capture_once(event, lambda: _is_first(tenant_id, quota, now))
+
+
+def _is_first(tenant_id: int, quota: str, now: datetime) -> bool:
+    """Return whether no event of the last hour exists; the caller then writes one.
+
+    A row that a request has locked is left out: the next refusal finds it free.
+    """
+    row = _locked_quota(tenant_id)
+    if row is None:
+        return False
+    given = row.notified_at.get(quota)
+    last = None if given is None else datetime.fromisoformat(given)
+    if last is not None and abs(now - last) < _PERIOD:
+        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
+        return False
+    notified_at = {**row.notified_at, quota: now.isoformat()}
+    quota_rows().filter(pk=tenant_id).update(notified_at=notified_at)
+    return True
+
+
+def _locked_quota(tenant_id: int) -> TenantQuota | None:
+    rows = quota_rows().filter(pk=tenant_id)
+    if not rows.exists():
+        quota_rows().bulk_create([TenantQuota(tenant_id=tenant_id)], ignore_conflicts=True)
+    return tables.locked_for_change(rows, skip_locked=True).first()
+
+
+# The request rate of tenants in the database.
+
+
+_SKEW = 60_000_000
+"""The largest difference between the times of concurrent requests, in microseconds."""
+
+
+def _rows(tenant_id: int) -> TenantRequestsQuerySet:
+    found: TenantRequestsQuerySet = TenantRequests.objects.using(tables.database())
+    return found.unguarded().filter(pk=tenant_id)
+
+
+def admit_requests(
+    tenant_id: int, rate: RequestRate, now: datetime, requests: int = 1
+) -> RateDecision:
+    """Count a request, or several together, and return whether the rate admits it.
+
+    One conditional UPDATE decides, so that concurrent requests cannot exceed the rate together. A
+    ``free_at`` that is more than a minute beyond the window, which is left from a slower rate or
+    another clock, counts as ``now``. Within this minute it may be from a request that read its
+    ``now`` later and was counted earlier.
+    """
+    at = _microseconds(now)
+    free_at = _moved(tenant_id, rate, at, requests)
+    if free_at is None:
+        TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
+            [TenantRequests(tenant_id=tenant_id)], ignore_conflicts=True
+        )
+        _rows(tenant_id).filter(free_at__gt=at + rate.window + _SKEW).update(free_at=at)
+        free_at = _moved(tenant_id, rate, at, requests)
+    if free_at is not None:
+        return rate.decision(True, free_at - at, requests)
+    refused_until = _rows(tenant_id).values_list("free_at", flat=True).first()
+    ahead = 0 if refused_until is None else refused_until - at
+    return rate.decision(False, ahead, requests)
+
+
+def rate_parameters(rate: RequestRate, now: datetime) -> dict[str, Any]:
+    """Return the parameters of a statement that counts a request.
+
+    ``at`` is ``now`` in microseconds, as ``free_at`` is stored.
+    """
+    return _parameters(rate, _microseconds(now), 1)
+
+
+def _parameters(rate: RequestRate, at: int, requests: int) -> dict[str, Any]:
+    alone = not connections[tables.database()].in_atomic_block
+    interval = rate.taken_by(requests)
+    return {"at": at, "alone": alone, "interval": interval, "window": rate.window}
+
+
+def _microseconds(now: datetime) -> int:
+    return int(now.timestamp() * 1_000_000)
+
+
+def _moved(tenant_id: int, rate: RequestRate, at: int, requests: int) -> int | None:
+    """Count the requests and return the new ``free_at``; None if the rate does not admit it."""
+    sql = statement("request_rate")
+    if sql is not None:
+        rows = tables.read(sql, {"tenant_id": tenant_id, **_parameters(rate, at, requests)})
+        return int(rows[0][0]) if rows else None
+    interval = rate.taken_by(requests)
+    free = Q(free_at__lte=at + rate.window - interval)
+    if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + interval):
+        return None
+    return int(_rows(tenant_id).values_list("free_at", flat=True).get())

@@ -19,18 +19,26 @@ from django_durable_tasks.engine.transitions.batches import (
 )
 from django_durable_tasks.engine.transitions.claims import (
     WAS_READY,
+    BlockedDependent,
+    ClaimedTask,
+    StartedRun,
+    Unstarted,
+    age,
+    change_waiting_limit,
     claim,
     claim_these,
+    claimed_tasks,
     due_tenants,
     locked_pending,
+    make_claimed_wait,
+    make_due_wait,
     messages_for,
     not_published,
+    release_waiting,
+    repair_limit_wait,
     republish,
     return_to_pending,
-)
-from django_durable_tasks.engine.transitions.clock_steps import (
-    move_waits,
-    shorten_republish_waits,
+    started_runs,
 )
 from django_durable_tasks.engine.transitions.dependencies import (
     Released,
@@ -53,8 +61,12 @@ from django_durable_tasks.engine.transitions.endings import (
     cancel,
     expire,
     force_complete,
+    leave_key,
+    leave_marks,
+    move_waits,
     replay,
     request_cancel,
+    shorten_republish_waits,
     skip,
 )
 from django_durable_tasks.engine.transitions.guarded_update import WAITING
@@ -68,26 +80,10 @@ from django_durable_tasks.engine.transitions.inserts import (
     edit,
     name_key,
     release_key,
+    row_at,
     take_key,
+    with_times,
 )
-from django_durable_tasks.engine.transitions.limit_waits import (
-    age,
-    change_waiting_limit,
-    make_claimed_wait,
-    make_due_wait,
-    release_waiting,
-    repair_limit_wait,
-)
-from django_durable_tasks.engine.transitions.requests import leave_key, leave_marks
-from django_durable_tasks.engine.transitions.returned_rows import (
-    BlockedDependent,
-    ClaimedTask,
-    StartedRun,
-    Unstarted,
-    claimed_tasks,
-    started_runs,
-)
-from django_durable_tasks.engine.transitions.row_values import row_at, with_times
 from django_durable_tasks.engine.transitions.runs import (
     Beat,
     NewRun,

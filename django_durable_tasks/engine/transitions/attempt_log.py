@@ -1,7 +1,4 @@
-"""Inserts log entries of attempts and ending events.
-
-The transitions call these functions in their own transaction.
-"""
+"""What transitions record beside the task: attempts, ending events, dead letters and counts."""
 
 from __future__ import annotations
 
@@ -9,14 +6,29 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Q
+from django.db.models import Count, Q
 
 from django_durable_tasks import conf
-from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.endings import Outcome
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.encryption import current_key_id
+from django_durable_tasks.engine.db import tables
+from django_durable_tasks.engine.db.tables import database, tasks
+from django_durable_tasks.models import (
+    DeadLetter,
+    EndingEvent,
+    Task,
+    TaskExecutionLog,
+    UncountedEnding,
+)
+from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import DeadLetterQuerySet
+from django_durable_tasks.rules.states import LogStatus, Resolution, Status
+from django_durable_tasks.rules.tasks.endings import Outcome, fingerprint
+from django_durable_tasks.rules.tasks.task_values import Run
+
+# Inserts log entries of attempts and ending events.
+#
+# The transitions call these functions in their own transaction.
 
 
 def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
@@ -136,3 +148,88 @@ def log_endings(results: Sequence[AttemptResult]) -> None:
 
 def _insert(rows: list[TaskExecutionLog]) -> None:
     TaskExecutionLog.objects.using(conf.settings().DATABASE).unguarded().bulk_create(rows)
+
+
+# Opens and closes dead letters, in the transaction of the transition of their tasks.
+#
+# A FAILED task has exactly one open dead letter. ``open_task`` is unique, so a second one cannot
+# be inserted.
+
+
+def dead_letters() -> DeadLetterQuerySet:
+    """Return all dead letters."""
+    letters: DeadLetterQuerySet = DeadLetter.objects.using(tables.database()).unguarded()
+    return letters
+
+
+def open_dead_letters(results: Sequence[tuple[AttemptResult, str]]) -> None:
+    """Open the dead letter of each task that has failed, with its reason."""
+    dead_letters().bulk_create([_dead_letter(result, reason) for result, reason in results])
+
+
+def _dead_letter(result: AttemptResult, reason: str) -> DeadLetter:
+    task, outcome = result.task, result.outcome
+    return DeadLetter(
+        task_id=task.pk,
+        open_task=task.pk,
+        tenant_id=task.tenant_id,
+        reason=reason,
+        fingerprint=fingerprint(task.name, outcome.error_type, outcome.error),
+        error_message=outcome.error,
+        attempts=task.attempts,
+        args=undecrypted(task, "args"),
+        kwargs=undecrypted(task, "kwargs"),
+        encryption_key=task.encryption_key or current_key_id(),
+        created_at=DatabaseNow(),
+    )
+
+
+def close_dead_letters(
+    letters: DeadLetterQuerySet, resolution: Resolution, *, by: str, reason: str
+) -> int:
+    """Close open dead letters; return how many."""
+    return (
+        letters.open()
+        .order_by()
+        .update(
+            resolved_at=DatabaseNow(),
+            resolution=resolution,
+            resolved_by=by[:200],
+            comment=reason[:500],
+            open_task=None,
+        )
+    )
+
+
+def close_replayed_letters(tasks: Sequence[uuid.UUID], *, by: str, reason: str) -> int:
+    """Close the open dead letters of replayed tasks; return how many."""
+    return close_dead_letters(
+        dead_letters().filter(task_id__in=tasks), Resolution.REPLAYED, by=by, reason=reason
+    )
+
+
+# Records how many tasks ended without an attempt, for the metrics. Attempts have a log entry.
+
+
+LOGGED = frozenset({"force_complete"})
+"""Transitions without a run whose callers insert a log entry, by which they are counted."""
+
+
+def record_uncounted(ids: Sequence[uuid.UUID], status: Status) -> None:
+    """Insert one row for each queue, name and tenant of these tasks; nothing unless METRICS is set.
+
+    Must be called in the transaction of the transition. Tasks whose status is not ``status`` are
+    left out, because the transition did not change them.
+    """
+    if not conf.settings().METRICS:
+        return
+    ended = tasks().filter(pk__in=list(ids), status=status).order_by()
+    groups = ended.values_list("tenant_id", "queue", "name").annotate(number=Count("pk"))
+    UncountedEnding.objects.using(database()).unguarded().bulk_create(
+        [
+            UncountedEnding(
+                tenant_id=tenant_id, queue=queue, name=name, status=status, number=number
+            )
+            for tenant_id, queue, name, number in groups
+        ]
+    )

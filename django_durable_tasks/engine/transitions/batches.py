@@ -16,30 +16,29 @@ from django.db.models import Case, Exists, F, JSONField, Value, When
 from django.db.models.functions import Coalesce
 
 from django_durable_tasks.engine.db.connections import in_transaction
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
-from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
+from django_durable_tasks.engine.notification_events import transaction_of_successes
 from django_durable_tasks.engine.transitions import attempt_log
-from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.claims import StartedRun, started_runs
 from django_durable_tasks.engine.transitions.endings import expire
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     NO_OWNER,
     Pair,
+    announce,
     locked,
     matches_epochs,
     move,
 )
-from django_durable_tasks.engine.transitions.returned_rows import StartedRun, started_runs
+from django_durable_tasks.engine.transitions.inserts import encrypted_result, key_after
 from django_durable_tasks.engine.transitions.runs import start_writes
-from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl
-from django_durable_tasks.models.clock import DatabaseNow, StatementTime
-from django_durable_tasks.models.instants import constant
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 
 _PAGES = 4
 """How many pages of due tasks are read if other processes have locked tasks of the first ones."""

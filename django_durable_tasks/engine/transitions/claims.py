@@ -1,7 +1,10 @@
-"""The transitions before a run (claim, republish, return_to_pending), and their messages."""
+"""The transitions before a run: claim, republish, return, and waits for limits, with their
+messages.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import uuid
@@ -10,37 +13,295 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Case, F, Q, Value, When
-from django.db.models.functions import Coalesce
+from django.db import connections
+from django.db.models import Case, F, Q, SmallIntegerField, Value, When
+from django.db.models.functions import Coalesce, Least
 
-from django_durable_tasks.engine.db.arrays import number_array, text_array
+from django_durable_tasks import conf
 from django_durable_tasks.engine.db.clock import after
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.db.postgresql import number_array, text_array
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import NOW, atomic, first_of_each, read, tasks
-from django_durable_tasks.engine.transitions.change_signals import announce
 from django_durable_tasks.engine.transitions.guarded_update import (
     PAGES,
     Pair,
+    announce,
     first_locked,
     locked,
     matches_epochs,
     move,
 )
-from django_durable_tasks.engine.transitions.limit_waits import release_waiting
-from django_durable_tasks.engine.transitions.returned_rows import (
-    ClaimedTask,
-    claimed_tasks,
-)
-from django_durable_tasks.models import DEFAULT_TENANT_ID
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import NEVER, TaskQuerySet
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.demands import QueueDemand
-from django_durable_tasks.rules.tasks.shards import UNSERVED_AFTER
+from django_durable_tasks.rules.tasks.claims import UNSERVED_AFTER, QueueDemand
+
+# The rows that the statements of claims, starts and releases return, one type per column list.
+#
+# The fields of a type are the columns in the order of the statements in ``db/sql``; the ORM forms
+# read ``_fields``.
+
+
+class ClaimedTask(NamedTuple):
+    """A task to publish; ``waiting_for_limit`` is its value before the claim.
+
+    ``options`` is JSON text or the decoded value, depending on the driver.
+    """
+
+    id: uuid.UUID
+    epoch: int
+    publish_count: int
+    name: str
+    queue: str
+    priority: int
+    options: Any
+    idempotency_key: str | None
+    run_at: datetime
+    expires_at: datetime | None
+    overlap_key: str | None
+    waiting_for_limit: str | None
+    tenant_id: int
+    limit_key: str | None
+    weight: int
+    ready_at: datetime | None
+
+    @property
+    def order(self) -> tuple[int, datetime, int]:
+        """Return the key by which tasks are published: priority, since when it is due, id.
+
+        The id is compared as a number, because UUID compares in Python, which is slow.
+        """
+        return -self.priority, self.ready_at or self.run_at, self.id.int
+
+
+class StartedRun(NamedTuple):
+    """A task whose run has started.
+
+    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
+    may be naive; they are in UTC.
+    """
+
+    id: uuid.UUID
+    name: str
+    queue: str
+    tenant_id: int
+    epoch: int
+    run_id: uuid.UUID
+    attempts: int
+    failures: int
+    crashes: int
+    max_attempts: int
+    args: Any
+    kwargs: Any
+    options: Any
+    idempotency_key: str | None
+    started_at: datetime
+    run_at: datetime
+    workflow_id: uuid.UUID | None
+    has_dependents: bool
+    ready_at: datetime | None
+    queued_at: datetime | None
+    created_at: datetime
+    fire_time: datetime | None
+    recurring_task_id: uuid.UUID | None
+    limit_key: str | None
+
+
+class Unstarted(NamedTuple):
+    """What the row of a task that was not started shows."""
+
+    status: str
+    epoch: int
+    queue: str
+    has_expired: bool
+    is_paused: bool
+
+
+class BlockedDependent(NamedTuple):
+    """A dependent of an ended task, with the unresolved ending events of the ended task."""
+
+    unresolved: int
+    queue: str
+    is_due: bool
+    ending_events: list[int]
+    name: str
+    tenant_id: int
+
+
+def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
+    """Read these tasks for publishing, in the order of the queryset."""
+    return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
+
+
+def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
+    """Read the runs of these tasks, in the order of the queryset."""
+    return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]
+
+
+@functools.cache
+def returning_row() -> str:
+    """Return the clause that makes a statement return the whole row of a task, for ``row_of``."""
+    return f"RETURNING {', '.join(str(field.column) for field in Task._meta.concrete_fields)}"
+
+
+def row_of(values: Sequence[Any]) -> Task:
+    """Return the task of the columns of ``returning_row``, as a query of the ORM would."""
+    alias = conf.settings().DATABASE
+    converted = list(values)
+    for index, convert in _converters():
+        converted[index] = convert(converted[index], None, connections[alias])
+    return Task.from_db(alias, _names(), converted)
+
+
+@functools.cache
+def _names() -> list[str]:
+    return [field.attname for field in Task._meta.concrete_fields]
+
+
+@functools.cache
+def _converters() -> list[tuple[int, Any]]:
+    """Return the indexes of the columns whose fields convert the value of the driver."""
+    found = [getattr(field, "from_db_value", None) for field in Task._meta.concrete_fields]
+    return [(index, convert) for index, convert in enumerate(found) if convert is not None]
+
+
+# Makes tasks that a limit refuses wait, and makes them due again.
+#
+# A task that waits for a limit is PENDING, its ``due_at`` is NEVER, ``ready_at`` is the time since
+# which it is due, and ``waiting_for_limit`` is the scope without capacity. ``engine/limits/``
+# calls these functions. None of them waits for a locked row, except ``make_claimed_wait``, whose
+# rows the caller has locked, and ``repair_limit_wait``.
+
+
+_WAS_DUE: Any = Least(Coalesce("ready_at", NOW), NOW)
+"""Since when a waiting task is due: not its ``run_at``, because a replay, a retry or a task that
+was BLOCKED is due long after it. The clock may have been set back since then.
+"""
+
+
+def make_claimed_wait(
+    scopes: Mapping[uuid.UUID, str], epochs: Mapping[uuid.UUID, int] | None = None
+) -> int:
+    """QUEUED to PENDING for tasks that this process has just claimed: make them wait for these
+    scopes. ``epochs``: only tasks in these epochs, by id.
+    """
+    pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
+    if epochs is not None:
+        pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
+    writes = {
+        # A claim wrote it. A task that was published when it was created or released has none.
+        "ready_at": Coalesce("ready_at", NOW),
+        "due_at": NEVER,
+        "waiting_for_limit": _by_scope(scopes),
+        "node": None,
+        "publish_count": 0,
+    }
+    return move("return_to_pending", pairs, Status.PENDING, **writes)
+
+
+def make_due_wait(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
+    """Make PENDING tasks that are due at ``now`` wait for these scopes; return how many.
+
+    Rows that other transactions have locked are skipped.
+    """
+    if not scopes:
+        return 0
+    with atomic():
+        due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, due_at__lte=now)
+        pairs = locked(due, len(scopes))
+        these = tasks().filter(matches_epochs(pairs), status__standing=[Status.PENDING])
+        # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+        writes = {"ready_at": F("due_at"), "due_at": NEVER, "waiting_for_limit": _by_scope(scopes)}
+        return these.update(**writes, updated_at=NOW) if pairs else 0
+
+
+def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
+    """Make at most ``limit`` waiting tasks due again; return how many.
+
+    ``due_at`` becomes the time since which the task is due. Rows that other transactions
+    have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
+    stays reserved for these tasks.
+    """
+    with atomic():
+        waiting = queryset.filter(
+            status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
+        )
+        pairs = locked(waiting, limit)
+        these = tasks().filter(
+            matches_epochs(pairs),
+            status__standing=[Status.PENDING],
+            waiting_for_limit__isnull=False,
+        )
+        return these.update(due_at=_WAS_DUE, updated_at=NOW) if pairs else 0
+
+
+def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
+    """Change the scopes for which these tasks wait; return how many.
+
+    Rows that other transactions have locked are skipped.
+    """
+    if not scopes:
+        return 0
+    with atomic():
+        waiting = tasks().filter(
+            pk__in=list(scopes),
+            status=Status.PENDING,
+            waiting_for_limit__isnull=False,
+            due_at__gte=NEVER,
+        )
+        pairs = locked(waiting, len(scopes))
+        these = tasks().filter(
+            matches_epochs(pairs),
+            status__standing=[Status.PENDING],
+            waiting_for_limit__isnull=False,
+        )
+        return these.update(waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
+
+
+def repair_limit_wait(queryset: TaskQuerySet) -> int:
+    """Repair inconsistent limit waits; return how many tasks changed.
+
+    PENDING tasks whose ``due_at`` is NEVER, but that wait for no limit or overlap key, become due
+    again. ``waiting_for_limit`` is cleared for tasks that are not PENDING.
+    """
+    with atomic():
+        these = tasks().filter(matches_epochs(locked(queryset)))
+        unnamed = these.filter(
+            status__standing=[Status.PENDING],
+            due_at__gte=NEVER,
+            waiting_for_limit=None,
+            overlap_key=None,
+        )
+        number = unnamed.update(due_at=_WAS_DUE, updated_at=NOW)
+        not_waiting = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
+        return number + not_waiting.update(waiting_for_limit=None, updated_at=NOW)
+
+
+def age(queryset: TaskQuerySet, limit: int) -> int:
+    """Raise the priority of PENDING tasks by one, to at most 9; ``priority_boost`` counts this."""
+    with atomic():
+        pairs = locked(queryset.filter(status=Status.PENDING, priority__lt=9), limit)
+        these = tasks().filter(
+            matches_epochs(pairs), status__standing=[Status.PENDING], priority__lt=9
+        )
+        more = {
+            name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "priority_boost")
+        }
+        return these.update(**more, updated_at=NOW) if pairs else 0
+
+
+def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
+    by_scope: dict[str, list[uuid.UUID]] = {}
+    for task_id, scope in scopes.items():
+        by_scope.setdefault(scope, []).append(task_id)
+    whens = (When(pk__in=ids, then=Value(scope)) for scope, ids in by_scope.items())
+    return Case(*whens, default=None)
+
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 

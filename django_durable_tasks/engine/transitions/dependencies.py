@@ -24,7 +24,7 @@ from django_durable_tasks.engine.db.tables import (
     read,
     tasks,
 )
-from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.claims import BlockedDependent, ClaimedTask
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     IDLE,
@@ -32,15 +32,15 @@ from django_durable_tasks.engine.transitions.guarded_update import (
     PART,
     TRIES,
     Pair,
+    announce,
     locked,
     move,
 )
-from django_durable_tasks.engine.transitions.returned_rows import BlockedDependent, ClaimedTask
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import TRANSITIONS, Status
 
 _DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)

@@ -1,32 +1,182 @@
-"""Locks rows in primary-key order, and writes transitions as guarded UPDATEs.
-
-The other modules of this package call ``locked`` and ``move``.
+"""Locks rows in primary-key order, writes transitions as guarded UPDATEs, and records and
+announces them.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import F, Q
 from django.db.models.lookups import In
 
-from django_durable_tasks import ports
+from django_durable_tasks import conf, ports
 from django_durable_tasks.engine.db.tables import atomic, callers_transaction, database, tasks
+from django_durable_tasks.engine.notification_events import capture_successes, capture_transition
 from django_durable_tasks.engine.transitions.attempt_log import (
+    LOGGED,
     insert_ending_events,
     insert_return_events,
+    record_uncounted,
 )
-from django_durable_tasks.engine.transitions.change_signals import announce
-from django_durable_tasks.engine.transitions.change_tracking import observe, touch
-from django_durable_tasks.engine.transitions.uncounted_endings import LOGGED, record_uncounted
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.signals import tasks_transitioned
+
+# Records which tasks an operation changes, and their status before it.
+#
+# ``engine/workflows/operations.py`` uses this for previews and reports, and ``engine/audit`` for
+# its entries. The transitions call ``touch``, and writers of other columns ``observe``.
+
+
+_MANY = 5_000
+
+
+@dataclass(slots=True)
+class TrackedChanges:
+    """The tasks that were changed.
+
+    ``before``: the status of each task before its first transition. ``latest``: the ids that were
+    added since the reader last cleared it.
+    """
+
+    preview: bool
+    before: dict[uuid.UUID, str] = field(default_factory=dict)
+    latest: set[uuid.UUID] = field(default_factory=set)
+
+
+_watch: ContextVar[TrackedChanges | None] = ContextVar("durable_tasks_watch", default=None)
+
+
+@contextmanager
+def watching(*, preview: bool) -> Iterator[TrackedChanges]:
+    """Record every transition of this thread until the block ends.
+
+    In a preview, and in a block inside one, ``tasks_transitioned`` is not sent.
+    """
+    watch = TrackedChanges(preview=preview or in_preview())
+    token = _watch.set(watch)
+    try:
+        yield watch
+    finally:
+        _watch.reset(token)
+
+
+Observer = Callable[[Sequence[uuid.UUID]], None]
+_observer: ContextVar[Observer | None] = ContextVar("durable_tasks_observer", default=None)
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Call ``observer`` with the ids of locked tasks before each write of the block."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def observe(ids: Sequence[uuid.UUID]) -> None:
+    """Report locked tasks before a write of columns other than the status."""
+    observer = _observer.get()
+    if observer is not None and ids:
+        observer(ids)
+
+
+def touch(ids: Sequence[uuid.UUID]) -> None:
+    """Record the current status of these locked rows if an operation is being recorded.
+
+    Must be called before the transition.
+    """
+    observe(ids)
+    watch = _watch.get()
+    if watch is None:
+        return
+    watch.latest.update(ids)
+    new = [task_id for task_id in ids if task_id not in watch.before]
+    for first in range(0, len(new), _MANY):
+        rows = Task.objects.using(conf.settings().DATABASE).filter(
+            pk__in=new[first : first + _MANY]
+        )
+        watch.before.update(rows.values_list("pk", "status"))
+
+
+def in_preview() -> bool:
+    """Return whether the transitions of this thread are a preview, which sends no signals."""
+    watch = _watch.get()
+    return watch is not None and watch.preview
+
+
+# Records the events of notification settings, and sends ``tasks_transitioned``. No error of either
+# undoes the transition.
+
+
+logger = logging.getLogger("django_durable_tasks.signals")
+
+
+def announce(
+    transition: str, status: Status, task_ids: Sequence[uuid.UUID], succeeded: Sequence[Run] = ()
+) -> None:
+    """Record events, and send the signal in a savepoint. ``succeeded``: the runs whose successes
+    they are.
+
+    If a receiver fails, the writes of the receivers are rolled back, but not the transition.
+    Nothing is sent during a preview.
+    """
+    if not task_ids or in_preview():
+        return
+    if succeeded:
+        capture_successes(succeeded)
+    else:
+        capture_transition(transition, status, task_ids)
+    if not has_receivers():
+        return
+    database = conf.settings().DATABASE
+    connection = connections[database]
+    in_transaction, hooks = connection.in_atomic_block, len(connection.run_on_commit)
+    try:
+        with transaction.atomic(using=database):
+            responses = tasks_transitioned.send_robust(
+                Task, transition=transition, status=status, task_ids=list(task_ids), using=database
+            )
+            # The hooks of receivers become robust: their exceptions must not look like a failure of
+            # the transition, which is committed when they run.
+            registered: list[Any] = connection.run_on_commit
+            registered[hooks:] = [
+                (savepoints, hook, True) for savepoints, hook, *_ in registered[hooks:]
+            ]
+            if any(isinstance(response, Exception) for _, response in responses):
+                transaction.set_rollback(True, using=database)
+    except DatabaseError as error:
+        # Either a receiver caught the error of a statement, after which PostgreSQL requires a
+        # rollback to the savepoint, or its writes violate a deferred constraint.
+        if connection.needs_rollback or (
+            isinstance(error, OperationalError) and not in_transaction
+        ):
+            raise
+        logger.exception(
+            "A receiver of tasks_transitioned failed for %s; its writes were rolled back.",
+            transition,
+        )
+
+
+def has_receivers() -> bool:
+    """Return whether ``tasks_transitioned`` has receivers."""
+    return bool(tasks_transitioned.has_listeners(Task))
+
+
+# The other modules of this package call ``locked`` and ``move``.
+
 
 Pair = tuple[uuid.UUID, int]
 """A row's primary key and epoch."""

@@ -18,24 +18,24 @@ from django_durable_tasks.engine.db.clock import after, aware
 from django_durable_tasks.engine.db.connections import in_transaction
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import atomic, count, database, read, tasks
-from django_durable_tasks.engine.notification_events.capture import transaction_of_successes
+from django_durable_tasks.engine.notification_events import transaction_of_successes
 from django_durable_tasks.engine.transitions import attempt_log
-from django_durable_tasks.engine.transitions.change_signals import announce
+from django_durable_tasks.engine.transitions.claims import StartedRun, Unstarted
 from django_durable_tasks.engine.transitions.guarded_update import (
     CLOSED,
     NO_OWNER,
+    announce,
     locked,
     matches_epochs,
     record_endings,
 )
-from django_durable_tasks.engine.transitions.returned_rows import StartedRun, Unstarted
-from django_durable_tasks.engine.transitions.stored_arguments import encrypted_result, key_after
+from django_durable_tasks.engine.transitions.inserts import encrypted_result, key_after
 from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import TERMINAL, Status
 from django_durable_tasks.rules.tasks.endings import EndingDecision
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 
 
 def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:

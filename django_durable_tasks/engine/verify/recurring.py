@@ -29,7 +29,7 @@ from django_durable_tasks.engine.verify.check import (
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED, FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.verify import Finding, NextRun, Severity, WrongField, wrong_next_run
 

@@ -13,17 +13,7 @@ from typing import Any
 from django.db import Error, IntegrityError
 
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.engine.verify import (
-    dependencies,
-    limits,
-    metrics,
-    nodes,
-    recurring,
-    shards,
-    stuck_tasks,
-    tasks,
-    workflows,
-)
+from django_durable_tasks.engine.verify import installation, recurring, tasks, workflows
 from django_durable_tasks.engine.verify.check import (
     Check,
     Page,
@@ -40,15 +30,15 @@ logger = logging.getLogger("django_durable_tasks.verify")
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
-        *dependencies.CHECKS,
-        *workflows.CHECKS,
-        *tasks.CHECKS,
-        *stuck_tasks.CHECKS,
-        *limits.CHECKS,
+        *workflows.DEPENDENCY_CHECKS,
+        *workflows.WORKFLOW_CHECKS,
+        *tasks.TASK_CHECKS,
+        *tasks.STUCK_TASK_CHECKS,
+        *tasks.LIMIT_CHECKS,
         *recurring.CHECKS,
-        *nodes.CHECKS,
-        *shards.CHECKS,
-        *metrics.CHECKS,
+        *installation.NODE_CHECKS,
+        *installation.SHARD_CHECKS,
+        *installation.METRIC_CHECKS,
     )
 }
 """All checks by name: those of the engine, and those that packages above it add with ``join``."""

@@ -12,10 +12,10 @@ from django_durable_tasks import conf
 from django_durable_tasks.diagrams import Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
-from django_durable_tasks.engine.dependencies.edges import runs
-from django_durable_tasks.engine.workflows.dry_run import in_parts
+from django_durable_tasks.engine.dependencies.edges import workflow_runs
+from django_durable_tasks.engine.workflows.operations import in_parts
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.tasks.masking import masked_text
+from django_durable_tasks.rules.tasks.arguments import masked_text
 
 NEAR = 1_000
 _ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")
@@ -40,7 +40,7 @@ def around(task: Task, most: int = NEAR) -> Diagram:
         frontier = _neighbours(frontier) - seen
         seen |= frontier
         found += sorted(frontier)
-    root = None if task.workflow is None else runs().filter(pk=task.workflow.root).first()
+    root = None if task.workflow is None else workflow_runs().filter(pk=task.workflow.root).first()
     name = task.step or task.name
     return _diagram(
         f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root)
@@ -58,7 +58,9 @@ def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
 
 def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
     """Return the path of names of each run inside this one; equal paths get a number."""
-    rows = list(runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name"))
+    rows = list(
+        workflow_runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name")
+    )
     found, taken, growing = {run.pk: ""}, set(), True
     while growing:
         growing = False

@@ -1,7 +1,5 @@
-"""Extends workflow runs by the tasks that a task function adds, and counts endings until a run
-ends.
-
-How a run starts is in ``start``. Called by ``followups`` and the maintenance job ``count_endings``.
+"""Workflow runs: extended by tasks and followups, ended by counts, cancelled after their
+deadline.
 """
 
 from __future__ import annotations
@@ -9,38 +7,60 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import chain
 
-from django.db.models import F
+from django.db.models import F, Q
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.db.isolation import Isolation, is_outage
-from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, edit, inserts
-from django_durable_tasks.engine.dependencies.edges import runs
-from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
+from django_durable_tasks.engine.db.errors import Isolation, is_outage, retry_on_deadlock
+from django_durable_tasks.engine.dependencies import edges, edit
+from django_durable_tasks.engine.dependencies.edges import (
+    request_cancel_runs,
+    sub_workflows_of,
+    workflow_runs,
+)
+from django_durable_tasks.engine.tasks import attempts, enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
-from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
-from django_durable_tasks.engine.workflows.start import release_without_upstreams, write
+from django_durable_tasks.engine.workflows import start
+from django_durable_tasks.engine.workflows.start import (
+    StartOptions,
+    WorkflowDraft,
+    draft,
+    release_without_upstreams,
+    write,
+)
 from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
 from django_durable_tasks.models import WorkflowRun
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.dependencies import DependencyType, NewEdge, needed
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.masking import shortened
+from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.tasks.arguments import shortened
 from django_durable_tasks.rules.tasks.options import CallOptions
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.plan import (
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import (
     COUNTS,
     DEADLINE,
+    AddedTasks,
+    Builder,
+    FollowUp,
     Plan,
+    Schedule,
     WorkflowStatus,
     verdict,
 )
+
+# Extends workflow runs by the tasks that a task function adds, and counts endings until a run
+# ends.
+#
+# How a run starts is in ``start``. Called by the followups below and the maintenance job
+# ``count_endings``.
+
 
 logger = logging.getLogger("django_durable_tasks.workflows")
 
@@ -74,7 +94,9 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
 
 def _locked_run(run: Run) -> WorkflowRun | None:
     """Lock and return the workflow run of this task, or None."""
-    these = runs().filter(pk=run.workflow_id) if run.workflow_id else runs().none()
+    these = (
+        workflow_runs().filter(pk=run.workflow_id) if run.workflow_id else workflow_runs().none()
+    )
     return these.select_for_update().first()
 
 
@@ -102,8 +124,8 @@ def add_tasks(run: Run, plan: Plan) -> None:
     )
     found = draft(plan, launch, database_now(), inside)
     added = Counter(task.scope for task in plan.tasks)[0]
-    runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=tables.NOW)
-    runs().bulk_create(found.runs[1:])
+    workflow_runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=tables.NOW)
+    workflow_runs().bulk_create(found.runs[1:])
     write(found)
     _block_dependents(run.task_id, found)
     publish_after_commit(release_without_upstreams(found.roots))
@@ -111,7 +133,7 @@ def add_tasks(run: Run, plan: Plan) -> None:
 
 def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
     limit = conf.settings().WORKFLOW_MAX_TASKS
-    existing = sum(runs().filter(root=inside.root).values_list("total", flat=True))
+    existing = sum(workflow_runs().filter(root=inside.root).values_list("total", flat=True))
     if existing + len(plan.tasks) > limit:
         raise WorkflowTooLarge(
             f"The workflow {inside.name!r} has {existing:,} tasks; with {len(plan.tasks):,} more it"
@@ -137,7 +159,7 @@ def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
     below = list(conditions)
     rows = transitions.lock_rows(below) if below else {}
     waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
-    inserts.insert(
+    edges.insert_edges(
         [
             NewEdge(
                 task_id=key,
@@ -190,7 +212,7 @@ def _count_events(found: Iterable[int]) -> int:
         # next ending.
         counted = edges.endings().filter(pk__in=list(found))
         keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
-        locked_runs = list(runs().filter(pk__in=keys).order_by("pk").select_for_update())
+        locked_runs = list(workflow_runs().filter(pk__in=keys).order_by("pk").select_for_update())
         events = list(counted.order_by("pk").select_for_update())
         changes: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
         for event in events:
@@ -253,4 +275,116 @@ def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
         if is_outage(refused):
             raise
         logger.exception("Could not create the callback %s=%s of workflow %s.", kind, name, row.pk)
-        runs().filter(pk=row.pk).update(reason=shortened(f"{kind} was not called: {refused}", 200))
+        workflow_runs().filter(pk=row.pk).update(
+            reason=shortened(f"{kind} was not called: {refused}", 200)
+        )
+
+
+# Cancels workflow runs whose deadline has passed, or that a newer run replaced.
+#
+# First, one UPDATE sets ``cancel_requested_at`` on the run and all runs inside it, so that none of
+# them is extended any more. Then their open tasks are cancelled, or requested to stop, in batches.
+# If the process dies in between, the next batch continues from the flag. The run itself ends when
+# its endings are counted: as FAILED after its deadline, otherwise as CANCELLED. Called by the
+# maintenance job ``end_late_workflows``.
+
+
+_deadlines_isolation = Isolation[uuid.UUID]("workflow")
+
+
+def cancel_late(now: datetime, limit: int) -> int:
+    """Request the cancellation of at most ``limit`` runs whose deadline has passed; return how many
+    runs were flagged.
+
+    A run without open tasks is left alone, because it only has to be counted.
+    """
+    found = list(
+        workflow_runs()
+        .late(now)
+        .exclude(pk__in=_deadlines_isolation.postponed())
+        .order_by("deadline_at")[:limit]
+    )
+    parts = sub_workflows_of(found) if found else {}
+    late = [
+        run.pk for run in found if _open_in([run.pk, *(part.pk for part in parts[run.pk])]).exists()
+    ]
+    return sum(
+        _deadlines_isolation.batch(
+            lambda: request_cancel_runs(workflow_runs().filter(pk__in=late), DEADLINE),
+            lambda: late,
+            lambda key: request_cancel_runs(workflow_runs().filter(pk=key), DEADLINE),
+        )
+    )
+
+
+def _open_in(parts: Iterable[uuid.UUID]) -> TaskQuerySet:
+    return tables.tasks().filter(workflow__in=list(parts), status__in=OPEN)
+
+
+def cancel_called_off(limit: int) -> int:
+    """Cancel at most ``limit`` open tasks of flagged runs, or request RUNNING ones to stop; return
+    how many.
+
+    The oldest tasks come first. They are mostly upstreams, so this stops what would start next.
+    Call it until it returns 0.
+    """
+    flagged = workflow_runs().filter(
+        status=WorkflowStatus.RUNNING, completed_at__isnull=True, cancel_requested_at__isnull=False
+    )
+    reached, reasons = 0, dict(flagged.order_by("pk").values_list("pk", "reason"))
+
+    def cancel(key: uuid.UUID) -> None:
+        nonlocal reached
+        reached += _cancel_in(key, reasons[key], limit - reached) if reached < limit else 0
+
+    _deadlines_isolation.each(reasons, cancel)
+    return reached
+
+
+def _cancel_in(key: uuid.UUID, reason: str, limit: int) -> int:
+    requested = Q(status=Status.RUNNING, cancel_requested_at__isnull=False)
+    batch = list(
+        _open_in([key]).exclude(requested).order_by("pk").values_list("pk", flat=True)[:limit]
+    )
+    if not batch:
+        return 0
+    these = tables.tasks().filter(pk__in=batch)
+    with tables.atomic():
+        return transitions.cancel(these, reason) + transitions.request_cancel(these, reason)
+
+
+# Creates the tasks and workflows that a task function returned, in the transaction that records
+# its success.
+
+
+@retry_on_deadlock
+def succeed(run: Run, result: str | None, worker: str, followups: Sequence[FollowUp] = ()) -> bool:
+    """Record the success with its log row and its follow-up tasks, all or nothing; return False if
+    it was fenced.
+    """
+    if not followups:
+        return attempts.succeed(run, result, worker)
+    plans = [
+        start.planned(followup) if isinstance(followup, Builder) else None for followup in followups
+    ]
+    schedules = enqueue.planned_followups(
+        (followup for followup in followups if isinstance(followup, Schedule)), run.tenant_id
+    )
+    with tables.atomic():
+        for followup, plan in zip(followups, plans, strict=True):
+            if plan is not None:
+                hold(run, plan, grows=isinstance(followup, AddedTasks))
+        accepted = transitions.succeed(run, result, worker)
+        if accepted:
+            enqueue.create_followups(schedules)
+            for followup, plan in zip(followups, plans, strict=True):
+                if plan is not None:
+                    _start(run, followup, plan)
+    return accepted or attempts.succeeded(run)
+
+
+def _start(run: Run, followup: FollowUp, plan: Plan) -> None:
+    if isinstance(followup, AddedTasks):
+        add_tasks(run, plan)
+    else:
+        start.start_after(run, plan)

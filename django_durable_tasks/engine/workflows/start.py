@@ -1,43 +1,226 @@
-"""Starts workflows: in one transaction, or in batches if the workflow is large. A start is complete
-or has no effect.
-
-A large start writes its tasks in transactions of BATCH rows, with the runs in status STARTING and
-every task BLOCKED, so that no task is released or counted. One guarded UPDATE then seals it. Tasks
-without upstreams are released in batches by the starter or, if its process died, by the leader. An
-abandoned start is fenced first (``cancel_requested_at``), so that its starter writes nothing more,
-and then deleted in batches. Inside a caller's transaction every start is a part of that
-transaction.
-"""
+"""Starts workflows: the rows of a plan, in one transaction or in batches."""
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.db import Error, IntegrityError, connections
 from django.db.models import Q
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, registry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.db.publish_on_commit import publish_after_commit
-from django_durable_tasks.engine.dependencies import edges, edit, inserts, resolve
-from django_durable_tasks.engine.dependencies.edges import runs
-from django_durable_tasks.engine.workflows.rows import StartOptions, WorkflowDraft, draft
+from django_durable_tasks.engine.db.commit_hooks import FAST_PATH_MAX, publish_after_commit
+from django_durable_tasks.engine.db.errors import Isolation
+from django_durable_tasks.engine.dependencies import edges, edit, resolve
+from django_durable_tasks.engine.dependencies.edges import workflow_runs
+from django_durable_tasks.engine.tasks.new_task import TaskTemplate, step_template, traced_together
 from django_durable_tasks.exceptions import TransitionRefused, UniqueConflict
-from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, WorkflowRun
+from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id, new_task_ids
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.dependencies import NewEdge
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.dependencies import NewEdge, layers, needed
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.builder import Builder
-from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, WorkflowStatus
+from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.rules.tasks.task_values import NewTask, Run
+from django_durable_tasks.rules.workflows import (
+    Builder,
+    Plan,
+    PlannedEdge,
+    PlannedTask,
+    WorkflowStatus,
+    written,
+)
+
+# Converts a validated plan to unsaved rows with ids: tasks, edges and runs. Writes nothing.
+#
+# Called by ``start`` and ``runs``.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """The start time, key and tenant of a workflow, and the fire time that it belongs to."""
+
+    run_at: datetime | None = None
+    key: str | None = None
+    tenant_id: int = DEFAULT_TENANT_ID
+    priority: int | None = None
+    recurring_task: uuid.UUID | None = None
+    fire_time: datetime | None = None
+
+
+@dataclass(slots=True)
+class WorkflowDraft:
+    """A plan with its ids and unsaved rows.
+
+    ``roots`` are the tasks to release after the insert, ``outside`` the existing upstreams.
+    """
+
+    plan: Plan
+    ids: dict[int, uuid.UUID]
+    runs: list[WorkflowRun]
+    rows: list[NewTask]
+    edges: list[NewEdge]
+    roots: list[uuid.UUID]
+    outside: set[uuid.UUID]
+
+
+def draft(
+    plan: Plan,
+    launch: StartOptions,
+    now: datetime,
+    inside: WorkflowRun | None = None,
+    *,
+    sealed: bool = True,
+) -> WorkflowDraft:
+    """Return the rows of a plan. Raises an error of this package for invalid tasks or arguments.
+
+    With ``inside``, the tasks of scope 0 join that run and no run is created for it. If ``sealed``
+    is False, the runs get the status STARTING, because the plan is written in several transactions.
+    """
+    above = {
+        place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
+        for place, task in enumerate(plan.tasks)
+    }
+    # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
+    # lists show upstreams first.
+    ids = dict[int, uuid.UUID]()
+    for layer in layers(above):
+        ids.update(zip(layer, new_task_ids(len(layer)), strict=True))
+    found = WorkflowDraft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
+    # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
+    # other first tasks are released when everything is written.
+    steps = _Steps(launch, now)
+    upstream_places = {place for places in above.values() for place in places}
+    for place, task in enumerate(plan.tasks):
+        gates = [
+            NewEdge(ids[place], gate=gate, comment=comment[:500]) for gate, comment in task.gates
+        ]
+        upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
+        unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
+        free = not unresolved and sealed and len(found.roots) >= FAST_PATH_MAX
+        new = steps.new_task(task, found, place)._replace(
+            status=Status.PENDING if free else Status.BLOCKED,
+            unresolved=unresolved,
+            join_count=task.needed,
+            has_dependents=place in upstream_places,
+        )
+        found.edges += [*gates, *upstreams]
+        found.rows.append(new)
+        if not unresolved and not free:
+            found.roots.append(ids[place])
+    found.rows[:] = traced_together(found.rows, plan.scopes[0].name)
+    return found
+
+
+def _runs_of(
+    plan: Plan, launch: StartOptions, now: datetime, inside: WorkflowRun | None, sealed: bool
+) -> list[WorkflowRun]:
+    sizes = Counter(task.scope for task in plan.tasks)
+    found: list[WorkflowRun] = []
+    for place, scope in enumerate(plan.scopes):
+        if scope.parent is None and inside is not None:
+            found.append(inside)
+            continue
+        for name in scope.callbacks.values():
+            registry.get(name).check(["the id of the run"], {})
+        run_id = new_task_id()
+        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
+        if isinstance(scope.deadline, float):
+            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
+        outermost = scope.parent is None
+        found.append(
+            WorkflowRun(
+                id=run_id,
+                tenant_id=launch.tenant_id,
+                name=scope.name,
+                released=sealed,
+                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
+                key=launch.key if outermost else None,
+                open_key=launch.key if outermost else None,
+                parent=None if scope.parent is None else found[scope.parent].pk,
+                root=found[0].root if found else run_id,
+                recurring_task=launch.recurring_task,
+                fire_time=launch.fire_time,
+                deadline_at=deadline,
+                callbacks=dict(scope.callbacks),
+                total=sizes[place],
+                sealed_at=now if sealed else None,
+            )
+        )
+    return found
+
+
+class _Steps:
+    """Builds the tasks of a start. Steps of one durable task with the same options share a
+    template, because building it takes longer than building a task.
+    """
+
+    def __init__(self, launch: StartOptions, now: datetime) -> None:
+        self._launch, self._now = launch, now
+        self._last: dict[tuple[str, str, bool], tuple[CallOptions, Registered, TaskTemplate]] = {}
+
+    def new_task(self, task: PlannedTask, found: WorkflowDraft, place: int) -> NewTask:
+        """Return the task of a step; raises DurableTasksError."""
+        known, template = self._template(task)
+        task_id = found.ids[place]
+        if task.refers:
+            args, kwargs = written(list(task.args), found.ids), written(task.kwargs, found.ids)
+            known.check(args, kwargs)
+            new = template.task(args, kwargs, kwargs, task_id)
+        else:
+            new = template.called(task.args, task.kwargs, task_id)
+        return new._replace(workflow_id=found.runs[task.scope].pk, step=task.step[:200])
+
+    def _template(self, task: PlannedTask) -> tuple[Registered, TaskTemplate]:
+        key, given = (task.task, task.on_upstream_failure, task.refers), task.options
+        last = self._last.get(key)
+        # Headers that are equal may be different JSON: 1, 1.0 and true.
+        if last is None or last[0].headers is not given.headers or last[0] != given:
+            known = registry.get(task.task)
+            template = step_template(known, self._options(task), refers=task.refers)
+            last = self._last[key] = (given, known, template)
+        return last[1], last[2]
+
+    def _options(self, task: PlannedTask) -> CallOptions:
+        given = task.options
+        return replace(
+            given,
+            task_id=None,
+            tenant=self._launch.tenant_id,
+            run_at=given.run_at or self._launch.run_at or self._now,
+            priority=self._launch.priority if given.priority is None else given.priority,
+            on_upstream_failure=task.on_upstream_failure,
+        )
+
+
+def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: WorkflowDraft) -> NewEdge:
+    if isinstance(edge.upstream, uuid.UUID):
+        found.outside.add(edge.upstream)
+        upstream = edge.upstream
+    else:
+        upstream = found.ids[edge.upstream]
+    return NewEdge(task_id, upstream, edge.kind, on_upstream_failure=edge.policy)
+
+
+# Starts workflows: in one transaction, or in batches if the workflow is large. A start is complete
+# or has no effect.
+#
+# A large start writes its tasks in transactions of BATCH rows, with the runs in status STARTING
+# and every task BLOCKED, so that no task is released or counted. One guarded UPDATE then seals it.
+# Tasks without upstreams are released in batches by the starter or, if its process died, by the
+# leader. An abandoned start is fenced first (``cancel_requested_at``), so that its starter writes
+# nothing more, and then deleted in batches. Inside a caller's transaction every start is a part of
+# that transaction.
+
 
 logger = logging.getLogger("django_durable_tasks.workflows")
 Progress = Callable[[int, int], object]
@@ -120,12 +303,12 @@ def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) ->
 def _of_key(launch: StartOptions) -> WorkflowRun | None:
     if launch.key is None:
         return None
-    return runs().filter(tenant_id=launch.tenant_id, open_key=launch.key).first()
+    return workflow_runs().filter(tenant_id=launch.tenant_id, open_key=launch.key).first()
 
 
 def _start_at_once(found: WorkflowDraft) -> None:
     with tables.atomic():
-        runs().bulk_create(found.runs)
+        workflow_runs().bulk_create(found.runs)
         write(found)
         publish_after_commit(release_without_upstreams(found.roots))
 
@@ -139,7 +322,7 @@ def write(found: WorkflowDraft) -> None:
     outside = transitions.lock_rows(sorted(found.outside)) if across else {}
     _check_outside(found, across, outside)
     transitions.create_many(found.rows)
-    inserts.insert(within)
+    edges.insert_edges(within)
     if across:
         edit.insert_edges(across, outside)
 
@@ -180,7 +363,7 @@ def _start_in_batches(found: WorkflowDraft, progress: Progress | None) -> None:
     root = found.runs[0]
     within, across = _split_edges(found)
     _check_outside(found, across, tables.tasks().in_bulk(sorted(found.outside)) if across else {})
-    runs().bulk_create(found.runs)
+    workflow_runs().bulk_create(found.runs)
     try:
         _write_in_batches(found, within, progress)
         _seal(found, across)
@@ -211,7 +394,7 @@ def _write_in_batches(
     for first in range(0, len(within), BATCH):
         with tables.atomic():
             _lock_start(root.pk)
-            inserts.insert(within[first : first + BATCH])
+            edges.insert_edges(within[first : first + BATCH])
         _report_progress(root, done + min(first + BATCH, len(within)), total, progress)
 
 
@@ -229,7 +412,7 @@ def _lock_start(root: uuid.UUID) -> None:
 
     Raises TransitionRefused if the start was abandoned.
     """
-    own = runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
+    own = workflow_runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
     if not own.update(updated_at=tables.NOW):
         raise TransitionRefused(
             f"The start of workflow {root} was given up while it was written: it was cancelled, or"
@@ -270,14 +453,14 @@ def release_roots(root: uuid.UUID, limit: int) -> int:
     )
     number = _release(root, free[:limit])
     if not number:
-        runs().filter(root=root, released=False).update(released=True)
+        workflow_runs().filter(root=root, released=False).update(released=True)
     return number
 
 
 def _release(root: uuid.UUID, tasks: TaskQuerySet) -> int:
     with tables.atomic():
         # With the run locked, a requested cancellation prevents any further release.
-        sealed = runs().filter(
+        sealed = workflow_runs().filter(
             pk=root, status=WorkflowStatus.RUNNING, released=False, cancel_requested_at__isnull=True
         )
         if sealed.select_for_update().first() is None:
@@ -288,12 +471,14 @@ def _release(root: uuid.UUID, tasks: TaskQuerySet) -> int:
 
 
 def _tasks_of(root: uuid.UUID) -> TaskQuerySet:
-    parts = list(runs().filter(root=root).values_list("pk", flat=True))
+    parts = list(workflow_runs().filter(root=root).values_list("pk", flat=True))
     return tables.tasks().filter(workflow__in=parts)
 
 
 def _unreleased() -> list[uuid.UUID]:
-    sealed = runs().filter(status=WorkflowStatus.RUNNING, completed_at__isnull=True, released=False)
+    sealed = workflow_runs().filter(
+        status=WorkflowStatus.RUNNING, completed_at__isnull=True, released=False
+    )
     return list(sealed.filter(parent__isnull=True).order_by("pk").values_list("pk", flat=True))
 
 
@@ -309,7 +494,7 @@ def _takes_over(before: WorkflowRun, now: datetime) -> bool:
 def _abandoned(idle_since: datetime) -> list[uuid.UUID]:
     idle = Q(updated_at__lt=idle_since)
     over = (
-        runs()
+        workflow_runs()
         .starting()
         .filter(idle | Q(cancel_requested_at__isnull=False), completed_at__isnull=True)
     )
@@ -321,7 +506,7 @@ def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
 
     Return False if it was sealed, or made progress since ``idle_since``.
     """
-    this = runs().starting().filter(pk=root)
+    this = workflow_runs().starting().filter(pk=root)
     if idle_since is not None:
         this = this.filter(Q(updated_at__lt=idle_since) | Q(cancel_requested_at__isnull=False))
     return bool(this.update(cancel_requested_at=tables.NOW, open_key=None, reason="ABANDONED"))
@@ -335,7 +520,10 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
     """
     with tables.atomic():
         this = (
-            runs().starting().filter(pk=root, cancel_requested_at__isnull=False).select_for_update()
+            workflow_runs()
+            .starting()
+            .filter(pk=root, cancel_requested_at__isnull=False)
+            .select_for_update()
         )
         if this.first() is None:
             return 0
@@ -343,7 +531,7 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
         edges.edges().above(deleted).delete()
         tables.tasks().filter(pk__in=deleted).delete()
         if not deleted:
-            runs().filter(root=root).delete()
+            workflow_runs().filter(root=root).delete()
             logger.warning("The start of workflow %s was abandoned; its tasks were deleted.", root)
     return len(deleted)
 

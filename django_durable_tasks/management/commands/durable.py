@@ -12,42 +12,33 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.engine.audit.actor import acting
-from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
+from django_durable_tasks.engine.audit import acting
+from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.management.durable.api_key_actions import API_KEY
-from django_durable_tasks.management.durable.audit import AUDIT
-from django_durable_tasks.management.durable.calendar_actions import CALENDARS
-from django_durable_tasks.management.durable.check_url import CHECK_URL, SIGNING_SECRET
-from django_durable_tasks.management.durable.dst import DST_REPORT, TZDATA
-from django_durable_tasks.management.durable.edit_actions import EDIT_ACTIONS
-from django_durable_tasks.management.durable.explain import EXPLAIN
-from django_durable_tasks.management.durable.graph import GRAPH
-from django_durable_tasks.management.durable.graph_actions import GRAPH_ACTIONS
-from django_durable_tasks.management.durable.health import HEALTH
-from django_durable_tasks.management.durable.import_beat import IMPORT_BEAT
-from django_durable_tasks.management.durable.limit_actions import LIMIT
-from django_durable_tasks.management.durable.listing import LIST
-from django_durable_tasks.management.durable.notify_actions import NOTIFY
-from django_durable_tasks.management.durable.output import Output
-from django_durable_tasks.management.durable.preview import PREVIEW
-from django_durable_tasks.management.durable.queue_actions import QUEUE_ACTIONS
-from django_durable_tasks.management.durable.quota_actions import QUOTA
-from django_durable_tasks.management.durable.rotate_keys import ROTATE
-from django_durable_tasks.management.durable.schedule_actions import SCHEDULE_ACTIONS
-from django_durable_tasks.management.durable.shadow import SHADOW
-from django_durable_tasks.management.durable.show import SHOW
-from django_durable_tasks.management.durable.simulate import SIMULATE
-from django_durable_tasks.management.durable.staff_actions import STAFF
-from django_durable_tasks.management.durable.status import STATUS
+from django_durable_tasks.management.durable.audit import AUDIT, ROTATE
+from django_durable_tasks.management.durable.beat import IMPORT_BEAT, SHADOW
+from django_durable_tasks.management.durable.fire_times import (
+    DST_REPORT,
+    EXPLAIN,
+    PREVIEW,
+    SIMULATE,
+    TZDATA,
+)
+from django_durable_tasks.management.durable.graph import GRAPH, GRAPH_ACTIONS
+from django_durable_tasks.management.durable.listing import LIST, SHOW
+from django_durable_tasks.management.durable.notify_actions import CHECK_URL, NOTIFY, SIGNING_SECRET
+from django_durable_tasks.management.durable.queue_actions import LIMIT, QUEUE_ACTIONS
+from django_durable_tasks.management.durable.recurring import CALENDARS, SCHEDULE_ACTIONS, SYNC
+from django_durable_tasks.management.durable.status import HEALTH, STATUS
 from django_durable_tasks.management.durable.subcommand import (
     EXIT_CODES,
     REFUSED,
     UNHEALTHY,
+    Output,
     operator,
 )
-from django_durable_tasks.management.durable.sync import SYNC
-from django_durable_tasks.management.durable.task_actions import TASK_ACTIONS
+from django_durable_tasks.management.durable.task_actions import EDIT_ACTIONS, TASK_ACTIONS
+from django_durable_tasks.management.durable.tenant_actions import API_KEY, QUOTA, STAFF
 from django_durable_tasks.management.durable.verify import VERIFY
 from django_durable_tasks.rules.audit import AuditSource
 

@@ -14,13 +14,13 @@ from django.db import Error, connections
 from django.utils.module_loading import import_string
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index import redis
 from django_durable_tasks.engine.db.connections import name_connections
-from django_durable_tasks.engine.db.outages import is_unmigrated, reason_of
+from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
 from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.management.durable.sync import load
-from django_durable_tasks.rules.tasks.shards import SHARDS, parse_shards
+from django_durable_tasks.management.durable.recurring import load_declarations
+from django_durable_tasks.rules.tasks.claims import SHARDS, parse_shards
 from django_durable_tasks.scheduler.loop import Scheduler
 
 # Threshold of the first generation of the garbage collector. A tick creates thousands of objects
@@ -29,7 +29,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 # of the tick.
 _COLLECT_AFTER = 10_000
 _PORT_MAX = 65_535
-_METRICS_SERVER = "django_durable_tasks.metrics.server.MetricsServer"
+_METRICS_SERVER = "django_durable_tasks.metrics.exposition.MetricsServer"
 """Imported on use, because it needs the extra [metrics]."""
 
 
@@ -95,7 +95,7 @@ class Command(BaseCommand):
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
         if options["redis"]:
-            redis_client.use_url(options["redis"])
+            redis.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         name_connections(f"scheduler {scheduler.name}")
         if options["once"]:
@@ -142,7 +142,7 @@ class Command(BaseCommand):
         prevent the start of the scheduler.
         """
         try:
-            load()
+            load_declarations()
             warning = sync.waiting(sync.diff())
         except (DurableTasksError, Error) as error:
             reason = reason_of(error) if is_unmigrated(error) else error

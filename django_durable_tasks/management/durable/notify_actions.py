@@ -1,6 +1,4 @@
-"""``durable notify``: list the notification settings, or send a test message and report what
-happened to it.
-"""
+"""``durable notify``, ``durable check-url`` and ``durable signing-secret``."""
 
 from __future__ import annotations
 
@@ -12,21 +10,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.notifications import deliveries
-from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.management.durable.operation_arguments import add_operations
-from django_durable_tasks.management.durable.output import Output, table
+from django_durable_tasks.engine import notifications
+from django_durable_tasks.exceptions import EncryptionError, InvalidTarget
+from django_durable_tasks.management.durable.arguments import add_operations
 from django_durable_tasks.management.durable.subcommand import (
     OK,
     UNHEALTHY,
     Options,
+    Output,
     Subcommand,
     by_and_reason,
     refuse,
+    table,
 )
-from django_durable_tasks.models import NotificationSetting, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, NotificationSetting, Tenant
+from django_durable_tasks.operations import tenants
 from django_durable_tasks.operations.notification_settings import TEST
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.targets.addresses import parsed_url
+from django_durable_tasks.targets import http
+from django_durable_tasks.targets.http import Deadline, LookupFailed
+
+# ``durable notify``: list the notification settings, or send a test message and report what
+# happened to it.
+
 
 _COLUMNS = ("name", "tenant", "enabled", "events", "delivery_type", "to", "last_delivery", "at")
 _SHOWN = 1_000
@@ -99,7 +106,7 @@ def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
     """Return the result of the task, or its present state after this time."""
     deadline = time.monotonic() + seconds
     while True:
-        row: Mapping[str, Any] = deliveries.shown_result(task_id) or {}
+        row: Mapping[str, Any] = notifications.shown_result(task_id) or {}
         status, tried = row.get("status", "DELETED"), row.get("attempts", 0) > 0
         done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
         if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
@@ -143,4 +150,84 @@ NOTIFY = Subcommand(
     examples=("notify list", "notify test ops", "notify test invoices --tenant acme --wait 10"),
     arguments=_arguments,
     run=notify,
+)
+
+
+# ``durable check-url``: whether an HTTP callback to a URL would be sent. ``durable
+# signing-secret``: the secrets of its endpoint.
+
+
+_LOOKUP_TIMEOUT = 10.0
+
+
+def _check_url_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL")
+
+
+def run(options: Options, out: Output) -> int:
+    """Parse the URL, resolve its host and check each address. No request is sent."""
+    rows: list[dict[str, object]] = []
+    reason = ""
+    try:
+        url = parsed_url(options["url"])
+        http.policy().check_port(url)
+        found = http.client(DEFAULT_TENANT_ID).verdicts(url, Deadline(_LOOKUP_TIMEOUT))
+    except (InvalidTarget, LookupFailed) as error:
+        reason = str(error)
+    else:
+        rows = [{"address": str(one), "refused": why or ""} for one, why in found.items()]
+        if any(why is not None for why in found.values()):
+            reason = "An address of the host is refused. HTTP_ALLOW can allow it."
+    text = f"REFUSED: {reason}" if reason else "allowed"
+    if rows:
+        text = f"{text}\n{table(('address', 'refused'), rows)}"
+    out.emit({"allowed": not reason, "reason": reason, "addresses": rows}, text)
+    return UNHEALTHY if reason else OK
+
+
+def _secret_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL")
+    parser.add_argument("--tenant", metavar="SLUG", help="the tenant of the callbacks")
+    parser.add_argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks")
+
+
+def show_secrets(options: Options, out: Output) -> int:
+    """Print the secrets of an endpoint, the current one first."""
+    tenant_id = DEFAULT_TENANT_ID
+    if options["tenant"]:
+        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        if tenant is None:
+            refuse(f"No tenant has the slug {options['tenant']!r}.")
+        tenant_id = tenant.pk
+    url, endpoint = options["url"], options["endpoint"] or None
+    # An operator may read the secrets of notification settings too, by their names.
+    found = tenants.secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
+    if not found:
+        refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
+    out.emit({"secrets": found}, "\n".join(found))
+    return OK
+
+
+CHECK_URL = Subcommand(
+    name="check-url",
+    summary=(
+        "check whether an HTTP callback to a URL would be sent, with the reason for each address of"
+        " its host; exit with 1 if it would be refused"
+    ),
+    examples=("check-url https://hooks.example.com/orders",),
+    arguments=_check_url_arguments,
+    run=run,
+)
+SIGNING_SECRET = Subcommand(
+    name="signing-secret",
+    summary=(
+        "print the secrets with which the HTTP callbacks to an endpoint are signed, to be given to"
+        " the receiver"
+    ),
+    examples=(
+        "signing-secret https://hooks.example.com/orders",
+        "signing-secret https://hooks.example.com --tenant acme --endpoint orders",
+    ),
+    arguments=_secret_arguments,
+    run=show_secrets,
 )

@@ -1,26 +1,29 @@
-"""``pause``, ``resume``, ``republish`` and ``prune``."""
+"""``pause``, ``resume``, ``republish``, ``prune`` and ``limit``."""
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import ArgumentParser
 
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.management.durable.operation_arguments import add_operations, values
-from django_durable_tasks.management.durable.output import Output, plain
+from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.management.durable.arguments import add_operations, tasks, values
 from django_durable_tasks.management.durable.recurring import add_tenant, named
-from django_durable_tasks.management.durable.selectors import tasks
 from django_durable_tasks.management.durable.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
+    Output,
     Subcommand,
     by_and_reason,
+    plain,
     refuse,
+    table,
 )
-from django_durable_tasks.operations import maintenance, schedules
-from django_durable_tasks.operations import queues as queue_operations
+from django_durable_tasks.operations import limits, maintenance, schedules
 
 
 def pause(options: Options, out: Output) -> int:
@@ -31,7 +34,7 @@ def pause(options: Options, out: Output) -> int:
         refuse("--until and --tenant need --recurring.")
     name = options["queue"]
     known = {depth.queue for depth in queues.depths(database_now())}
-    outcome = queue_operations.PAUSE.perform(name, **by_and_reason(options))
+    outcome = limits.PAUSE.perform(name, **by_and_reason(options))
     if name not in known:
         out.note(f"No task waits in queue {name!r} and no worker consumes it. It is paused anyway.")
     shown = {"command": "pause", "queue": name, "paused": True, "reason": options["reason"]}
@@ -46,7 +49,7 @@ def resume(options: Options, out: Output) -> int:
     if options["run_missed"] or options["pace"] is not None or options["tenant"] is not None:
         refuse("--run-missed, --pace and --tenant need --recurring.")
     name = options["queue"]
-    outcome = queue_operations.RESUME.perform(name, **by_and_reason(options))
+    outcome = limits.RESUME.perform(name, **by_and_reason(options))
     resumed = bool(outcome.changed)
     out.emit({"command": "resume", "queue": name, "resumed": resumed}, outcome.message)
     return OK if resumed else REFUSED
@@ -163,8 +166,8 @@ def _prune_arguments(parser: ArgumentParser) -> None:
     add_operations(parser, maintenance.PRUNE)
 
 
-_PAUSE = (queue_operations.PAUSE, schedules.PAUSE)
-_RESUME = (queue_operations.RESUME, schedules.RESUME)
+_PAUSE = (limits.PAUSE, schedules.PAUSE)
+_RESUME = (limits.RESUME, schedules.RESUME)
 QUEUE_ACTIONS = (
     Subcommand(
         name="pause",
@@ -201,4 +204,71 @@ QUEUE_ACTIONS = (
         arguments=_prune_arguments,
         run=prune,
     ),
+)
+
+
+_COLUMNS = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "waiting")
+
+
+def limit(options: Options, out: Output) -> int:
+    """List the limits, set one, or remove one."""
+    inspect.load_tasks()
+    return {"list": _list, "set": _set, "remove": _remove}[options["action"]](options, out)
+
+
+def _list(options: Options, out: Output) -> int:
+    rows = [dataclasses.asdict(standing) for standing in operator_limits.limit_usages()]
+    out.emit(rows, table(_COLUMNS, rows, "nothing is limited"))
+    return OK
+
+
+def _set(options: Options, out: Output) -> int:
+    scope, fields = _scope(options), values(options, limits.SET)
+    outcome = limits.SET.perform(scope, **by_and_reason(options), **fields)
+    shown = {"command": "limit", "scope": scope, **fields, "reason": options["reason"]}
+    out.emit(shown, outcome.message)
+    return OK
+
+
+def _remove(options: Options, out: Output) -> int:
+    scope = _scope(options)
+    outcome = limits.REMOVE.perform(scope, **by_and_reason(options))
+    removed = bool(outcome.changed)
+    out.emit({"command": "limit", "scope": scope, "removed": removed}, outcome.message)
+    return OK if removed else REFUSED
+
+
+def _scope(options: Options) -> str:
+    scope: str | None = options["scope"]
+    if scope is None:
+        refuse("Name the scope: global, queue:<name>, task:<name>, tenant:<id> or key:<text>.")
+    return scope
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "set", "remove"), help="What to do.")
+    parser.add_argument(
+        "scope",
+        metavar="SCOPE",
+        nargs="?",
+        help="global, queue:NAME, task:NAME, tenant:ID or key:TEXT.",
+    )
+    add_operations(parser, *limits.LIMIT_OPERATIONS)
+
+
+LIMIT = Subcommand(
+    name="limit",
+    summary="or list the limits",
+    operations=limits.LIMIT_OPERATIONS,
+    examples=(
+        "limit list",
+        (
+            "limit set queue:mail --max-concurrency 5 --rate 100/m --reason 'the provider asked"
+            " for it'"
+        ),
+        "limit set task:shop.tasks.charge --max-concurrency 0",
+        "limit remove queue:mail",
+    ),
+    arguments=_arguments,
+    run=limit,
 )

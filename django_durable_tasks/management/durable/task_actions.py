@@ -1,4 +1,4 @@
-"""``cancel``, ``retry``, ``replay``, ``discard`` and ``force-complete``."""
+"""Operations on tasks: cancel, retry, replay, discard, force-complete, reschedule and edit."""
 
 from __future__ import annotations
 
@@ -7,45 +7,38 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.management.durable.bulk import (
+from django_durable_tasks.management.durable.arguments import (
     BulkChange,
+    add_filters,
     add_ids,
     add_limit,
+    add_operations,
     carry_out,
-    left_unchanged,
-    letter_rows,
-    task_ids,
-    task_rows,
-)
-from django_durable_tasks.management.durable.graph_output import (
-    operate,
-    operate_on,
-    run_of,
-    task_of,
-)
-from django_durable_tasks.management.durable.operation_arguments import add_operations
-from django_durable_tasks.management.durable.output import Output
-from django_durable_tasks.management.durable.selectors import (
-    add_filters,
     check_selected,
     dead_letters,
     has_filter,
+    left_unchanged,
+    letter_rows,
     narrowed,
     narrowed_letters,
     task_id,
+    task_ids,
+    task_rows,
     tasks,
 )
+from django_durable_tasks.management.durable.graph import operate, operate_on, run_of, task_of
 from django_durable_tasks.management.durable.subcommand import (
     Options,
+    Output,
     Subcommand,
     by_and_reason,
     refuse,
 )
-from django_durable_tasks.models.task_queries import TaskQuerySet
-from django_durable_tasks.operations import dead_letters as letter_operations
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import tasks as task_operations
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult
+from django_durable_tasks.operations.tasks import EDIT, RESCHEDULE
 from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
@@ -150,7 +143,7 @@ def _edited(options: Options) -> dict[str, Any]:
 def discard(options: Options, out: Output) -> int:
     """Close dead letters without replaying their tasks."""
     check_selected(options)
-    operation = letter_operations.DISCARD
+    operation = task_operations.DISCARD
 
     def act(ids: list[Any]) -> OperationResult:
         return operation.perform(dead_letters().filter(pk__in=ids), **by_and_reason(options))
@@ -225,7 +218,7 @@ def _discard_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, letters=True)
     add_filters(parser, *_LETTER_FILTERS)
     add_limit(parser)
-    add_operations(parser, letter_operations.DISCARD)
+    add_operations(parser, task_operations.DISCARD)
 
 
 def _force_complete_arguments(parser: ArgumentParser) -> None:
@@ -236,7 +229,7 @@ def _force_complete_arguments(parser: ArgumentParser) -> None:
 _CANCEL = (task_operations.CANCEL, workflows.CANCEL, workflows.CANCEL_BRANCH)
 _REPLAY = (
     task_operations.REPLAY,
-    letter_operations.REPLAY,
+    task_operations.REPLAY_LETTERS,
     task_operations.REPLAY_EDITED,
     workflows.REPLAY,
     workflows.REPLAY_FROM,
@@ -282,7 +275,7 @@ TASK_ACTIONS = (
     ),
     Subcommand(
         name="discard",
-        operations=(letter_operations.DISCARD,),
+        operations=(task_operations.DISCARD,),
         examples=(
             "discard 17 --reason 'refunded by hand'",
             "discard --queue mail --reason 'old' --limit 100 --yes",
@@ -299,5 +292,63 @@ TASK_ACTIONS = (
         ),
         arguments=_force_complete_arguments,
         run=force_complete,
+    ),
+)
+
+
+# ``reschedule`` and ``edit``: changes of tasks that have not started.
+
+
+def reschedule(options: Options, out: Output) -> int:
+    """Move tasks that have not started to another time."""
+    check_selected(options)
+    eligible = tasks().filter(RESCHEDULE.applies_to)
+    change = change_of(RESCHEDULE, options, eligible, run_at=options["run_at"])
+    return carry_out(change, options, out)
+
+
+def edit(options: Options, out: Output) -> int:
+    """Edit one task that has not started."""
+    if len(options["ids"]) != 1:
+        refuse("edit changes one task: name it by its id.")
+    reserved = {"args": "new_args", "kwargs": "new_kwargs"}
+    changes = {field.name: options[reserved.get(field.name, field.name)] for field in EDIT.fields}
+    if not any(value is not None for value in changes.values()):
+        refuse("Give what to change, for example --priority 9.")
+    inspect.load_tasks()
+    eligible = tasks().filter(EDIT.applies_to)
+    return carry_out(change_of(EDIT, options, eligible, **changes), options, out)
+
+
+def _reschedule_arguments(parser: ArgumentParser) -> None:
+    add_ids(parser)
+    add_filters(parser, *FILTERS)
+    add_limit(parser)
+    add_operations(parser, RESCHEDULE)
+
+
+def _edit_arguments(parser: ArgumentParser) -> None:
+    add_ids(parser)
+    parser.set_defaults(limit=None)
+    add_operations(parser, EDIT)
+
+
+EDIT_ACTIONS = (
+    Subcommand(
+        name="reschedule",
+        operations=(RESCHEDULE,),
+        examples=(
+            f"reschedule {_ID} --run-at 2026-12-01T06:00:00Z",
+            "reschedule --queue mail --run-at 2026-12-01T06:00:00Z --dry-run",
+        ),
+        arguments=_reschedule_arguments,
+        run=reschedule,
+    ),
+    Subcommand(
+        name="edit",
+        operations=(EDIT,),
+        examples=(f"edit {_ID} --priority 9 --reason 'the customer waits'",),
+        arguments=_edit_arguments,
+        run=edit,
     ),
 )

@@ -12,17 +12,18 @@ from typing import Any
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
-from django_durable_tasks.management.durable.operation_arguments import add_operations
-from django_durable_tasks.management.durable.output import Output, clean, table
-from django_durable_tasks.management.durable.selectors import count
+from django_durable_tasks.management.durable.arguments import add_operations, count
 from django_durable_tasks.management.durable.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
+    Output,
     Subcommand,
     by_and_reason,
+    clean,
     refuse,
+    table,
 )
 from django_durable_tasks.operations.maintenance import REPAIR
 from django_durable_tasks.rules.verify import Finding

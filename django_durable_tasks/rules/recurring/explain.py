@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
-from django_durable_tasks.rules.recurring.overlaps import RUN
-from django_durable_tasks.rules.recurring.policies import QUARANTINED, FireOutcome, RecurringStatus
+from django_durable_tasks.rules.recurring.misfires import (
+    QUARANTINED,
+    RUN,
+    FireOutcome,
+    RecurringStatus,
+)
 from django_durable_tasks.rules.tasks.explanations import ago
 
 

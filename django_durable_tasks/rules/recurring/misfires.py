@@ -1,19 +1,111 @@
-"""Which fire times since the watermark run, and which are recorded as missed. The work is bounded.
-
-A fire within the grace period is late, not missed (as with Quartz's misfireThreshold). An older one
-is missed, and the policy decides about it. A range of missed fires is one ledger entry, independent
-of their number.
-"""
+"""What happens at a fire time that is late, missed, crowded, overlapping or backfilled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from hashlib import blake2b
 from itertools import islice
 
-from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
-from django_durable_tasks.rules.recurring.policies import CatchUp, CatchUpOrder
+from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, SkippedRange
+from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.workflows import OPEN_RUN
+
+# Statuses of recurring tasks, outcomes of fire times, and the policies for misfires and overlaps.
+
+
+class RecurringStatus(StrEnum):
+    """The status of a recurring task."""
+
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    CANCELLED = "CANCELLED"
+
+
+class CatchUp(StrEnum):
+    """The policy for fire times that were detected too late (misfires)."""
+
+    RUN_ALL_MISSED = "RUN_ALL_MISSED"
+    RUN_ONE_NOW = "RUN_ONE_NOW"
+    SKIP_MISSED = "SKIP_MISSED"
+
+
+class CatchUpOrder(StrEnum):
+    """Which of the missed fire times runs first."""
+
+    OLDEST = "OLDEST"
+    NEWEST = "NEWEST"
+
+
+class Overlap(StrEnum):
+    """The policy for a fire time while a run of an earlier one is open."""
+
+    ALLOW = "ALLOW"
+    SKIP = "SKIP"
+    QUEUE_ONE = "QUEUE_ONE"
+    QUEUE_ALL = "QUEUE_ALL"
+    CANCEL_RUNNING = "CANCEL_RUNNING"
+    REPLACE_PENDING = "REPLACE_PENDING"
+
+
+class FireOutcome(StrEnum):
+    """The outcome of a fire time in the ledger."""
+
+    DISPATCHED = "DISPATCHED"
+    ROLLED = "ROLLED"
+    MANUAL = "MANUAL"
+    SKIPPED_OVERLAP = "SKIPPED_OVERLAP"
+    SKIPPED_CALENDAR = "SKIPPED_CALENDAR"
+    SKIPPED_QUOTA = "SKIPPED_QUOTA"
+    MISSED = "MISSED"
+    EXPIRED = "EXPIRED"
+    PAUSED = "PAUSED"
+    OVERRIDDEN = "OVERRIDDEN"
+    FAILED_TO_CREATE = "FAILED_TO_CREATE"
+
+
+QUARANTINED = "QUARANTINED"
+"""The status reason of a schedule that could not be triggered; the row also contains the error."""
+MAX_RUNS = "MAX_RUNS"
+ENDED = "ENDED"
+"""The status reasons of a schedule that ended because of its own bounds."""
+
+
+# Distributes fires that would start at the same time. The delay is a hash of schedule and fire
+# time, so it is reproducible.
+
+
+_WHOLE = 2**64
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def effective(
+    planned: PlannedRun, next_at: datetime | None, seed: str, seconds: float, percent: float
+) -> datetime:
+    """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the time to
+    the next fire.
+
+    The result is always before the next fire, as in Temporal. Without a next fire, ``percent`` has
+    no effect.
+    """
+    way = None if next_at is None else next_at - planned.at
+    span = timedelta(seconds=seconds) if seconds or way is None else way * (percent / 100)
+    if way is not None:
+        span = min(span, max(way - _MILLISECOND, timedelta()))
+    seed_bytes = f"{seed}|{planned.nominal.astimezone(UTC).isoformat()}".encode()
+    share = int.from_bytes(blake2b(seed_bytes, digest_size=8).digest(), "big") / _WHOLE
+    return planned.at + span * share
+
+
+# Which fire times since the watermark run, and which are recorded as missed. The work is bounded.
+#
+# A fire within the grace period is late, not missed (as with Quartz's misfireThreshold). An older
+# one is missed, and the policy decides about it. A range of missed fires is one ledger entry,
+# independent of their number.
+
 
 AT_ONCE = 1_000
 """The maximum number of fires of one schedule per decision; the next tick continues."""
@@ -187,3 +279,199 @@ def _left_out(
         reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
         found.append(_range(agenda, begin, _last(agenda, kept.at), oldest, reason))
     return found
+
+
+# What happens at a fire time while tasks with the same overlap key are open. The decision precedes
+# all writes.
+
+
+RUN = "workflow run"
+"""The name of an open workflow run in the reasons of ledger entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An open task with an overlap key: whether it runs, and whether it waits for another one.
+
+    ``workflow``: it is the open run of a workflow that a task with the key started; ``task_id`` is
+    then the id of the run.
+    """
+
+    task_id: uuid.UUID
+    running: bool = False
+    held: bool = False
+    workflow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapDecision:
+    """Whether the fire runs, whether it waits until the key is free, and which tasks are cancelled
+    for it.
+    """
+
+    runs: bool
+    held: bool = False
+    blocked_by: uuid.UUID | None = None
+    replaces: tuple[uuid.UUID, ...] = ()
+
+
+def named(opened: Sequence[Open], key: uuid.UUID) -> str:
+    """Return the name of the blocking task or run for the ledger."""
+    return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
+
+
+def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> OverlapDecision:
+    """Return the decision of this policy on one fire.
+
+    A fire that is caught up under RUN_ALL_MISSED waits also with SKIP, because that policy requires
+    all runs.
+    """
+    if overlap == Overlap.ALLOW or not opened:
+        return OverlapDecision(runs=True)
+    waits = OverlapDecision(runs=True, held=True, blocked_by=opened[0].task_id)
+    refused = OverlapDecision(runs=False, blocked_by=opened[0].task_id)
+    if overlap == Overlap.SKIP:
+        return waits if caught_up else refused
+    if overlap == Overlap.QUEUE_ALL:
+        return waits
+    if overlap == Overlap.QUEUE_ONE:
+        return refused if any(task.held for task in opened) and not caught_up else waits
+    return _displace(overlap, opened, waits)
+
+
+def _displace(overlap: Overlap, opened: Sequence[Open], waits: OverlapDecision) -> OverlapDecision:
+    """CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
+    waits for those that still run.
+    """
+    running = [task for task in opened if task.running]
+    displaced = (
+        opened
+        if overlap == Overlap.CANCEL_RUNNING
+        else [task for task in opened if not task.running]
+    )
+    return OverlapDecision(
+        runs=True,
+        held=bool(running),
+        blocked_by=running[0].task_id if running else None,
+        replaces=tuple(task.task_id for task in displaced),
+    )
+
+
+# What a backfill does with each fire time of its range: create a task, replay the existing one, or
+# leave it unchanged.
+
+
+class Reprocess(StrEnum):
+    """Which tasks of the range run again: none, the failed ones, or all that have ended (as in
+    Airflow).
+    """
+
+    NONE = "NONE"
+    FAILED = "FAILED"
+    ALL = "ALL"
+
+
+class BackfillAction(StrEnum):
+    """The action for a fire time."""
+
+    CREATED = "CREATED"
+    REPLAYED = "REPLAYED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFire:
+    """The ledger entry of a fire time: outcome and task. An empty ``status`` means that the task
+    was pruned.
+
+    ``run`` is the workflow run that the task started, with its status.
+    """
+
+    outcome: str
+    task_id: uuid.UUID | None = None
+    status: str = ""
+    run: tuple[uuid.UUID, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillStep:
+    """The action for one fire time (UTC), its reason, and the task that it changes."""
+
+    fire_time: datetime
+    action: BackfillAction
+    why: str
+    task_id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillReport:
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
+
+    ``remark`` explains why the range, or a part of it, has no fire time.
+    """
+
+    start: datetime
+    end: datetime
+    dry_run: bool
+    steps: tuple[BackfillStep, ...]
+    remark: str = ""
+
+    def of(self, action: BackfillAction) -> tuple[BackfillStep, ...]:
+        """Return the steps of this kind."""
+        return tuple(step for step in self.steps if step.action == action)
+
+    @property
+    def created(self) -> int:
+        """How many fire times got a new task."""
+        return len(self.of(BackfillAction.CREATED))
+
+    @property
+    def replayed(self) -> int:
+        """How many tasks run again."""
+        return len(self.of(BackfillAction.REPLAYED))
+
+    @property
+    def left(self) -> int:
+        """How many fire times are left unchanged."""
+        return len(self.of(BackfillAction.UNCHANGED))
+
+
+def step(
+    fire_time: datetime,
+    closed: SkippedRange | None,
+    entry: RecordedFire | None,
+    reprocess: Reprocess,
+) -> BackfillStep:
+    """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
+    run it.
+    """
+    if entry is None or entry.task_id is None:
+        if closed is not None:
+            return BackfillStep(fire_time, BackfillAction.UNCHANGED, closed.reason)
+        return BackfillStep(
+            fire_time, BackfillAction.CREATED, f"was {entry.outcome}" if entry else "had no run"
+        )
+    if not entry.status:
+        return BackfillStep(
+            fire_time, BackfillAction.UNCHANGED, "it ran; its task is no longer kept", entry.task_id
+        )
+    if entry.run is not None and (entry.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
+        return BackfillStep(
+            fire_time,
+            BackfillAction.UNCHANGED,
+            f"its workflow run {entry.run[0]} is {entry.run[1]}",
+            entry.task_id,
+        )
+    if _again(entry.status, reprocess):
+        return BackfillStep(
+            fire_time, BackfillAction.REPLAYED, f"was {entry.status}", entry.task_id
+        )
+    return BackfillStep(
+        fire_time, BackfillAction.UNCHANGED, f"its task is {entry.status}", entry.task_id
+    )
+
+
+def _again(status: str, reprocess: Reprocess) -> bool:
+    if reprocess == Reprocess.FAILED:
+        return status == Status.FAILED
+    return reprocess == Reprocess.ALL and status not in OPEN

@@ -1,14 +1,22 @@
-"""The table of addresses that requests to outside servers may reach.
-
-The table is our own, because ``ipaddress.is_global`` differs between Python versions and accepts
-addresses that lead into private networks: 6to4, IPv4-compatible and site-local addresses, and the
-metadata addresses of some clouds. IPv6 is closed by default: only allocated global unicast space
-is accepted.
-"""
+"""Which URLs, hosts, ports and addresses requests to outside servers may reach."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import quote
+
+from django_durable_tasks.exceptions import InvalidTarget
+
+# The table of addresses that requests to outside servers may reach.
+#
+# The table is our own, because ``ipaddress.is_global`` differs between Python versions and accepts
+# addresses that lead into private networks: 6to4, IPv4-compatible and site-local addresses, and
+# the metadata addresses of some clouds. IPv6 is closed by default: only allocated global unicast
+# space is accepted.
+
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -112,3 +120,256 @@ def parsed_address(text: str) -> Address | None:
     except ValueError:
         return None
     return None if isinstance(address, IPv6Address) and address.scope_id is not None else address
+
+
+# Parses the URL of an outside server, strictly: two programs must not read it differently.
+#
+# The text is split here, by characters, and the parts are given to the client as values. No other
+# parser reads the URL afterwards.
+
+
+URL_MAX = 2_048
+_PORTS = {"http": 80, "https": 443}
+# Bits. The smallest network that providers assign to a customer.
+_IPV6_PREFIX = 64
+# Suffixes of registries below which everybody can register a domain.
+# fmt: off
+_SHARED_SUFFIXES = frozenset(
+    {
+        "ac.jp", "ac.uk", "co.id", "co.il", "co.in", "co.jp", "co.ke", "co.kr", "co.nz",
+        "co.th", "co.uk", "co.za", "com.ar", "com.au", "com.bd", "com.br", "com.cn",
+        "com.co", "com.eg", "com.hk", "com.mx", "com.my", "com.ng", "com.pe", "com.ph",
+        "com.pk", "com.pl", "com.sa", "com.sg", "com.tr", "com.tw", "com.ua", "com.vn",
+        "edu.au", "gov.au", "gov.br", "gov.in", "gov.uk", "go.jp", "me.uk", "ne.jp",
+        "net.au", "net.br", "nhs.uk", "or.jp", "or.kr", "org.au", "org.br", "org.il",
+        "org.nz", "org.uk", "org.za",
+    }
+)
+# fmt: on
+_URL = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE | re.DOTALL)
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@%\\]+)(?::([0-9]*))?")
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f\\]")
+_SAFE = "".join(chr(code) for code in range(0x21, 0x7F))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetUrl:
+    """A parsed URL. ``host`` is in lower case, without brackets and without a final dot; ``path``
+    is the path with the query, as it is sent.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    literal: Address | None = None
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header: without the port if it is that of the scheme."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        return f"{self.scheme}://{self.authority}"
+
+    @property
+    def domain(self) -> str:
+        """The part of the host that one owner controls: a domain of two labels, three below
+        ``_SHARED_SUFFIXES``; an IPv4 address; a /64 network of IPv6.
+
+        No list of all public suffixes is needed, because a suffix that is missing here only makes
+        more hosts count as one. The list contains no domain that one customer could own.
+        """
+        if isinstance(self.literal, IPv6Address):
+            return str(IPv6Network((self.literal, _IPV6_PREFIX), strict=False).network_address)
+        if self.literal is not None:
+            return self.host
+        labels = self.host.split(".")
+        is_shared = ".".join(labels[-2:]) in _SHARED_SUFFIXES
+        return ".".join(labels[-3:] if is_shared else labels[-2:])
+
+    def with_host(self, host: str) -> TargetUrl:
+        """Return the URL with another host."""
+        return replace(self, host=host)
+
+
+def parsed_url(text: object) -> TargetUrl:
+    """Return the parts of an http or https URL; raises InvalidTarget."""
+    if not isinstance(text, str) or not text:
+        raise InvalidTarget(f"url={text!r}: give an http:// or https:// URL as a string.")
+    if len(text) > URL_MAX:
+        raise InvalidTarget(
+            f"url has {len(text):,} characters, at most {URL_MAX:,} are allowed. Put the data into"
+            " the body."
+        )
+    if _UNPRINTABLE.search(text):
+        raise InvalidTarget(
+            "url contains a space, a control character or a backslash: percent-encode it."
+        )
+    found = _URL.fullmatch(text)
+    if found is None:
+        raise InvalidTarget("url must begin with http:// or https://.")
+    scheme, authority, rest = found[1].lower(), found[2], found[3]
+    host, port = _host_and_port(authority, scheme)
+    path = rest if rest.startswith("/") else f"/{rest}"
+    return TargetUrl(
+        scheme=scheme,
+        host=host,
+        port=port,
+        path=_encoded(path),
+        literal=parsed_address(host),
+    )
+
+
+def _encoded(path: str) -> str:
+    try:
+        return quote(path, safe=_SAFE)
+    except UnicodeEncodeError:
+        raise InvalidTarget("url contains a lone surrogate, which is not UTF-8.") from None
+
+
+def _host_and_port(authority: str, scheme: str) -> tuple[str, int]:
+    if "@" in authority:
+        raise InvalidTarget(
+            "url contains a user name or a password: send them in the header Authorization."
+        )
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
+        raise InvalidTarget(f"url: {authority[:100]!r} is not a host name with an optional port.")
+    return _host(found[1]), _port(found[2], scheme)
+
+
+def _port(text: str | None, scheme: str) -> int:
+    if not text:
+        return _PORTS[scheme]
+    if len(text) > 5 or not 0 < int(text) < 65_536:
+        raise InvalidTarget(f"url: the port {text[:20]} is not between 1 and 65535.")
+    return int(text)
+
+
+def _host(text: str) -> str:
+    if text.startswith("["):
+        address = parsed_address(text[1:-1])
+        if address is None or address.version != 6:
+            raise InvalidTarget(f"url: {text[:100]} is not an IPv6 address.")
+        return str(address)
+    host = text.lower().removesuffix(".")
+    if not host.isascii():
+        raise InvalidTarget("url: write the host name in its ASCII form (xn--...).")
+    labels = host.split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise InvalidTarget(f"url: {text[:100]!r} is not a host name.")
+    if _NUMERIC.fullmatch(labels[-1]) and parsed_address(host) is None:
+        raise InvalidTarget(
+            f"url: {text[:100]!r} is a number: write an IPv4 address as four decimal numbers."
+        )
+    return host
+
+
+# The hosts, ports and addresses that requests to outside servers may reach: HTTP_PORTS and
+# HTTP_ALLOW.
+
+
+_HOST_PORT = re.compile(r"(\[[^\]]+\]|[^:]+):([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowEntry:
+    """An entry of HTTP_ALLOW: a host name or a network, and the only port it is for (None: the
+    ports of HTTP_PORTS).
+    """
+
+    host: str | None = None
+    network: Network | None = None
+    port: int | None = None
+
+    def admits(self, host: str, address: Address) -> bool:
+        """Return whether this entry accepts an address to which the host resolved."""
+        if self.network is not None:
+            return address.version == self.network.version and address in self.network
+        return self.host == host and not never_by_name(address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressPolicy:
+    """The rules for ports and addresses."""
+
+    ports: frozenset[int]
+    allow: tuple[AllowEntry, ...] = ()
+
+    def check_port(self, url: TargetUrl) -> None:
+        """Raise InvalidTarget if no rule opens the port of this URL."""
+        if url.port in self.ports or any(self._has_port(entry, url) for entry in self.allow):
+            return
+        ports = ", ".join(str(port) for port in sorted(self.ports))
+        raise InvalidTarget(
+            f"url: port {url.port} is not allowed (DURABLE_TASKS['HTTP_PORTS']: {ports})."
+        )
+
+    def _has_port(self, entry: AllowEntry, url: TargetUrl) -> bool:
+        if entry.port != url.port:
+            return False
+        # The addresses of a host name are unknown here, so that a network counts by its port.
+        return entry.network is not None or entry.host == url.host
+
+    def why_refused(self, url: TargetUrl, address: Address) -> str | None:
+        """Return why a request to this address is refused, for the operator; None if it is not."""
+        refused = why_refused(address)
+        if refused is None and url.port in self.ports:
+            return None
+        for entry in self.allow:
+            port = url.port in self.ports if entry.port is None else entry.port == url.port
+            if port and entry.admits(url.host, address):
+                return None
+        return refused or f"port {url.port} is not allowed"
+
+    def check(self, url: TargetUrl) -> None:
+        """Raise InvalidTarget for what the URL itself shows: its port, and an address as its
+        host.
+        """
+        self.check_port(url)
+        if url.literal is not None and self.why_refused(url, url.literal) is not None:
+            raise InvalidTarget(f"url: {url.host} is not a public address.")
+
+
+def address_policy(ports: Iterable[int], allow: Iterable[str]) -> AddressPolicy:
+    """Return the rules of HTTP_PORTS and HTTP_ALLOW; raises InvalidTarget for a bad entry."""
+    return AddressPolicy(ports=frozenset(ports), allow=tuple(allow_entry(text) for text in allow))
+
+
+def allow_entry(text: object) -> AllowEntry:
+    """Return one entry of HTTP_ALLOW: a host, ``host:port`` or a network; raises InvalidTarget."""
+    if not isinstance(text, str):
+        raise InvalidTarget(f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16.")
+    if "/" in text:
+        return AllowEntry(network=_network(text))
+    found = _HOST_PORT.fullmatch(text)
+    bare = text.strip("[]")
+    if found is None and ":" in bare:
+        return AllowEntry(network=_network(bare))
+    try:
+        if "?" in text or "#" in text:
+            raise InvalidTarget("An entry is not a URL.")
+        url = parsed_url(f"http://{text}")
+    except InvalidTarget:
+        raise InvalidTarget(
+            f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16."
+        ) from None
+    port = url.port if found is not None else None
+    if url.literal is not None:
+        return AllowEntry(network=ip_network(url.literal), port=port)
+    return AllowEntry(host=url.host, port=port)
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise InvalidTarget(
+            f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16 ({error})."
+        ) from None

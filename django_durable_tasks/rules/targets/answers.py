@@ -1,9 +1,10 @@
-"""What the answer of an outside server means for the task: done, another attempt, or a failure."""
+"""What the answer of an outside server means for the task and for its endpoint."""
 
 from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,43 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
 from django_durable_tasks.exceptions import InvalidTarget
+
+# ``Delivery``: one HTTP request of a task with its answer or failure, as it is stored.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """The columns of a DeliveryAttempt. Texts and headers are masked already; durations in
+    seconds.
+    """
+
+    task_id: uuid.UUID
+    tenant_id: int
+    attempt_number: int
+    run_id: uuid.UUID
+    outcome: str
+    started_at: datetime
+    method: str
+    url: str
+    endpoint: str
+    request_headers: list[list[str]]
+    request_bytes: int
+    status: int | None
+    failure: str
+    reason: str
+    retry_delay: float | None
+    response_headers: list[list[str]]
+    response_body: str
+    response_truncated: bool
+    dns_seconds: float | None
+    connect_seconds: float | None
+    tls_seconds: float | None
+    first_byte_seconds: float | None
+    total_seconds: float
+
+
+# What the answer of an outside server means for the task: done, another attempt, or a failure.
+
 
 BACKOFF = (5.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 36_000.0)
 """Seconds between the attempts: eight attempts in 27 hours and 35 minutes."""
@@ -162,3 +200,56 @@ def _check_apart(only: Collection[int], never: Collection[int]) -> None:
     both = sorted(set(only) & set(never))
     if both:
         raise InvalidTarget(f"retry_on and no_retry_on both contain {both[0]}: remove it from one.")
+
+
+# The circuit breaker of an endpoint: when it opens, for how long, and when a request may probe.
+#
+# While it is open, tasks wait as PENDING. No attempt is started and no failure is counted.
+
+
+_LONGEST = 20
+"""The longest pause, as a multiple of the first one."""
+_PROBING = 5.0
+"""Seconds for which other tasks wait at most while one request probes the endpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointHealth:
+    """What is known about an endpoint: failures in a row, how often the breaker opened since the
+    last success, and until when it is open.
+    """
+
+    failures: int = 0
+    openings: int = 0
+    open_until: datetime | None = None
+
+    def waits(self, now: datetime) -> float:
+        """Return the seconds for which the breaker is still open."""
+        if self.open_until is None:
+            return 0.0
+        return max(0.0, (self.open_until - now).total_seconds())
+
+
+def breaker_pause_after(
+    health: EndpointHealth, now: datetime, threshold: int, pause: float
+) -> float:
+    """Return for how many seconds the breaker opens after one more failure; 0 if it does not.
+
+    A failure while it is open, of a request that was in progress, does not extend the pause.
+    """
+    if not threshold or health.failures + 1 < threshold or health.waits(now):
+        return 0.0
+    return min(pause * 2.0 ** min(health.openings, 10), pause * _LONGEST)
+
+
+def spread_wait(wait: float, draw: float) -> float:
+    """Return when a task tries again that was not started because of an open breaker.
+
+    ``draw`` in [0, 1) spreads the tasks over a quarter more, so that they are not all due at once.
+    """
+    return wait * (1 + draw / 4)
+
+
+def wait_while_probing(draw: float) -> float:
+    """Return how many seconds a task waits while another one probes the endpoint."""
+    return _PROBING * (0.5 + draw / 2)

@@ -1,20 +1,22 @@
-"""The options of a durable task, and those of one call: validated once, immutable, and merged into
-the row when the task is created.
-"""
+"""The options of a durable task and of one call, with durations, key templates and retries."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
+from string import Formatter
 from typing import Any
 
+from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.rules.dependencies import OnUpstreamFailure, chosen
-from django_durable_tasks.rules.limits.options import (
+from django_durable_tasks.rules.limits import (
     HEAVIEST,
     PerKey,
     Rate,
@@ -24,9 +26,187 @@ from django_durable_tasks.rules.limits.options import (
 )
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 from django_durable_tasks.rules.tasks.arguments import encode
-from django_durable_tasks.rules.tasks.durations import instant, maybe_seconds
-from django_durable_tasks.rules.tasks.option_hints import hint
-from django_durable_tasks.rules.tasks.retries import RetryPolicy, policy
+
+# Conversion of durations: numbers of seconds and timedeltas in the API, floats of seconds
+# internally.
+
+
+# Seconds: the longest duration that every database can add to its current time.
+LONGEST = 100 * 31_557_600
+
+
+def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
+    """Return the duration in seconds; raises InvalidOption with the name of the option."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+        raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")
+    if number < minimum:
+        raise InvalidOption(f"{name}={value!r}: it must be {minimum:g} seconds or more.")
+    if number > LONGEST:
+        raise InvalidOption(f"{name}={value!r}: it must be a hundred years or less.")
+    return float(number)
+
+
+def maybe_seconds(name: str, value: object, *, minimum: float = 0.0) -> float | None:
+    """Return the duration in seconds, or None for None; raises InvalidOption."""
+    return None if value is None else seconds(name, value, minimum=minimum)
+
+
+def instant(name: str, value: object) -> datetime:
+    """Return the aware datetime; raises InvalidOption for a naive one and for anything else."""
+    if not isinstance(value, datetime):
+        raise InvalidOption(f"{name}={value!r}: give an aware datetime.")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name}={value!r} is naive: give it a time zone, for example"
+            " datetime.datetime.now(datetime.UTC)."
+        )
+    return value
+
+
+# Suggestions for options that a durable task does not have.
+
+
+_ROW = (
+    "Leave it out: the task is in the database, and runs again if its worker dies; see on_orphan"
+    " and max_crashes."
+)
+_ALWAYS = "Leave it out: the arguments are always checked against the signature, at the call."
+_PYDANTIC = (
+    "Not possible: arguments are stored as JSON. Validate them in the function,"
+    " Model.model_validate(...)."
+)
+_NO_ARGUMENTS = "Leave it out: messages carry no arguments, and rows store them as JSON."
+_ROUTE = "Write queue=..."
+_REASONS = {
+    "acks_late": _ROW,
+    "acks_on_failure_or_timeout": _ROW,
+    "reject_on_worker_lost": _ROW,
+    "base": (
+        "Give it to @durable_task: a class derived from"
+        " django_durable_tasks.celery.task.DurableTask."
+    ),
+    "compression": _NO_ARGUMENTS,
+    "default_retry_delay": "Give it to @durable_task, or raise self.retry(countdown=...).",
+    "exchange": _ROUTE,
+    "expires": "Write expires_in=...",
+    "max_retries": "Write max_attempts=..., which counts the first attempt too: max_retries + 1.",
+    "pydantic": _PYDANTIC,
+    "pydantic_context": _PYDANTIC,
+    "pydantic_dump_kwargs": _PYDANTIC,
+    "pydantic_strict": _PYDANTIC,
+    "routing_key": _ROUTE,
+    "serializer": _NO_ARGUMENTS,
+    "soft_time_limit": "Write soft_timeout=...",
+    "throws": (
+        "Leave it out: it only changes how Celery logs an error. Errors that must not be retried:"
+        " give_up_on=..."
+    ),
+    "time_limit": "Write timeout=...",
+    "typing": _ALWAYS,
+}
+"""Options of Celery's decorator, and their replacements."""
+
+
+def hint(option: str, known: Iterable[str]) -> str:
+    """Return what to write instead of this option: the replacement of Celery's option, otherwise
+    the closest valid name, otherwise an empty text.
+    """
+    if option in _REASONS:
+        return _REASONS[option]
+    return did_you_mean(option, known)
+
+
+# The delay before the next attempt of a failed task.
+#
+# Delay before attempt n+1, after n failures: FIXED base; LINEAR base x n; EXPONENTIAL min(base x
+# 2^(n-1), max); a list by index, its last element for all later ones; a callable receives n.
+# Jitter multiplies by a random number from 0.5 to 1.5.
+
+
+class Backoff(StrEnum):
+    """The named backoff functions."""
+
+    FIXED = "FIXED"
+    LINEAR = "LINEAR"
+    EXPONENTIAL = "EXPONENTIAL"
+
+
+class Retry(Exception):
+    """Raised by a task function to request a retry, ``after`` this many seconds (or a timedelta);
+    None uses the retry policy.
+
+    It counts as a failed attempt, so the number of attempts stays limited.
+    """
+
+    queue: str | None = None
+    """The queue of the next attempts, if it is another one. Set by tasks of this package."""
+
+    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+        self.after = maybe_seconds("Retry.after", after)
+        self.reason = reason
+        super().__init__(self.after, reason)
+
+    def __str__(self) -> str:
+        return self.reason or "the task function requested a retry"
+
+
+BackoffOption = str | Sequence[float | timedelta] | Callable[[int], float | timedelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """The retry policy; all numbers in seconds."""
+
+    backoff: Backoff | tuple[float, ...] | Callable[[int], float | timedelta] = Backoff.EXPONENTIAL
+    base: float = 1.0
+    maximum: float = 3600.0
+    jitter: bool = True
+
+    def delay(self, failures: int, draw: float) -> float:
+        """Return the seconds to wait after ``failures`` failed attempts (1 or more); ``draw`` is
+        random in [0, 1).
+        """
+        return self._plain(failures) * (0.5 + draw if self.jitter else 1.0)
+
+    def _plain(self, failures: int) -> float:
+        if isinstance(self.backoff, tuple):
+            return self.backoff[min(failures, len(self.backoff)) - 1]
+        if not isinstance(self.backoff, Backoff):
+            return seconds("backoff", self.backoff(failures))
+        if self.backoff is Backoff.EXPONENTIAL:
+            return min(self.base * 2.0 ** min(failures - 1, 60), self.maximum)
+        return self.base * (failures if self.backoff is Backoff.LINEAR else 1)
+
+
+def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) -> RetryPolicy:
+    """Return the validated policy; raises InvalidOption."""
+    checked: Backoff | tuple[float, ...] | Callable[[int], float | timedelta]
+    if isinstance(backoff, str):
+        if backoff not in set(Backoff):
+            raise InvalidOption(
+                f"backoff={backoff!r}: give FIXED, LINEAR, EXPONENTIAL, a list or a callable."
+            )
+        checked = Backoff(backoff)
+    elif callable(backoff):
+        checked = backoff
+    else:
+        if not isinstance(backoff, list | tuple) or not backoff:
+            raise InvalidOption(
+                f"backoff={backoff!r}: give a name, a callable, or a list of at least one wait."
+            )
+        checked = tuple(seconds("backoff", wait) for wait in backoff)
+    return RetryPolicy(
+        backoff=checked,
+        base=seconds("backoff_base", base),
+        maximum=seconds("backoff_max", maximum),
+        jitter=bool(jitter),
+    )
+
+
+# The options of a durable task, and those of one call: validated once, immutable, and merged into
+# the row when the task is created.
+
 
 KEY_MAX = 200
 ATTEMPTS_MAX = 1_000
@@ -386,3 +566,53 @@ def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
         else:
             changes[option] = _checked(option, value)
     return dataclasses.replace(before, **changes)
+
+
+# Templates of keys with the syntax of ``str.format``: ``unique=``, ``PerKey`` and ``overlap_key``.
+# Pure.
+
+
+_LONGEST = 200
+_SPEC = re.compile(
+    r"(?s:.?[<>=^])?[-+ ]?z?#?0?(?P<width>\d+)?[,_]?(?:\.(?P<precision>\d+))?[a-zA-Z%]?\Z"
+)
+
+
+@functools.lru_cache(maxsize=1_000)
+def checked_template(option: str, template: str) -> str:
+    """Return the template; raises InvalidOption if it is malformed or pads a field beyond the
+    length of a key.
+
+    The check does not format it: ``{task:>300000000}`` would allocate as many characters.
+    """
+    try:
+        specs = [spec for _, _, spec, _ in Formatter().parse(template) if spec]
+    except ValueError as error:
+        raise InvalidOption(f"{option}={template!r}: {error}.") from None
+    for spec in specs:
+        if "{" in spec:
+            raise InvalidOption(
+                f"{option}={template!r}: a width that is an argument is not allowed, {spec!r}."
+            )
+        found = _SPEC.match(spec)
+        sizes = [size for size in (found["width"], found["precision"]) if size] if found else []
+        if any(len(size) > 9 or int(size) > _LONGEST for size in sizes):
+            raise InvalidOption(
+                f"{option}={template!r}: {spec!r} asks for more than {_LONGEST} characters, the"
+                " longest key."
+            )
+    return template
+
+
+def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the key of a template with these arguments; raises InvalidOption."""
+    try:
+        return checked_key(option, checked_template(option, template).format(*args, **kwargs))
+    except InvalidOption:
+        raise
+    except (LookupError, AttributeError, TypeError) as missing:
+        raise InvalidOption(
+            f"{option}={template!r} names {missing}, which this call does not pass."
+        ) from None
+    except Exception as error:  # noqa: BLE001 - formatting calls the arguments' own code
+        raise InvalidOption(f"{option}={template!r}: {type(error).__name__}: {error}.") from None

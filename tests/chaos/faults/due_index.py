@@ -9,10 +9,10 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from django_durable_tasks.due_index import redis_client
+from django_durable_tasks.due_index import redis as redis_client
 from django_durable_tasks.due_index.redis import keys, scope
 from django_durable_tasks.models import Node
-from django_durable_tasks.notifier.message import wake_channel
+from django_durable_tasks.notifier.notify_on_commit import wake_channel
 from tests.chaos.faults.registry import fault
 from tests.chaos.figures import GARBAGE, REMOVED
 from tests.chaos.stage import Stage, query

@@ -14,7 +14,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Limit, Task
-from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
+from django_durable_tasks.scheduler.dispatch_loop import BatchDispatch
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.dispatching import the_broker_is_back, without_broker
 from tests.crash_points.scenarios.ending import first_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
-from django_durable_tasks.celery.publishing import dispatcher
+from django_durable_tasks.celery.publishing import publisher
 from django_durable_tasks.engine.db.clock import database_now
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
@@ -49,7 +49,7 @@ def the_broker_is_back(_: Any) -> None:
 
 
 def _dispatch(_: Any) -> None:
-    dispatcher.dispatch(QUEUE, database_now(), 10, NODE)
+    publisher.dispatch(QUEUE, database_now(), 10, NODE)
 
 
 def _republish(_: Any) -> None:

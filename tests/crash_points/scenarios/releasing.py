@@ -10,11 +10,10 @@ from django.contrib.auth.models import Group
 
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, dead_letters
+from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.scheduler.maintenance import count_endings as count_job
-from django_durable_tasks.scheduler.maintenance import resolve_dependents as resolve_job
+from django_durable_tasks.scheduler import jobs
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.creating import a_workflow
 from tests.crash_points.scenarios.ending import first_of
@@ -64,18 +63,18 @@ _WHOLE = 60.0
 
 
 def _tell(_: Any) -> None:
-    with mock.patch.object(resolve_job, "SLICE", _WHOLE):
-        resolve_job.resolve_dependents(database_now(), HeartbeatMonitor())
+    with mock.patch.object(jobs, "SLICE", _WHOLE):
+        jobs.resolve_dependents(database_now(), HeartbeatMonitor())
 
 
 def _count(_: Any) -> None:
-    with mock.patch.object(count_job, "SLICE", _WHOLE):
-        count_job.count_endings(database_now(), HeartbeatMonitor())
+    with mock.patch.object(jobs, "SLICE", _WHOLE):
+        jobs.count_endings(database_now(), HeartbeatMonitor())
 
 
 def _replay(row: Task) -> None:
     if Task.objects.filter(pk=row.pk, status="FAILED").exists():
-        dead_letters.replay(question(row), by="bob")
+        operator_actions.replay_letters(question(row), by="bob")
 
 
 SCENARIOS = (

@@ -10,8 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.admin.calendar_dates import read, written
-from django_durable_tasks.admin.calendar_form import CalendarForm
+from django_durable_tasks.admin.calendars import CalendarForm, read, written
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar

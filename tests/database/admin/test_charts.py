@@ -14,9 +14,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_durable_tasks.engine import metrics as chart_points
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import chart_points
-from django_durable_tasks.engine.tenants import staff as staff_users
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import Tenant
 from tests.database.admin.site import list_of, operator, staff, text
 from tests.database.metrics.counting import a_minute
@@ -144,7 +144,7 @@ def test_names_are_escaped(ann: Client, now: datetime) -> None:
 def _limited(tenant: Tenant) -> Client:
     user = User.objects.create_user("bob", is_staff=True)
     user.user_permissions.set(Permission.objects.all())
-    staff_users.assign(tenant, "bob")
+    access.assign_staff(tenant, "bob")
     client = Client()
     client.force_login(user)
     return client

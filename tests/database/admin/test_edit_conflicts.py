@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.admin.calendar_dates import read as from_lines
+from django_durable_tasks.admin.calendars import read as from_lines
 from django_durable_tasks.engine.limits.operator_limits import set_limit
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused

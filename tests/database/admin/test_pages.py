@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import misrouted
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import (
     DeadLetter,
     NodeKind,
@@ -261,7 +261,7 @@ def test_a_queue_that_is_rejected_or_whose_messages_are_misrouted_is_named_on_bo
     SchedulerLease.objects.update(
         holder=leader.pk, expires_at=database_now() + timedelta(minutes=1)
     )
-    misrouted.count_misrouted("mails", "cards")
+    claim.count_misrouted("mails", "cards")
     for address in (reverse(OVERVIEW), list_of("queuecontrol")):
         page = ann.get(address)
         assert "PreconditionFailed: &lt;b&gt;quorum" in page.content.decode()

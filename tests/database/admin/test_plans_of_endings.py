@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from django_durable_tasks.admin import newest_rows
+from django_durable_tasks.admin import readonly
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
+from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
 from tests.database.admin.site import list_of, operator, text
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import Touched, touched_by
@@ -46,7 +46,7 @@ SELECT id, n, CASE WHEN n = 1 THEN 'FAILED' ELSE 'SUCCESS' END, completed_at, co
 @pytest.fixture(autouse=True)
 def few_newest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the lists look through few rows."""
-    monkeypatch.setattr(newest_rows, "LOOKED_THROUGH", NEWEST)
+    monkeypatch.setattr(readonly, "LOOKED_THROUGH", NEWEST)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.engine.tenants import api_keys, staff
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import (
     ApiKey,
     AuditEntry,
@@ -33,7 +33,7 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants import ApiScope
 from tests.database.admin.site import act, list_of, page_of
 from tests.database.notifications.sending import a_setting
 from tests.factories import a_log_row, a_node, a_paused_queue, many_tasks
@@ -60,7 +60,7 @@ def a_full_tenant(slug: str) -> dict[str, Any]:
     workflow.add(noop, after=[workflow.add(noop)])
     run = workflow.start(tenant=tenant)
     calendar = Calendar.objects.upsert(f"{slug}-office", tenant=tenant)
-    key = api_keys.create(tenant, f"{slug}-key", tuple(ApiScope), now=timezone.now()).row
+    key = access.create_key(tenant, f"{slug}-key", tuple(ApiScope), now=timezone.now()).row
     setting = a_setting(tenant=tenant, name=f"{slug}-setting")
     Endpoint.objects.unguarded().create(tenant_id=tenant.pk, key=f"{slug}.example.com")
     return {
@@ -108,7 +108,7 @@ def limited(acme: dict[str, Any]) -> Client:
     """Return a client of a user with all permissions who is limited to one tenant."""
     user = User.objects.create_user("ann", is_staff=True)
     user.user_permissions.set(Permission.objects.all())
-    staff.assign(acme["tenant"], "ann")
+    access.assign_staff(acme["tenant"], "ann")
     client = Client()
     client.force_login(user)
     return client
@@ -267,11 +267,11 @@ def test_the_page_of_a_tenant_limits_users(ann: Client, acme: dict[str, Any]) ->
         return ann.post(address, form, follow=True)
 
     save("bob")
-    assert staff.tenants_of(user) == frozenset({tenant.pk})
+    assert access.tenants_of(user) == frozenset({tenant.pk})
     assert "bob" in ann.get(address).content.decode()
     assert "there is no staff user" in save("bob\nnobody").content.decode()
     save("")
-    assert staff.tenants_of(user) == frozenset()
+    assert access.tenants_of(user) == frozenset()
     assert AuditEntry.objects.filter(operation="tenant.unassign_staff").exists()
 
 
@@ -280,7 +280,7 @@ def test_the_page_of_a_tenant_names_the_users_who_see_all_tenants(
 ) -> None:
     for name in ("bob", "<cleo>"):
         User.objects.create_user(name, is_staff=True)
-    staff.assign(acme["tenant"], "bob")
+    access.assign_staff(acme["tenant"], "bob")
     page = ann.get(page_of(acme["tenant"])).content.decode()
     assert "&lt;cleo&gt; (was never limited to tenants)" in page
     assert "<cleo>" not in page
@@ -291,12 +291,12 @@ def test_the_page_of_a_tenant_ends_a_limit_only_on_request(
     ann: Client, acme: dict[str, Any]
 ) -> None:
     user = User.objects.create_user("bob", is_staff=True)
-    staff.assign(acme["tenant"], "bob")
+    access.assign_staff(acme["tenant"], "bob")
     address = page_of(acme["tenant"])
     opened = ann.get(address).context["adminform"].form["opened"].value()
     form = {"slug": "acme", "name": "acme", "staff": "", "all_tenants": "on", "opened": opened}
     ann.post(address, form)
-    assert staff.tenants_of(user) is None
+    assert access.tenants_of(user) is None
     entry = AuditEntry.objects.get(operation="tenant.unassign_staff")
     assert (entry.before["tenants"], entry.after["tenants"]) == (["acme"], "all")
 
@@ -304,7 +304,7 @@ def test_the_page_of_a_tenant_ends_a_limit_only_on_request(
 def test_a_user_whose_last_tenant_was_removed_sees_no_row(
     limited: Client, acme: dict[str, Any], globex: dict[str, Any]
 ) -> None:
-    staff.unassign(acme["tenant"], "ann")
+    access.unassign_staff(acme["tenant"], "ann")
     for name in MODELS:
         answer = limited.get(list_of(name))
         assert answer.status_code == (403 if name in SHARED else 200), name
@@ -324,5 +324,5 @@ def test_a_limited_user_cannot_limit_users_or_add_tenants(
     opened = page.context["adminform"].form["opened"].value()
     form = {"slug": "acme", "name": "acme", "staff": "", "opened": opened}
     assert limited.post(address, form).status_code == 302
-    assert staff.tenants_of(User.objects.get(username="ann")) == frozenset({acme["tenant"].pk})
+    assert access.tenants_of(User.objects.get(username="ann")) == frozenset({acme["tenant"].pk})
     assert limited.get(f"{list_of('tenant')}add/").status_code == 403

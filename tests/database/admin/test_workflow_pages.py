@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.admin import graph_images, workflow_page
+from django_durable_tasks.admin import graphs, workflow_runs
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
@@ -238,12 +238,12 @@ def test_a_sub_workflow_shows_the_whole_and_its_other_parts(ann: Client) -> None
 def test_a_large_graph_is_drawn_only_on_request(
     ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_images, "AT_ONCE", 3)
+    monkeypatch.setattr(graphs, "AT_ONCE", 3)
     run = a_diamond()
     page = ann.get(page_of(run)).content.decode()
     assert "durable-drawing" not in page
     assert "?draw=1#graph" in page
-    monkeypatch.setattr(workflow_page, "TASKS", 3)
+    monkeypatch.setattr(workflow_runs, "TASKS", 3)
     numbers = [len(ann.get(page_of(run), {"p": page}).context["tasks"]) for page in ("1", "2")]
     assert numbers == [3, 1]
     assert "durable-drawing" in ann.get(page_of(run), {"draw": "1"}).content.decode()

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_durable_tasks.admin import actions, confirm_page
+from django_durable_tasks.admin import actions
 from tests.database.admin.site import act, messages_of, page_of, text
 from tests.database.admin.workflow_actions import (
     STEPS,
@@ -80,7 +80,7 @@ def test_tasks_are_force_run_from_their_list(ann: Client) -> None:
 def test_more_changes_than_a_page_shows_are_counted_and_downloadable(
     ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirm_page, "SHOWN", 2)
+    monkeypatch.setattr(actions, "SHOWN", 2)
     run = a_diamond()
     looked = ann.post(address(run, "cancel"))
     assert (looked.context["number"], len(looked.context["lines"]), looked.context["unshown"]) == (

@@ -9,9 +9,9 @@ from typing import Any
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.rules.tenants.api_keys import ApiScope
+from django_durable_tasks.rules.tenants import ApiScope
 
 ROOT = "/api/v1"
 ADD = "tests.project.tasks.add"
@@ -74,7 +74,7 @@ def _json(body: Any) -> bytes:
 def a_client(tenant: Tenant, *scopes: str) -> ApiClient:
     """Create a key with these scopes, by default all, and return its client."""
     name = f"test {timezone.now().timestamp()}"
-    issued = api_keys.create(tenant, name, scopes or tuple(ApiScope), now=timezone.now())
+    issued = access.create_key(tenant, name, scopes or tuple(ApiScope), now=timezone.now())
     return ApiClient(tenant, issued.text)
 
 

@@ -13,19 +13,19 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, Tenant
-from django_durable_tasks.operations.api_keys import REVOKE
+from django_durable_tasks.operations.tenants import REVOKE
 from tests.database.api.client import ApiClient, a_tenant
 from tests.database.commands.durable_command import durable, json_of
 
 pytestmark = pytest.mark.django_db
 
 
-def _issued(tenant: Tenant, **options: Any) -> api_keys.IssuedKey:
+def _issued(tenant: Tenant, **options: Any) -> access.IssuedKey:
     values = {"name": "billing", "scopes": ["read"], "now": timezone.now(), **options}
-    return api_keys.create(tenant, **values)
+    return access.create_key(tenant, **values)
 
 
 def _status(key: str) -> int:

@@ -13,10 +13,10 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.api import task_lists
-from django_durable_tasks.api.json_body import loads
+from django_durable_tasks.api import tasks
+from django_durable_tasks.api.fields import loads
 from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.engine.dependencies import results
+from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, call, pointers
@@ -150,14 +150,14 @@ def test_a_reference_does_not_read_the_result_of_another_tenant(
     same = {"args": second.args, "kwargs": {"more": 1}}
     kept = acme.patch(f"/tasks/{second.pk}", {"target_config": same}, If_Match="*")
     assert kept.status_code == 200, kept.content
-    assert results.resolve([reference], {}, acme.tenant.pk) == ([None], {})
-    assert results.resolve([reference], {}, globex.tenant.pk) == ([{"iban": 1}], {})
+    assert resolve.resolve_references([reference], {}, acme.tenant.pk) == ([None], {})
+    assert resolve.resolve_references([reference], {}, globex.tenant.pk) == ([{"iban": 1}], {})
 
 
 def test_a_cursor_contains_no_id_of_another_tenant(
     globex: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_lists, "ROWS_EXAMINED", 3)
+    monkeypatch.setattr(tasks, "ROWS_EXAMINED", 3)
     foreign = {str(row.pk) for row in many_tasks(9, tenant=globex.tenant)}
     own = a_task(id=_oldest())
     default = a_client(Tenant.objects.get(pk=DEFAULT_TENANT_ID))

@@ -14,10 +14,9 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.clock_estimate import ReceivedTime
-from django_durable_tasks.engine.tasks import insert
-from django_durable_tasks.engine.tenants import api_keys
+from django_durable_tasks.engine.db.clock import ReceivedTime, database_now
+from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.api.client import ADD, ApiClient, call
@@ -128,7 +127,7 @@ def test_an_error_of_the_statement_leaves_nothing(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "django_durable_tasks.engine.audit.recorder.recordset",
+        "django_durable_tasks.engine.audit.recordset",
         lambda _rows: json.dumps([{"count": "not a number"}]),
     )
     assert acme.post("/tasks", call(), Idempotency_Key="one").status_code >= 400
@@ -157,8 +156,8 @@ def test_the_task_has_the_time_of_its_creation_if_its_body_arrives_late(
         earlier = ReceivedTime(clock.database_time - HOUR, clock.received - HOUR.total_seconds())
         return found._replace(clock=earlier)
 
-    verified = api_keys.verified
-    monkeypatch.setattr(api_keys, "verified", an_hour_ago)
+    verified = access.verified_key
+    monkeypatch.setattr(access, "verified_key", an_hour_ago)
     row, alone = _created(acme, call(), "one")
     assert alone
     assert abs(row.created_at - database_now()) < HOUR / 2
@@ -170,6 +169,6 @@ def test_an_error_of_the_broker_is_no_refusal(
     def broken(_messages: Any) -> Any:
         raise RuntimeError("the broker")
 
-    monkeypatch.setattr(insert, "remember_until_commit", broken)
+    monkeypatch.setattr(enqueue, "remember_until_commit", broken)
     row, _alone = _created(acme, call(), "one")
     assert f"Task {row.pk} was created but not published" in caplog.text

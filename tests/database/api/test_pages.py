@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.api import task_lists
+from django_durable_tasks.api import tasks
 from django_durable_tasks.models import RecurringTask, Task
 from tests.database.api.client import ApiClient
 from tests.factories import many_tasks
@@ -67,7 +67,7 @@ def test_a_list_by_name_is_read_in_both_directions(acme: ApiClient) -> None:
 def test_a_bounded_list_is_read_in_both_directions(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_lists, "ROWS_EXAMINED", 4)
+    monkeypatch.setattr(tasks, "ROWS_EXAMINED", 4)
     rare = set[str]()
     for _round in range(3):
         many_tasks(5, tenant=acme.tenant)

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.api import task_lists
+from django_durable_tasks.api import tasks
 from django_durable_tasks.engine.tenants.quotas import usage
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from tests.database.api.client import ApiClient, a_client, a_tenant
@@ -40,7 +40,7 @@ SELECT (lpad(to_hex(1700000000000 + n * 1000), 12, '0') || '70008000' || lpad(to
 @pytest.fixture(autouse=True)
 def few_rows_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page examine few rows."""
-    monkeypatch.setattr(task_lists, "ROWS_EXAMINED", EXAMINED)
+    monkeypatch.setattr(tasks, "ROWS_EXAMINED", EXAMINED)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine.notifications import setting_changes
-from django_durable_tasks.engine.tenants import quota_events, quotas
+from django_durable_tasks.engine import notifications
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import NotificationEvent, Task, TenantQuota
 from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
 from tests.database.api.client import ApiClient, call
@@ -31,7 +31,7 @@ def _allow(client: ApiClient, **values: Any) -> None:
 
 
 def _notify(client: ApiClient) -> None:
-    setting_changes.create(tenant=client.tenant, name="quota", on_quota=True, **TO)
+    notifications.create_setting(tenant=client.tenant, name="quota", on_quota=True, **TO)
 
 
 def _found() -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def _pass_an_hour(client: ApiClient) -> None:
     earlier = (timezone.now() - timedelta(seconds=3_601)).isoformat()
     times = dict.fromkeys(row.notified_at, earlier)
     TenantQuota.objects.unguarded().filter(pk=row.pk).update(notified_at=times)
-    process_state.of(quota_events.RecentQuotaEvents)._last.clear()
+    process_state.of(quotas.RecentQuotaEvents)._last.clear()
 
 
 def test_refused_tasks_are_one_event_an_hour(acme: ApiClient) -> None:

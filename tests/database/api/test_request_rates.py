@@ -12,10 +12,10 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_durable_tasks.api import throttle
-from django_durable_tasks.engine.tenants import quotas, request_rates
+from django_durable_tasks.api import authentication
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import ApiKey, Task, TenantRequests
-from django_durable_tasks.rules.tenants.quotas import request_rate_of
+from django_durable_tasks.rules.tenants import request_rate_of
 from tests.database.api.client import ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,7 +76,7 @@ def test_a_slower_rate_or_another_clock_leaves_no_endless_refusal() -> None:
     client = rated_client("1/s")
     rows = TenantRequests.objects.all().unguarded()
     rows.bulk_create([TenantRequests(tenant=client.tenant, free_at=2**60)])
-    decision = throttle.admit(client.tenant)
+    decision = authentication.admit_request(client.tenant)
     assert decision is not None
     assert decision.admitted
 
@@ -84,13 +84,13 @@ def test_a_slower_rate_or_another_clock_leaves_no_endless_refusal() -> None:
 def test_a_request_that_is_counted_after_a_later_one_does_not_reset_the_rate() -> None:
     client, rate, now = rated_client("2/s"), request_rate_of("2/s"), timezone.now()
     assert rate is not None
-    assert [request_rates.admit(client.tenant.pk, rate, now).admitted for _ in range(3)] == [
+    assert [quotas.admit_requests(client.tenant.pk, rate, now).admitted for _ in range(3)] == [
         True,
         True,
         False,
     ]
     earlier = now - timedelta(milliseconds=300)
-    assert not request_rates.admit(client.tenant.pk, rate, earlier).admitted
+    assert not quotas.admit_requests(client.tenant.pk, rate, earlier).admitted
 
 
 @pytest.mark.postgresql

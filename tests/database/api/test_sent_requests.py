@@ -11,13 +11,12 @@ import jsonschema
 import pytest
 from django.test import Client
 
+from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.notifications import alerts, deliveries
 from django_durable_tasks.engine.tasks import attempts, endpoints
-from django_durable_tasks.engine.tenants import quota_events
+from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
-from django_durable_tasks.rules.notifications.events import FLAGS, EventType
-from django_durable_tasks.rules.notifications.subscriptions import EventSubject
+from django_durable_tasks.rules.notifications import FLAGS, EventSubject, EventType
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING
@@ -74,15 +73,15 @@ def _let_everything_happen() -> None:
     a_schedule(interval=3_600)
     fire(at(3 * 3_600 + 600))
     now = database_now()
-    alerts.watch(now)
+    notifications.watch_alerts(now)
     DeadLetter.objects.discard(by="anna", reason="old")
-    alerts.watch(now + timedelta(seconds=2 * alerts.CALM))
+    notifications.watch_alerts(now + timedelta(seconds=2 * notifications.CALM))
     subject = EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="call", queue="test")
     for _ in range(5):
         endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", subject)
     endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", subject)
-    quota_events.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
-    deliveries.create_test(NotificationSetting.objects.get(name="all"), "anna")
+    quotas.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
+    notifications.create_test(NotificationSetting.objects.get(name="all"), "anna")
 
 
 def test_each_type_of_message_that_is_sent_has_its_schema(server: Listener) -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_durable_tasks.engine.tenants import staff
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import AuditEntry, Task
 from tests.database.api.client import ROOT, ApiClient, a_tenant, call
@@ -156,7 +156,7 @@ def test_a_limited_user_does_not_find_the_ids_of_another_tenant(
     acme: ApiClient, globex: ApiClient
 ) -> None:
     user, foreign = a_user("all"), rows_of(globex)
-    staff.assign(acme.tenant, user.username)
+    access.assign_staff(acme.tenant, user.username)
     for address, method in WITH_ID:
         path = filled(address, foreign)
         if method == "DELETE" and path.endswith("/dependencies"):
@@ -168,7 +168,7 @@ def test_a_limited_user_does_not_find_the_ids_of_another_tenant(
 
 def test_a_limited_user_sees_the_assigned_tenants_only(acme: ApiClient, globex: ApiClient) -> None:
     user, own, foreign = a_user("all"), rows_of(acme), rows_of(globex)
-    staff.assign(acme.tenant, user.username)
+    access.assign_staff(acme.tenant, user.username)
     ids = [str(one) for one in foreign.values() if len(str(one)) > 30]
     for address in [address for address, method in WITHOUT_ID if method == "GET"]:
         path = filled(address, own)
@@ -185,12 +185,12 @@ def test_a_limited_user_sees_the_assigned_tenants_only(acme: ApiClient, globex: 
 def test_a_user_with_several_tenants_names_one(acme: ApiClient, globex: ApiClient) -> None:
     user = a_user("view_task", "view_tenant")
     for client in (acme, globex):
-        staff.assign(client.tenant, user.username)
+        access.assign_staff(client.tenant, user.username)
     assert send(user, "GET", "/tasks").json()["errors"][0]["header"] == "Durable-Tenant"
     assert send(user, "GET", "/tasks", tenant="globex").status_code == 200
     listed = send(user, "GET", "/tenants", tenant="acme").json()["data"]
     assert [one["slug"] for one in listed] == ["acme", "globex"]
-    staff.unassign(globex.tenant, user.username)
+    access.unassign_staff(globex.tenant, user.username)
     assert send(user, "GET", "/tasks", tenant="globex").status_code == 404
 
 
@@ -199,55 +199,55 @@ def test_only_staff_users_who_are_no_superusers_can_be_limited(acme: ApiClient) 
     User.objects.create_user("customer")
     for name in ("root", "customer", "nobody"):
         with pytest.raises(InvalidOption, match=name):
-            staff.assign(acme.tenant, name)
+            access.assign_staff(acme.tenant, name)
     user = a_user()
-    assert staff.assign(acme.tenant, user.username, by="ann") == 1
-    assert staff.assign(acme.tenant, user.username) == 0
+    assert access.assign_staff(acme.tenant, user.username, by="ann") == 1
+    assert access.assign_staff(acme.tenant, user.username) == 0
     entry = AuditEntry.objects.get(operation="tenant.assign_staff")
     assert (entry.actor, entry.after) == ("ann", {"staff": user.username})
     user.username = "renamed"
     user.save()
-    assert staff.unassign(acme.tenant, "renamed") == 1
-    assert staff.tenants_of(user) == frozenset()
+    assert access.unassign_staff(acme.tenant, "renamed") == 1
+    assert access.tenants_of(user) == frozenset()
 
 
 def test_a_user_without_any_tenant_is_refused_until_the_limit_is_ended(acme: ApiClient) -> None:
     user = a_user("view_task", "view_tenant")
-    staff.assign(acme.tenant, user.username)
-    staff.unassign(acme.tenant, user.username)
+    access.assign_staff(acme.tenant, user.username)
+    access.unassign_staff(acme.tenant, user.username)
     for tenant in ("", "acme", "default"):
         for path in ("/tasks", "/tenants"):
             answer = send(user, "GET", path, tenant=tenant)
             assert answer.status_code == 404
             assert answer.json()["detail"] == "No tenant is assigned to this user."
-    assert staff.allow_all(acme.tenant, user.username) == 1
+    assert access.allow_all_tenants(acme.tenant, user.username) == 1
     assert send(user, "GET", "/tasks", tenant="acme").status_code == 200
-    assert staff.allow_all(acme.tenant, user.username) == 0
+    assert access.allow_all_tenants(acme.tenant, user.username) == 0
 
 
 def test_an_assignment_after_a_removal_limits_the_user_to_the_new_tenant(
     acme: ApiClient, globex: ApiClient
 ) -> None:
     user = a_user("view_task")
-    staff.assign(acme.tenant, user.username)
-    staff.unassign(acme.tenant, user.username)
-    staff.assign(globex.tenant, user.username)
-    assert staff.tenants_of(user) == frozenset({globex.tenant.pk})
-    assert staff.assignments().count() == 1
+    access.assign_staff(acme.tenant, user.username)
+    access.unassign_staff(acme.tenant, user.username)
+    access.assign_staff(globex.tenant, user.username)
+    assert access.tenants_of(user) == frozenset({globex.tenant.pk})
+    assert access.assignments().count() == 1
 
 
 def test_a_deleted_tenant_leaves_its_users_limited() -> None:
     user, tenant = a_user("view_task"), a_tenant("initech")
-    staff.assign(tenant, user.username)
+    access.assign_staff(tenant, user.username)
     AuditEntry.objects.all().unguarded().filter(tenant=tenant).delete()
     tenant.delete()
-    assert staff.tenants_of(user) == frozenset()
+    assert access.tenants_of(user) == frozenset()
 
 
 def test_the_command_lists_the_users_who_see_all_tenants_with_the_reason(acme: ApiClient) -> None:
     limited, free, chief = (a_user("view_task") for _number in range(3))
-    staff.assign(acme.tenant, limited.username)
-    staff.assign(acme.tenant, chief.username)
+    access.assign_staff(acme.tenant, limited.username)
+    access.assign_staff(acme.tenant, chief.username)
     type(chief).objects.filter(pk=chief.pk).update(is_superuser=True)
     boss, gone, customer = (a_user("view_task") for _number in range(3))
     type(boss).objects.filter(pk=boss.pk).update(is_superuser=True)
@@ -264,7 +264,7 @@ def test_the_command_lists_the_users_who_see_all_tenants_with_the_reason(acme: A
         ]
     )
     for name, _reason in found:
-        assert staff.tenants_of(type(free).objects.get(username=name)) is None
+        assert access.tenants_of(type(free).objects.get(username=name)) is None
 
 
 def test_the_command_lists_limited_users_without_a_tenant_and_ends_a_limit(
@@ -272,11 +272,11 @@ def test_the_command_lists_limited_users_without_a_tenant_and_ends_a_limit(
 ) -> None:
     user = a_user("view_task")
     for client in (acme, globex):
-        staff.assign(client.tenant, user.username)
-    staff.unassign(globex.tenant, user.username)
+        access.assign_staff(client.tenant, user.username)
+    access.unassign_staff(globex.tenant, user.username)
     assert [one["tenant"] for one in json_of("staff", "list")] == ["acme"]
-    staff.unassign(acme.tenant, user.username)
+    access.unassign_staff(acme.tenant, user.username)
     assert [one["tenant"] for one in json_of("staff", "list")] == ["(none)"]
     given = ("--tenant", "acme", "--username", user.username, "--all-tenants")
     assert "sees all tenants" in durable("staff", "unassign", *given).err
-    assert staff.tenants_of(user) is None
+    assert access.tenants_of(user) is None

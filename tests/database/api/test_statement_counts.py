@@ -82,7 +82,7 @@ def test_an_answer_that_cannot_be_stored_leaves_no_task_and_no_audit_entry(
     def invalid(rows: Any) -> str:
         return json.dumps([{"count": "not a number"}])
 
-    monkeypatch.setattr("django_durable_tasks.engine.audit.recorder.recordset", invalid)
+    monkeypatch.setattr("django_durable_tasks.engine.audit.recordset", invalid)
     assert acme.post("/tasks", call(), Idempotency_Key="one").status_code >= 400
     entries = AuditEntry.objects.filter(operation="task.create")
     assert not entries.exists()

@@ -10,7 +10,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.recurring import overrides, retention, trigger
+from django_durable_tasks.engine.recurring import ledger, schedules, trigger
 from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
@@ -153,7 +153,7 @@ def test_a_tenant_has_a_bounded_number_of_objects(
 def test_a_schedule_has_a_bounded_number_of_overrides(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "_MOST", 2)
+    monkeypatch.setattr(schedules, "_MOST", 2)
     _schedule(acme)
     row = RecurringTask.objects.get()
     day = timezone.now().replace(microsecond=1) + timedelta(days=1)
@@ -172,8 +172,8 @@ def test_ended_recurring_tasks_of_clients_are_deleted_after_their_ledger(acme: A
     Task.objects.unguarded().filter(recurring_task=keys[1]).delete()
     for key in keys[:2]:
         assert acme.post(f"/recurring-tasks/{key}/cancel").status_code == 200
-    assert retention.prune_ended(timezone.now(), 10) == 0
+    assert ledger.prune_ended(timezone.now(), 10) == 0
     later = timezone.now() + timedelta(days=10_000)
-    assert [retention.prune_ended(later, 10) for _ in range(2)] == [1, 0]
+    assert [ledger.prune_ended(later, 10) for _ in range(2)] == [1, 0]
     names = RecurringTask.objects.order_by("name").values_list("name", flat=True)
     assert list(names) == ["live", "one", "own"]

@@ -10,10 +10,10 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.notifications import setting_changes
-from django_durable_tasks.engine.tenants import api_keys, staff
+from django_durable_tasks.engine import notifications
+from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import AuditEntry, Calendar, DeadLetter, QueueControl, Task, Tenant
-from django_durable_tasks.models.api_key import ApiKey
+from django_durable_tasks.models.tenants import ApiKey
 from django_durable_tasks.operations.registry import OPERATIONS
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -64,7 +64,7 @@ def _next_fire() -> Any:
 
 
 def _a_key() -> Any:
-    api_keys.create(Tenant.objects.get(), "audited", ["read"], now=timezone.now())
+    access.create_key(Tenant.objects.get(), "audited", ["read"], now=timezone.now())
     return ApiKey.objects.all()
 
 
@@ -76,14 +76,14 @@ def _with_staff() -> Tenant:
 
 def _with_assigned_staff() -> Tenant:
     tenant = _with_staff()
-    staff.assign(tenant, "audited")
+    access.assign_staff(tenant, "audited")
     return tenant
 
 
 def _a_notification_setting() -> Any:
     config = {"url": "https://example.com/hook"}
     values: dict[str, Any] = {"delivery_type": "HTTP_WEBHOOK", "delivery_config": config}
-    return setting_changes.create(name="audited", **values)
+    return notifications.create_setting(name="audited", **values)
 
 
 def _paused_queue() -> str:

@@ -14,9 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import ports
-from django_durable_tasks.engine.audit import recorder
-from django_durable_tasks.engine.audit.actor import acting
-from django_durable_tasks.engine.audit.recorder import recorded
+from django_durable_tasks.engine import audit
+from django_durable_tasks.engine.audit import acting, recorded
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
@@ -246,7 +245,7 @@ class _Unserializable:
 
 def test_a_write_whose_entry_fails_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     row = a_task()
-    monkeypatch.setattr(recorder, "stored_fields", lambda *_args: {"status": _Unserializable()})
+    monkeypatch.setattr(audit, "stored_fields", lambda *_args: {"status": _Unserializable()})
     with pytest.raises(TypeError):
         Task.objects.filter(pk=row.pk).cancel(by="ada")
     assert Task.objects.get(pk=row.pk).status == "PENDING"

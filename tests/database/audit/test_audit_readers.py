@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine.audit import history
+from django_durable_tasks.engine import audit
 from django_durable_tasks.models import AuditEntry, QueueControl, Task
 from tests.database.admin.site import act, list_of, operator, page_of, staff
 from tests.database.api.client import ADD, SETTINGS, ApiClient, a_client, a_tenant, call
@@ -168,10 +168,10 @@ def test_entries_are_deleted_after_their_retention(settings: Any) -> None:
     now = timezone.now()
     long_ago = now - timedelta(days=366)
     AuditEntry.objects.unguarded().filter(pk__in=[old, older]).update(at=long_ago)
-    assert [history.prune_audit(now, 1) for _ in range(3)] == [1, 1, 0]
+    assert [audit.prune_audit(now, 1) for _ in range(3)] == [1, 1, 0]
     assert AuditEntry.objects.count() == 1
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "AUDIT_RETENTION": 1e-6}
-    assert history.prune_audit(now + timedelta(hours=1), 100) == 1
+    assert audit.prune_audit(now + timedelta(hours=1), 100) == 1
 
 
 def test_creates_and_edits_of_schedules_and_calendars_have_entries(api: None) -> None:

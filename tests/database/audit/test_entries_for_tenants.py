@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import quotas, staff
+from django_durable_tasks.engine.tenants import access, quotas
 from django_durable_tasks.models import AuditEntry
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant, call
 
@@ -24,7 +24,7 @@ def client(settings: Any) -> ApiClient:
     given = {"by": NAME, "reason": REASON}
     quotas.set_quotas(client.tenant, {"open_tasks": 5}, now=timezone.now(), **given)
     User.objects.create_user("bob-staff", is_staff=True)
-    staff.assign(client.tenant, "bob-staff", **given)
+    access.assign_staff(client.tenant, "bob-staff", **given)
     client.post("/tasks", call())
     return client
 

@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks.engine.audit import history
+from django_durable_tasks.engine import audit
 from django_durable_tasks.models import AuditEntry
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
 from tests.factories import a_task
@@ -96,7 +96,7 @@ def test_the_history_of_a_task_and_pruning_read_few_rows(
 ) -> None:
     task = a_task(tenant=clients[0].tenant)
     with CaptureQueriesContext(connection) as captured:
-        history.of_task(task)
-        history.prune_audit(timezone.now(), 100)
+        audit.of_task(task)
+        audit.prune_audit(timezone.now(), 100)
     assert _most_read(captured) <= MOST
     assert AuditEntry.objects.count() > ENTRIES

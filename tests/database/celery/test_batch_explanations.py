@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery.explain import sentences
+from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.tasks import attempts, batch_messages, batches
+from django_durable_tasks.engine.tasks import attempts, batches
 from django_durable_tasks.models import Task
 from tests.database.commands.durable_command import durable
 from tests.database.limits.limited_tasks import limit
@@ -42,9 +42,9 @@ def _explained(task: Task) -> str:
 
 def test_the_state_of_the_batch_message_is_explained(task: Task) -> None:
     assert "A batch message was published" in _explained(task)
-    batch_messages.not_published([(QUEUE, NAME)], 30)
+    batches.message_not_published([(QUEUE, NAME)], 30)
     assert "The broker refused the batch message" in _explained(task)
-    batch_messages.received(QUEUE, NAME, number=1)
+    batches.message_received(QUEUE, NAME, number=1)
     assert "No batch message is outstanding" in _explained(task)
     assert "waits for a batch" in durable("show", task.pk).out
 

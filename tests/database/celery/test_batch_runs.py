@@ -21,11 +21,11 @@ from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db import connections as dedicated
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batch_messages
+from django_durable_tasks.engine.tasks import attempts, batches
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.batch_dispatch import BatchDispatch
+from django_durable_tasks.scheduler.dispatch_loop import BatchDispatch
 from tests.database.transitions.transition_calls import CRASH
 from tests.factories import QUEUE, a_task
 from tests.messages import take_messages
@@ -208,7 +208,7 @@ def test_the_message_of_an_unknown_task_is_published_again_without_growing_times
     name = "task.of.another.release"
     a_task(name=name, in_batch=True)
     for _ in range(5):
-        batch_messages.reserve([(QUEUE, name)])
+        batches.reserve_messages([(QUEUE, name)])
         BatchMessage.objects.update(due_at=DatabaseNow())
     _deliver(name)
     message = BatchMessage.objects.get()

@@ -19,8 +19,8 @@ from django_durable_tasks.engine.limits.config import RecentLimits
 from django_durable_tasks.engine.tasks import claim, endpoints, retention
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task

@@ -18,22 +18,17 @@ from celery import current_app
 from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
-from django_durable_tasks.celery.publishing import (
-    broker_connection,
-    broker_outage,
-    dispatcher,
-)
+from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.states import Status
+from django_durable_tasks.scheduler.jobs import Job, Prune
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.maintenance.job import Job
-from django_durable_tasks.scheduler.maintenance.prune import Prune
 from django_durable_tasks.scheduler.threads import PeriodicThread
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
@@ -69,7 +64,7 @@ def test_an_unknown_queue_stops_neither_the_scheduler_nor_other_queues(
 
 def test_tasks_due_together_with_one_of_an_unknown_queue_are_published(strict: None) -> None:
     lost, rows = a_task(queue=NOWHERE, due=-1), [a_task(due=-1) for _ in range(20)]
-    sent = dispatcher.dispatch_these(
+    sent = publisher.dispatch_these(
         [lost.pk, *(row.pk for row in rows)], database_now(), uuid.uuid4()
     )
     assert sent == 20
@@ -84,20 +79,20 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
 ) -> None:
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 2}
     rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
-    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     epochs = _epochs(rows)
     assert set(epochs.values()) == {rows[0].epoch + 2}
-    assert dispatcher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
+    assert publisher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
     until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
     until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
-    assert dispatcher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
+    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
+    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
     del current_app.amqp.queues[NOWHERE]
 
 
@@ -139,12 +134,12 @@ def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_nex
     with connections.dedicated_connection():
         messages = claim.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
     assert [message.number for message in messages] == [6]
-    dispatcher.publish(messages)
+    publisher.publish_claimed(messages)
     row.refresh_from_db()
     assert (row.status, row.publish_count) == (Status.QUEUED, 5)
     assert row.due_at is not None
     assert row.due_at <= database_now()
-    dispatcher.publish(
+    publisher.publish_claimed(
         transitions.messages_for(transitions.claimed_tasks(Task.objects.filter(pk=fresh.pk)))
     )
     fresh.refresh_from_db()
@@ -295,7 +290,7 @@ def test_pruning_continues_until_nothing_is_left(settings: Any) -> None:
 def test_pruning_runs_again_soon_while_it_skips_tasks_that_are_kept(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.scheduler.maintenance.prune._SLICE", 0.0)
+    monkeypatch.setattr("django_durable_tasks.scheduler.jobs._SLICE", 0.0)
     settings.DURABLE_TASKS = {"BATCH_SIZE": 5, "RETENTION": {"CANCELLED": 0.001}}
     kept = [a_task(Status.CANCELLED, idempotency_key=f"key {number}") for number in range(15)]
     a_task(Status.CANCELLED)
@@ -311,7 +306,7 @@ def test_pruning_runs_again_soon_while_it_skips_tasks_that_are_kept(
 def test_pruning_an_endless_backlog_of_tasks_still_prunes_the_ledger(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.scheduler.maintenance.prune._SLICE", 0.0)
+    monkeypatch.setattr("django_durable_tasks.scheduler.jobs._SLICE", 0.0)
     settings.DURABLE_TASKS = {
         "BATCH_SIZE": 1,
         "RETENTION": {"CANCELLED": 0.001},

@@ -20,10 +20,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import Schedule, conf, durable_task
-from django_durable_tasks.celery.execution import batch_in_progress, batch_runs, endings
+from django_durable_tasks.celery.execution import batch_runs, endings
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.engine.db import direct
+from django_durable_tasks.engine.db import postgresql
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
@@ -121,7 +121,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (CursorWrapper, "executemany"),
         (BaseDatabaseWrapper, "_commit"),
         (BaseDatabaseWrapper, "connect"),
-        (direct, "execute"),
+        (postgresql, "execute_directly"),
     ):
         act = getattr(owner, name)
         around = _fault.around("statement", act)
@@ -133,8 +133,8 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(conf, "settings", _fault.around("settings", conf.settings))
     monkeypatch.setattr(endings, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
-    monkeypatch.setattr(direct, "_process", direct._Process())
-    direct.use()
+    monkeypatch.setattr(postgresql, "_process", postgresql._Process())
+    postgresql.use_directly()
     yield
     _fault.returned = 0
     close_all()
@@ -176,7 +176,7 @@ def _check(task: Any, rows: list[Task], fault: str) -> None:
             found
         )
     assert process_runs.leases._runs == {}, fault
-    assert not batch_in_progress.thread()._batches, fault
+    assert not batch_runs.batch_thread()._batches, fault
 
 
 FAULTS = [

@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import durable_task
 from django_durable_tasks.celery.execution import signal_handlers
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.message_id import HEADER, parse
+from django_durable_tasks.celery.publishing.prepared_messages import HEADER, parse
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import IsolationTooStrict
 from django_durable_tasks.models import Task

@@ -13,8 +13,8 @@ import pytest
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import dead_letters, retention
-from django_durable_tasks.engine.tasks.edit_waiting import TaskEdit, edit_waiting
+from django_durable_tasks.engine.tasks import operator_actions, retention
+from django_durable_tasks.engine.tasks.operator_actions import TaskEdit, edit_waiting
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
 from django_durable_tasks.models import (
     DeadLetter,
@@ -24,8 +24,8 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.targets.signing import derived_secret, verify
-from django_durable_tasks.rules.tasks.masking import MASK
+from django_durable_tasks.rules.targets.http_request import derived_secret, verify
+from django_durable_tasks.rules.tasks.arguments import MASK
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening
@@ -324,7 +324,9 @@ def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
 
 def _replayed(task: Task, **edited: Any) -> None:
     """Replay the task and deliver its message."""
-    assert dead_letters.replay(Task.objects.filter(pk=task.pk), by="ann", **edited) == [task.pk]
+    assert operator_actions.replay_letters(Task.objects.filter(pk=task.pk), by="ann", **edited) == [
+        task.pk
+    ]
     _delivered(task)
 
 

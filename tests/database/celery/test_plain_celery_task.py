@@ -12,7 +12,7 @@ from celery import current_app
 
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.targets.plain_celery_task import CeleryTaskNotAllowed
+from django_durable_tasks.targets.internal_tasks import CeleryTaskNotAllowed
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_task
 

@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution.heartbeat import LeaseHeartbeat
-from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.execution.live_runs import LeaseHeartbeat, LiveRun, process_runs
 from django_durable_tasks.celery.result import META, STATE
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption, ResultTooLarge, UnserializableResult

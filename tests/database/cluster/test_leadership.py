@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import SchedulerLease
-from django_durable_tasks.models.lease import lease_name
+from django_durable_tasks.models.cluster import lease_name
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -27,56 +27,56 @@ def _is_leader(holder: uuid.UUID, term: int) -> bool:
 
 
 def test_a_free_lease_is_taken_once() -> None:
-    term = leadership.take(ANNA, 60)
+    term = nodes.take_lease(ANNA, 60)
     assert term is not None
-    assert leadership.take(BERT, 60) is None
-    assert leadership.take(ANNA, 60) is None
+    assert nodes.take_lease(BERT, 60) is None
+    assert nodes.take_lease(ANNA, 60) is None
     assert _is_leader(ANNA, term)
 
 
 def test_a_leader_renews_its_own_term_only() -> None:
-    term = leadership.take(ANNA, 60)
+    term = nodes.take_lease(ANNA, 60)
     assert term is not None
-    assert leadership.renew(ANNA, term, 60)
-    assert not leadership.renew(BERT, term, 60)
-    assert not leadership.renew(ANNA, term - 1, 60)
-    assert not leadership.renew(ANNA, term + 1, 60)
+    assert nodes.renew_lease(ANNA, term, 60)
+    assert not nodes.renew_lease(BERT, term, 60)
+    assert not nodes.renew_lease(ANNA, term - 1, 60)
+    assert not nodes.renew_lease(ANNA, term + 1, 60)
 
 
 def test_an_expired_lease_is_taken_under_a_higher_term_and_not_renewed() -> None:
-    first = leadership.take(ANNA, 60)
+    first = nodes.take_lease(ANNA, 60)
     assert first is not None
     _expire()
-    assert not leadership.renew(ANNA, first, 60)
+    assert not nodes.renew_lease(ANNA, first, 60)
     assert not _is_leader(ANNA, first)
-    second = leadership.take(ANNA, 60)
+    second = nodes.take_lease(ANNA, 60)
     assert second == first + 1
-    assert not leadership.renew(ANNA, first, 60)
+    assert not nodes.renew_lease(ANNA, first, 60)
 
 
 def test_a_lease_ends_by_the_clock_of_the_database() -> None:
-    first = leadership.take(ANNA, 0.05)
+    first = nodes.take_lease(ANNA, 0.05)
     assert first is not None
-    assert until(lambda: leadership.take(BERT, 60), within=30) == first + 1
-    assert not leadership.renew(ANNA, first, 60)
+    assert until(lambda: nodes.take_lease(BERT, 60), within=30) == first + 1
+    assert not nodes.renew_lease(ANNA, first, 60)
 
 
 def test_a_released_lease_is_free_at_once_and_terms_only_increase() -> None:
     terms = []
     for number in range(5):
         holder = (ANNA, BERT)[number % 2]
-        term = leadership.take(holder, 60)
+        term = nodes.take_lease(holder, 60)
         assert term is not None
         terms.append(term)
-        assert leadership.resign(holder, term)
+        assert nodes.resign_lease(holder, term)
     assert terms == list(range(terms[0], terms[0] + 5))
 
 
 def test_a_former_leader_cannot_release_the_lease_of_its_successor() -> None:
-    old = leadership.take(ANNA, 60)
+    old = nodes.take_lease(ANNA, 60)
     assert old is not None
     _expire()
-    new = leadership.take(BERT, 60)
+    new = nodes.take_lease(BERT, 60)
     assert new is not None
-    assert not leadership.resign(ANNA, old)
+    assert not nodes.resign_lease(ANNA, old)
     assert _is_leader(BERT, new)

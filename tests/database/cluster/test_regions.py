@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.conf import InvalidSetting, read
-from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db.clock import after, database_now
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
-from django_durable_tasks.models.lease import lease_name, region_of
+from django_durable_tasks.models.cluster import lease_name, region_of
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
+from django_durable_tasks.scheduler import reap_dead_nodes
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task
 
@@ -34,16 +34,16 @@ def test_the_lease_of_the_default_region_keeps_its_name() -> None:
 @pytest.mark.usefixtures("_europe")
 def test_each_region_has_its_own_leader() -> None:
     SchedulerLease.objects.filter(name="leader").update(holder=BERT, expires_at=after(60))
-    term = leadership.take(ANNA, 60)
+    term = nodes.take_lease(ANNA, 60)
     assert term == 1
-    assert leadership.take(BERT, 60) is None
-    assert leadership.renew(ANNA, term, 60)
+    assert nodes.take_lease(BERT, 60) is None
+    assert nodes.renew_lease(ANNA, term, 60)
     assert set(SchedulerLease.objects.values_list("name", "holder")) == {
         ("leader", BERT),
         ("leader@eu", ANNA),
     }
-    assert leadership.resign(ANNA, term)
-    assert leadership.take(BERT, 60) == 2
+    assert nodes.resign_lease(ANNA, term)
+    assert nodes.take_lease(BERT, 60) == 2
     assert region_of("leader@eu") == "eu"
 
 
@@ -67,7 +67,7 @@ def test_nodes_are_monitored_in_their_own_region_only(settings: Any) -> None:
 @pytest.mark.usefixtures("_europe")
 def test_verify_accepts_a_region_and_a_default_lease_without_leader() -> None:
     node = a_node(NodeKind.SCHEDULER, region="eu", started_at=database_now() - timedelta(hours=1))
-    assert leadership.take(node.pk, 60) is not None
+    assert nodes.take_lease(node.pk, 60) is not None
     answer = durable("verify", "--format", "json")
     assert [one for one in answer.data["findings"] if one["check"] in ("seed-rows", "leases")] == []
 

@@ -10,10 +10,10 @@ import pytest
 from django.db import OperationalError
 from django.urls import reverse
 
-from django_durable_tasks.engine.cluster import health, leadership, nodes
+from django_durable_tasks.engine.cluster import nodes, status
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.management.durable import health as health_command
+from django_durable_tasks.management.durable import status as health_command
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -53,7 +53,7 @@ def _waits(since: float = LONG, **fields: Any) -> Task:
 
 
 def _stalled() -> set[Any]:
-    return set(health.stalled(Node.objects.alive(), database_now()))
+    return set(status.stalled(Node.objects.alive(), database_now()))
 
 
 def test_a_worker_that_starts_nothing_although_tasks_wait_is_stalled() -> None:
@@ -116,7 +116,7 @@ def test_a_scheduler_that_no_longer_polls_is_stalled(settings: Any) -> None:
 
 def test_status_names_stalled_nodes_and_clock_skew() -> None:
     leader = _scheduler(skew=0.5)
-    assert leadership.take(leader.pk, 60) is not None
+    assert nodes.take_lease(leader.pk, 60) is not None
     assert durable("status").code == 0
     _scheduler(idle=LONG)
     _scheduler(skew=-300.0)

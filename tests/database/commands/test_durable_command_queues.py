@@ -23,7 +23,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.identifiers import first_uuid7_of
+from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
 from tests.architecture.sources import ROOT
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks

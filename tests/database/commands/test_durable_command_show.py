@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.cluster import leadership
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, DeliveryAttempt, NodeKind, Task
 from django_durable_tasks.rules.states import LogStatus, Status
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def staffed() -> None:
     """A leading scheduler and a worker on the test queue."""
-    leadership.take(a_node(NodeKind.SCHEDULER).pk, 60)
+    nodes.take_lease(a_node(NodeKind.SCHEDULER).pk, 60)
     a_node(queues=[QUEUE], concurrency=1)
 
 

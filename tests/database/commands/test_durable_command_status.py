@@ -11,12 +11,12 @@ from celery import current_app
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.cluster import leadership, nodes, queues
+from django_durable_tasks.engine.cluster import nodes, queues
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import misrouted
+from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.celery_settings import celery_configured
 from tests.database.commands.durable_command import durable, json_of
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db
 def leader() -> Node:
     """A live scheduler that leads."""
     node = a_node(NodeKind.SCHEDULER)
-    assert leadership.take(node.pk, 60) is not None
+    assert nodes.take_lease(node.pk, 60) is not None
     return node
 
 
@@ -65,7 +65,7 @@ def test_without_a_scheduler_it_exits_with_1() -> None:
 
 def test_a_silent_scheduler_does_not_count_as_live() -> None:
     node = a_node(NodeKind.SCHEDULER, seen=3_600)
-    leadership.take(node.pk, 60)
+    nodes.take_lease(node.pk, 60)
     assert len(_problems()) == 1
     assert (
         f"Node {node.name} missed its heartbeats."
@@ -184,14 +184,12 @@ def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) ->
 
 
 def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: Node) -> None:
-    misrouted.count_misrouted("cards", "mails")
+    claim.count_misrouted("cards", "mails")
     assert "Queue cards: 1 messages for its tasks were consumed from another queue" in _warnings()
     assert "from mails" in _warnings()
     QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
     assert "were consumed from another queue" not in _warnings()
-    assert [row["misrouted"] for row in json_of("status")["queues"] if row["queue"] == "cards"] == [
-        1
-    ]
+    assert [row["claim"] for row in json_of("status")["queues"] if row["queue"] == "cards"] == [1]
 
 
 def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:

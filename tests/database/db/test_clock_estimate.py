@@ -13,10 +13,10 @@ from celery.exceptions import Retry
 from django.db import transaction
 
 from django_durable_tasks import host_clock, process_state
-from django_durable_tasks.celery.execution.outcomes import outcome_of
+from django_durable_tasks.celery.execution.endings import outcome_of
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import clock_estimate
+from django_durable_tasks.engine.db import clock
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
@@ -100,10 +100,10 @@ def test_a_released_task_is_published_only_if_it_is_due_by_the_clock_of_the_data
 
 def test_an_instant_never_counts_as_past_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_clock(monkeypatch, 300)
-    assert not clock_estimate.has_passed(database_now() + timedelta(seconds=5))
-    assert clock_estimate.has_passed(database_now() - timedelta(seconds=5))
+    assert not clock.has_passed(database_now() + timedelta(seconds=5))
+    assert clock.has_passed(database_now() - timedelta(seconds=5))
     before = database_now()
-    assert before - NEAR < clock_estimate.estimated_now() < database_now() + NEAR
+    assert before - NEAR < clock.estimated_now() < database_now() + NEAR
 
 
 def test_the_clock_skew_of_a_node_is_measured_and_logged_once_per_increase(
@@ -125,18 +125,16 @@ def test_the_clock_skew_of_a_node_is_measured_and_logged_once_per_increase(
 
 def test_a_slow_reply_is_not_used_as_a_clock_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now = database_now()
-    slow = clock_estimate.ClockReading(
-        database_time=now, requested=0.0, received=8.0, host_time=now
-    )
-    looks = iter([slow, clock_estimate.read_clock()])
-    monkeypatch.setattr(clock_estimate, "read_clock", lambda: next(looks))
-    assert not clock_estimate.has_passed(now - timedelta(hours=1))
-    process_state.of(clock_estimate.LastClockReading).again_at = float("-inf")
-    assert clock_estimate.has_passed(now - timedelta(hours=1))
+    slow = clock.ClockReading(database_time=now, requested=0.0, received=8.0, host_time=now)
+    looks = iter([slow, clock.read_clock()])
+    monkeypatch.setattr(clock, "read_clock", lambda: next(looks))
+    assert not clock.has_passed(now - timedelta(hours=1))
+    process_state.of(clock.LastClockReading).again_at = float("-inf")
+    assert clock.has_passed(now - timedelta(hours=1))
 
 
 def test_the_estimated_database_time_is_never_too_early() -> None:
     for _ in range(20):
-        before = clock_estimate.estimated_now()
-        assert database_now() <= clock_estimate.estimated_now() + timedelta(milliseconds=1)
-        assert before <= clock_estimate.estimated_now()
+        before = clock.estimated_now()
+        assert database_now() <= clock.estimated_now() + timedelta(milliseconds=1)
+        assert before <= clock.estimated_now()

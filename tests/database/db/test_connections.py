@@ -22,8 +22,8 @@ from django_durable_tasks.engine.db.connections import (
     dedicated_connection,
     name_connections,
 )
-from django_durable_tasks.engine.db.deadlocks import retry_on_deadlock
-from django_durable_tasks.engine.tasks import opened_runs
+from django_durable_tasks.engine.db.errors import retry_on_deadlock
+from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.transitions import StartedRun
 from django_durable_tasks.rules.states import Status
 from tests.factories import a_task
@@ -138,7 +138,7 @@ def test_a_binary_cursor_reads_the_values_that_other_cursors_read() -> None:
             one.execute(sql)
             assert one.cursor.pgresult.fformat(0) == binary
             (values,) = one.fetchall()
-            found.append(opened_runs.run_of(StartedRun._make(values), uuid.UUID(int=1), "message"))
+            found.append(attempts.run_of(StartedRun._make(values), uuid.UUID(int=1), "message"))
     assert found[0] == found[1]
     assert found[1].run_id == row.run_id
     assert found[1].args == [1, "é"]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from django.db import OperationalError, ProgrammingError, connections, transaction
 
-from django_durable_tasks.engine.db import direct
+from django_durable_tasks.engine.db import postgresql
 from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(direct, "_process", direct._Process())
-    direct.use()
+    monkeypatch.setattr(postgresql, "_process", postgresql._Process())
+    postgresql.use_directly()
     yield
     close_all()
 
 
 def _rows(sql: str, **parameters: object) -> list[tuple[object, ...]]:
     with dedicated_connection():
-        result = direct.execute(sql, parameters)
+        result = postgresql.execute_directly(sql, parameters)
     assert result is not None
     return result.rows
 
@@ -45,14 +45,14 @@ def test_values_arrive_as_by_a_cursor() -> None:
 
 
 def test_other_connections_and_open_transactions_use_cursors() -> None:
-    assert direct.execute("SELECT 1", {}) is None
+    assert postgresql.execute_directly("SELECT 1", {}) is None
     with dedicated_connection(), transaction.atomic():
-        assert direct.execute("SELECT 1", {}) is None
+        assert postgresql.execute_directly("SELECT 1", {}) is None
 
 
 def test_an_error_is_raised_as_django_raises_it_and_the_connection_is_replaced() -> None:
     with pytest.raises(ProgrammingError) as raised, dedicated_connection():
-        direct.execute("SELECT * FROM nowhere", {})
+        postgresql.execute_directly("SELECT * FROM nowhere", {})
     assert raised.value.__cause__ is not None
     assert raised.value.__cause__.sqlstate == "42P01"  # type: ignore[attr-defined]
     assert _rows("SELECT 1") == [(1,)]
@@ -60,12 +60,12 @@ def test_an_error_is_raised_as_django_raises_it_and_the_connection_is_replaced()
 
 def test_a_lost_connection_is_an_operational_error() -> None:
     with dedicated_connection():
-        direct.execute("SELECT 1", {})
+        postgresql.execute_directly("SELECT 1", {})
         pid = connections["default"].connection.info.backend_pid
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
     with pytest.raises(OperationalError), dedicated_connection():
-        direct.execute("SELECT 1", {})
+        postgresql.execute_directly("SELECT 1", {})
     assert _rows("SELECT 1") == [(1,)]
 
 
@@ -73,9 +73,9 @@ def test_a_connection_that_is_lost_without_a_message_of_the_server_is_an_operati
     None
 ):
     with dedicated_connection():
-        direct.execute("SELECT 1", {})
+        postgresql.execute_directly("SELECT 1", {})
         with socket.socket(fileno=os.dup(connections["default"].connection.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)
     with pytest.raises(OperationalError), dedicated_connection():
-        direct.execute("SELECT 1", {})
+        postgresql.execute_directly("SELECT 1", {})
     assert _rows("SELECT 1") == [(1,)]

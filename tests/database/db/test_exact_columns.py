@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Coalesce, Concat
 
 from django_durable_tasks.checks import check_database
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.exact_text import ExactCharField
+from django_durable_tasks.models.fields import ExactCharField
 from tests.architecture.sources import PACKAGE
 from tests.factories import a_task
 

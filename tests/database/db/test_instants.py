@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.instants import InstantField
+from django_durable_tasks.models.fields import DatabaseNow, InstantField
 from tests.project.tasks import add
 
 AUTUMN = datetime(2026, 10, 25, tzinfo=UTC)

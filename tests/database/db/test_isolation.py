@@ -16,17 +16,17 @@ from django.db.models.signals import pre_delete
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.db.errors import Isolation
+from django_durable_tasks.engine.recurring import ledger
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
-from django_durable_tasks.models.limit_bucket import LOCK
-from django_durable_tasks.rules.recurring.policies import FireOutcome
+from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.identifiers import uuid7
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.rules.tasks.task_values import uuid7
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import end, question
 from tests.factories import a_dead_letter, a_task, unavailable_database
 
@@ -88,7 +88,7 @@ def test_an_unreadable_ledger_entry_does_not_stop_the_deletion_of_others() -> No
         )
         if connection.vendor == "mysql":
             cursor.execute("SET sql_mode = @before")
-    assert [recurring_retention.prune_ledger(now, 2) for _ in range(3)] == [1, 1, 0]
+    assert [ledger.prune_ledger(now, 2) for _ in range(3)] == [1, 1, 0]
     assert list(OccurrenceRecord.objects.values_list("pk", flat=True)) == [entries[0].pk]
 
 
@@ -96,7 +96,7 @@ def test_items_that_are_not_reached_in_time_are_left_to_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one_by_one, handled = Isolation[int]("item"), list[int]()
-    monkeypatch.setattr("django_durable_tasks.engine.db.isolation._ALONE_FOR", -1.0)
+    monkeypatch.setattr("django_durable_tasks.engine.db.errors._ALONE_FOR", -1.0)
     assert one_by_one.each([1, 2], handled.append) == []
     assert (handled, one_by_one.postponed()) == ([], [])
     monkeypatch.undo()

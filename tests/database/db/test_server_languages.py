@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from django_durable_tasks.engine.db.error_codes import is_unique_violation
-from django_durable_tasks.engine.db.outages import is_unmigrated
-from django_durable_tasks.engine.recurring import occurrence_tasks
+from django_durable_tasks.engine.db.errors import is_unique_violation, is_unmigrated
+from django_durable_tasks.engine.recurring import tick_plan
 from django_durable_tasks.models import OccurrenceRecord, Task, Tenant
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_task
@@ -79,7 +78,7 @@ def test_the_same_call_returns_the_same_task(language: str) -> None:
 
 def test_a_taken_key_of_a_fire_time_is_recorded_in_the_ledger(language: str) -> None:
     row, good = a_schedule("taken"), a_schedule("good")
-    a_task(idempotency_key=occurrence_tasks.idempotency_key(row.pk, START))
+    a_task(idempotency_key=tick_plan.idempotency_key(row.pk, START))
     assert fire(START) == 1
     outcomes = dict(OccurrenceRecord.objects.values_list("recurring_task", "outcome"))
     assert outcomes == {row.pk: "FAILED_TO_CREATE", good.pk: "DISPATCHED"}

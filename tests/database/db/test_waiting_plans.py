@@ -12,13 +12,13 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.engine.cluster import status
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import priority_aging
+from django_durable_tasks.engine.limits import release
 from django_durable_tasks.models import Task
 from tests.factories import many_tasks
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
 _READS: dict[str, Callable[[], Any]] = {
-    "aging": lambda: priority_aging.age(database_now(), 0.5, 100),
+    "aging": lambda: release.age(database_now(), 0.5, 100),
     "unknown names": lambda: status._unknown({"tests.project.tasks.noop"}),
     "due tasks": lambda: list(Task.objects.due(database_now()).order_by("-pk")[:50]),
 }

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.database.dependencies.random_graphs import (
     Crash,
     Edges,

@@ -10,12 +10,11 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.dependencies import edges, edit, replay, resolve
-from django_durable_tasks.engine.tasks import dead_letters, operator_actions
-from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.workflows.builder import AddedTasks
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.workflows import AddedTasks, edges_to
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
@@ -78,7 +77,7 @@ def test_a_stale_ending_event_of_very_many_dependents_blocks_nothing() -> None:
     first, other = a_task(), a_task()
     lows, low = [_after(first) for _ in range(10)], _after(other)
     fail(first)
-    dead_letters.replay(question(first), by="bob")
+    operator_actions.replay_letters(question(first), by="bob")
     succeed(other)
     _resolve_within(6)
     assert statuses(low)[0] in READY
@@ -106,10 +105,10 @@ def test_a_body_cannot_add_an_upstream_that_depends_on_the_body() -> None:
         growth = AddedTasks("growth")
         growth.add(noop, after=of(run, step))
         with pytest.raises(DependencyCycle, match=r"lower|low"):
-            followups.succeed(running, None, "w", (growth,))
+            runs.succeed(running, None, "w", (growth,))
     growth = AddedTasks("growth")
     growth.add(noop, after=[a_task(), running.task_id], step="added")
-    assert followups.succeed(running, None, "w", (growth,))
+    assert runs.succeed(running, None, "w", (growth,))
     resolve_all()
     assert statuses(of(run, "low"), of(run, "added")) == ["BLOCKED", "BLOCKED"]
     assert not recount()
@@ -124,7 +123,7 @@ def test_removing_an_edge_may_leave_a_join_that_cannot_be_met() -> None:
     edit.unlink(low.pk, [gone.pk])
     low.refresh_from_db()
     assert (low.status, low.cause) == ("SKIPPED", dead.pk)
-    assert dead_letters.replay(question(dead), by="bob")
+    assert operator_actions.replay_letters(question(dead), by="bob")
     assert statuses(low) == ["BLOCKED"]
     assert not recount()
 
@@ -160,13 +159,13 @@ def test_a_cancelled_task_runs_again_once_its_failed_upstream_has_succeeded() ->
     fail(first)
     resolve_all()
     operator_actions.cancel(question(low), by="bob")
-    dead_letters.replay(question(first), by="bob")
-    assert dead_letters.replay(question(low), by="bob") == [low.pk]
+    operator_actions.replay_letters(question(first), by="bob")
+    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
     assert statuses(low) == ["BLOCKED"]
     operator_actions.cancel(question(low), by="bob")
     succeed(first)
     resolve_all()
-    assert dead_letters.replay(question(low), by="bob") == [low.pk]
+    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
     assert statuses(low)[0] in READY
 
 
@@ -177,5 +176,5 @@ def test_a_task_that_failed_after_it_was_forced_is_replayed_without_its_upstream
     resolve_all()
     replay.force_run(question(low), "forced")
     fail(low)
-    assert dead_letters.replay(question(low), by="bob") == [low.pk]
+    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
     assert statuses(low) == ["PENDING"]

@@ -17,14 +17,13 @@ from hypothesis.stateful import (
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.dependencies import edges, edit, resolve
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
-from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
-from django_durable_tasks.engine.transitions import dead_letters as transition_dead_letters
-from django_durable_tasks.engine.workflows import followups, runs
+from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.engine.transitions import attempt_log
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
 from django_durable_tasks.rules.dependencies import Gate
-from django_durable_tasks.rules.workflows.builder import AddedTasks
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.workflows import AddedTasks, edges_to
 from tests.database.dependencies import random_graphs as drawn
 from tests.database.dependencies.history_graph import HistoryGraph
 from tests.database.dependencies.random_graphs import (
@@ -103,7 +102,7 @@ class Histories(HistoryGraph):
         if second:
             steps.append(growth.add(noop, step=f"g{len(self.ids) + 1}", after=steps[0]))
         below = self.graph.waiting_for(name)
-        assert self._do(lambda: followups.succeed(self.runs[name], None, "w", (growth,)), point)
+        assert self._do(lambda: runs.succeed(self.runs[name], None, "w", (growth,)), point)
         self.graph.nodes[name].end("SUCCESS")
         for number, step in enumerate(steps):
             edges_above = {len(self.ids) - 1: ("MUST_SUCCEED", None)} if number else {}
@@ -152,10 +151,12 @@ class Histories(HistoryGraph):
         back = self.graph.replay(names)
         if ended and not back:
             with pytest.raises(TransitionRefused):
-                dead_letters.replay(self._question(names), by="bob")
+                operator_actions.replay_letters(self._question(names), by="bob")
             return
         found = self._do(
-            lambda: dead_letters.replay(self._question(names), by="bob"), point, foreseen=True
+            lambda: operator_actions.replay_letters(self._question(names), by="bob"),
+            point,
+            foreseen=True,
         )
         assert set(found) == {self.ids[name] for name in ended & back}
 
@@ -181,7 +182,7 @@ class Histories(HistoryGraph):
 
     def _forced(self, names: list[str]) -> list[uuid.UUID]:
         forced, returned = dependency_replay.force_run(self._question(names), "forced")
-        transition_dead_letters.close_replayed([*forced, *returned], by="bob", reason="")
+        attempt_log.close_replayed_letters([*forced, *returned], by="bob", reason="")
         return forced
 
     @rule(

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from django_durable_tasks.engine.db import statements
-from django_durable_tasks.engine.dependencies import inserts
+from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.rules.dependencies import NewEdge
 from django_durable_tasks.rules.states import Status
@@ -85,7 +85,7 @@ def unanalyzed() -> list[int]:
     children = (
         Task.objects.filter(status=Status.BLOCKED).order_by("pk").values_list("pk", flat=True)
     )
-    inserts.insert([NewEdge(key, _id(0)) for key in children])
+    edges.insert_edges([NewEdge(key, _id(0)) for key in children])
     _sql(_ENDINGS, last=_id(0))
     return list(EndingEvent.objects.values_list("pk", flat=True))
 

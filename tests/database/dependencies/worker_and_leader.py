@@ -13,7 +13,7 @@ from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.rules.dependencies import EdgeCounts, needed
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.database.transitions.transition_calls import PLACE, question
 from tests.factories import take_these
 

@@ -14,7 +14,7 @@ from django.db import connection
 from django_durable_tasks import Workflow
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.checks import check_settings
-from django_durable_tasks.conf_checks import InvalidSetting
+from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.exceptions import (
     DecryptionFailed,

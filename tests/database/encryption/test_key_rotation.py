@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.engine.tasks import deliveries, key_rotation
+from django_durable_tasks.engine.tasks import endpoints, key_rotation
 from django_durable_tasks.models import AuditEntry, DeadLetter, DeliveryAttempt, RecurringTask, Task
-from django_durable_tasks.rules.targets.deliveries import Delivery
+from django_durable_tasks.rules.targets.answers import Delivery
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.encryption.keys import SECRET, assert_nowhere, queued, raw, use
 from tests.database.recurring.schedules import a_schedule
@@ -89,7 +89,7 @@ def _delivery(task: Task) -> Delivery:
 
 def test_headers_of_requests_are_encrypted_and_rotated(settings: Any) -> None:
     task = a_task("SUCCESS")
-    deliveries.record(_delivery(task))
+    endpoints.record_delivery(_delivery(task))
     assert SECRET not in raw("durable_tasks_delivery_attempt")
     use(settings, "second", "first")
     assert json_of("rotate-keys")["changed"] == 1

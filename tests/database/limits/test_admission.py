@@ -20,7 +20,7 @@ from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.engine.tasks import enqueue, new_task, operator_actions
 from django_durable_tasks.models import Limit, LimitBucket, Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.options import CallOptions
 from tests.database.limits.limited_tasks import (

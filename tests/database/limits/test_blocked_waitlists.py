@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks.engine.limits import release, waitlist
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import (
     claim,

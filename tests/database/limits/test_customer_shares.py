@@ -17,7 +17,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.backpressure import FastPath
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.limits.admission import workers_of
+from django_durable_tasks.rules.limits import workers_of
 from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks

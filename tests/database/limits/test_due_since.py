@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import priority_aging
+from django_durable_tasks.engine.limits import release
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import Task
 from tests.database.limits.limited_tasks import (
@@ -81,9 +81,9 @@ def test_a_handed_over_place_keeps_the_time_of_the_task() -> None:
 def test_a_replay_of_a_minute_ago_is_not_raised_for_its_age() -> None:
     due = _due([60])
     transitions.make_due_wait(dict.fromkeys(due, "global"), database_now())
-    assert priority_aging.age(database_now(), wait=3_600, limit=10) == 0
-    with mock.patch.object(priority_aging, "_SCOPES", 10):
-        assert priority_aging.age(database_now(), wait=30, limit=10) == 1
+    assert release.age(database_now(), wait=3_600, limit=10) == 0
+    with mock.patch.object(release, "_SCOPES", 10):
+        assert release.age(database_now(), wait=30, limit=10) == 1
 
 
 def test_one_claim_publishes_in_the_order_in_which_tasks_became_due() -> None:

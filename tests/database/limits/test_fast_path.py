@@ -21,8 +21,7 @@ from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.backpressure import RecentQueueState
-from django_durable_tasks.engine.limits.next_due import late
+from django_durable_tasks.engine.limits.backpressure import RecentQueueState, late
 from django_durable_tasks.models import BatchMessage, Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks

@@ -18,10 +18,10 @@ from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db import connections as dedicated
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import attempts, hand_over
+from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.delivery import deliver
@@ -214,11 +214,11 @@ def _statements(act: Callable[[], Any]) -> list[str]:
 def test_an_unlimited_run_costs_no_statement_and_a_limited_one_without_waiting_tasks_one() -> None:
     run = _started(a_task())
     new_process_state()
-    hand_over.claim_next([run], run.node)
-    assert _statements(lambda: hand_over.claim_next([run], run.node)) == []
+    attempts.claim_next([run], run.node)
+    assert _statements(lambda: attempts.claim_next([run], run.node)) == []
     limit(f"task:{NOOP}", 1)
-    hand_over.claim_next([run], run.node)
-    assert len(_statements(lambda: hand_over.claim_next([run], run.node))) == 1
+    attempts.claim_next([run], run.node)
+    assert len(_statements(lambda: attempts.claim_next([run], run.node))) == 1
 
 
 def _started(row: Task) -> Run:

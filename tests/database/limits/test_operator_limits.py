@@ -12,10 +12,10 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap, release
 from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.engine.tasks import dead_letters
+from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.clock import DatabaseNow
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import claim, end, limit, limited_tasks, release_waiting
 from tests.factories import NOOP, QUEUE, a_task
@@ -78,5 +78,5 @@ def test_a_replay_with_other_arguments_counts_under_their_key() -> None:
     Task.objects.unguarded().filter(pk=row.pk).update(
         status=Status.FAILED, due_at=None, completed_at=database_now()
     )
-    dead_letters.replay(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
+    operator_actions.replay_letters(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
     assert Task.objects.get(pk=row.pk).limit_key == "zenith"

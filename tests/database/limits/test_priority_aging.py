@@ -9,11 +9,11 @@ import pytest
 
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import priority_aging
+from django_durable_tasks.engine.limits import release
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Task
-from django_durable_tasks.scheduler.maintenance import job
-from django_durable_tasks.scheduler.maintenance.age_priorities import AgePriorities
+from django_durable_tasks.scheduler import jobs
+from django_durable_tasks.scheduler.jobs import AgePriorities
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.factories import NOOP, a_task, many_tasks, take_batch
 
@@ -25,7 +25,7 @@ def test_a_waiting_task_is_not_starved_by_a_stream_of_urgent_ones() -> None:
     for _ in range(9):
         many_tasks(2, priority=9)
         assert humble.pk not in claim(1)
-        assert priority_aging.age(database_now(), 60.0, 100) == 1
+        assert release.age(database_now(), 60.0, 100) == 1
     assert claim(1) == [humble.pk]
     humble.refresh_from_db()
     assert (humble.priority, humble.priority_boost) == (9, 9)
@@ -35,14 +35,14 @@ def test_a_task_that_waits_for_a_limit_ages_too() -> None:
     a_task(priority=0, due=-1_000)
     limit(f"task:{NOOP}", 0)
     claim()
-    assert priority_aging.age(database_now(), 60.0, 100) == 1
-    assert priority_aging.age(database_now(), 2_000.0, 100) == 0
+    assert release.age(database_now(), 60.0, 100) == 1
+    assert release.age(database_now(), 2_000.0, 100) == 0
     assert Task.objects.get().priority == 1
 
 
 def test_the_number_of_tasks_raised_at_once_is_bounded_and_the_oldest_come_first() -> None:
     rows = [a_task(due=-1_000 + number) for number in range(5)]
-    assert priority_aging.age(database_now(), 60.0, 2) == 2
+    assert release.age(database_now(), 60.0, 2) == 2
     assert set(Task.objects.filter(priority_boost=1).values_list("pk", flat=True)) == set(
         ids(rows[:2])
     )
@@ -53,7 +53,7 @@ def test_a_task_with_an_id_of_the_caller_ages_too_while_it_waits_for_a_limit() -
     limit(f"task:{NOOP}", 0)
     claim()
     Task.objects.unguarded().update(id=uuid.UUID(int=uuid.uuid4().int | 1 << 127))
-    assert priority_aging.age(database_now(), 60.0, 100) == 1
+    assert release.age(database_now(), 60.0, 100) == 1
 
 
 def test_a_released_task_is_raised_once_at_a_time() -> None:
@@ -62,7 +62,7 @@ def test_a_released_task_is_raised_once_at_a_time() -> None:
     claim()
     limit(f"task:{NOOP}", 1)
     assert release_waiting() == 1
-    assert priority_aging.age(database_now(), 60.0, 100) == 1
+    assert release.age(database_now(), 60.0, 100) == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -72,7 +72,7 @@ def test_a_pass_over_many_queues_returns_after_each_slice_and_raises_each_task_o
     settings.DURABLE_TASKS = {"PRIORITY_AGING": 60.0}
     for number in range(5):
         a_task(due=-1_000, queue=f"queue-{number}", priority=number)
-    monkeypatch.setattr(job, "SLICE", 0.0)
+    monkeypatch.setattr(jobs, "SLICE", 0.0)
     aging, monitor = AgePriorities(), HeartbeatMonitor()
     aging._next = 0.0
     calls = [aging(database_now(), monitor)]

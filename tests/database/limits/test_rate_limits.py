@@ -13,7 +13,7 @@ from django_durable_tasks.engine.limits import config, release
 from django_durable_tasks.engine.tasks import attempts, retention
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import LimitBucket, Task
-from django_durable_tasks.models.limit_bucket import LOCK
+from django_durable_tasks.models.limits import LOCK
 from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks, take_batch
 

@@ -11,7 +11,7 @@ from django.contrib.messages import get_messages
 from django.test import Client, override_settings
 
 from django_durable_tasks import PerKey, checks, conf, process_state
-from django_durable_tasks.celery.explain import sentences
+from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, config
 from django_durable_tasks.engine.tasks import claim

@@ -10,14 +10,14 @@ from django.db.models import Count
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import MetricMinute, MetricSeries, TaskExecutionLog
-from django_durable_tasks.rules.metrics.counts import (
+from django_durable_tasks.rules.metrics import (
     CountedDurations,
     Duration,
     MetricKind,
     SeriesKey,
+    minute_of,
 )
-from django_durable_tasks.rules.metrics.minutes import minute_of
-from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
+from django_durable_tasks.scheduler.jobs import CountMetrics
 
 
 def count_all(now: datetime | None = None) -> CountMetrics:

@@ -10,9 +10,7 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics.attempts import count_attempts
-from django_durable_tasks.engine.metrics.creations import CreationCounter
-from django_durable_tasks.engine.metrics.retention import uncounted
+from django_durable_tasks.engine.metrics import CreationCounter, count_attempts, uncounted
 from django_durable_tasks.models import TaskExecutionLog
 from django_durable_tasks.rules.states import Status
 from tests.database.db.test_query_plans import _fill

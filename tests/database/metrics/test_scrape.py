@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.metrics import exposition
-from django_durable_tasks.metrics.server import MetricsServer
+from django_durable_tasks.metrics.exposition import MetricsServer
 from django_durable_tasks.models import Limit, NodeKind, SchedulerLease, Task
 from django_durable_tasks.rules.states import Status
 from tests.database.api.client import SETTINGS, a_client

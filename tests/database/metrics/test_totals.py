@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_durable_tasks.engine import transitions
+from django_durable_tasks.engine import metrics, transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import totals as engine_totals
-from django_durable_tasks.engine.metrics.attempts import count_attempts
+from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import (
     MetricMinute,
@@ -23,11 +22,10 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     UncountedEnding,
 )
-from django_durable_tasks.rules.metrics.counts import OTHER, Distribution, MetricKind
-from django_durable_tasks.rules.metrics.gaps import GAP_KEPT
-from django_durable_tasks.rules.recurring.policies import FireOutcome
+from django_durable_tasks.rules.metrics import GAP_KEPT, OTHER, Distribution, MetricKind
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance.count_metrics import CountMetrics
+from django_durable_tasks.scheduler.jobs import CountMetrics
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.factories import a_log_row, a_task, a_tenant, many_tasks
 
@@ -131,7 +129,7 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
     class Killed(BaseException):
         pass
 
-    write, calls = engine_totals._write, 0
+    write, calls = metrics._write, 0
 
     def dies(*args: Any) -> None:
         nonlocal calls
@@ -140,7 +138,7 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
         if calls == 2:
             raise Killed
 
-    monkeypatch.setattr(engine_totals, "_write", dies)
+    monkeypatch.setattr(metrics, "_write", dies)
     with pytest.raises(Killed):
         count_attempts(database_now(), 100)
     monkeypatch.undo()
@@ -158,7 +156,7 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(
     later = database_now() + timedelta(hours=3)
     count_all(later)
     assert retention.prune(later, 100) == 4
-    assert engine_totals.prune_minutes(later, 100) > 0
+    assert metrics.prune_minutes(later, 100) > 0
     assert recount() == {}
     assert not Task.objects.filter(pk__in=[task.pk for task in tasks]).exists()
     assert (totals(), minute_totals()) == ({"SUCCESS": 4}, {})

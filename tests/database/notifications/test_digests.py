@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.notification_events.capture import notification_events
-from django_durable_tasks.engine.notifications import deliveries, setting_changes
+from django_durable_tasks.engine.notification_events import notification_events
 from django_durable_tasks.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.rules.notifications.events import EventType
+from django_durable_tasks.rules.notifications import EventType
 from tests.database.notifications.sending import (
     a_webhook,
     create_deliveries,
@@ -96,7 +96,7 @@ def test_a_digest_that_was_begun_is_sent_although_the_setting_has_none_any_more(
     row = a_webhook(server.url(), digest=60)
     _happened(row, 700)
     assert create_deliveries() == 500
-    setting_changes.change(row, digest=None)
+    notifications.change_setting(row, digest=None)
     assert create_deliveries() == 200
     (task,) = delivery_tasks()
     assert result(run(task))["events"] == 700
@@ -126,10 +126,10 @@ def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
     )
     _happened(row, 2)
     notification_events().update(due_at=now - timedelta(seconds=1))
-    assert deliveries.create_due(now, 500) == 2
+    assert notifications.create_due_deliveries(now, 500) == 2
     assert delivery_tasks() == []
     assert {event.due_at for event in events()} == {datetime(2026, 3, 8, 6, tzinfo=UTC)}
-    assert deliveries.create_due(now + timedelta(hours=6, minutes=31), 500) == 2
+    assert notifications.create_due_deliveries(now + timedelta(hours=6, minutes=31), 500) == 2
     assert len(delivery_tasks()) == 2
 
 
@@ -137,5 +137,5 @@ def test_a_change_of_the_times_sends_what_waited_for_the_old_ones(server: Listen
     row = a_webhook(server.url(), digest=3_600)
     _happened(row, 2, due=3_000)
     assert create_deliveries() == 0
-    setting_changes.change(row, digest=None)
+    notifications.change_setting(row, digest=None)
     assert create_deliveries() == 2

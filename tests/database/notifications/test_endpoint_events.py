@@ -16,8 +16,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import Endpoint, NotificationEvent
-from django_durable_tasks.rules.notifications.events import NOTIFICATION_TASK
-from django_durable_tasks.rules.notifications.subscriptions import EventSubject
+from django_durable_tasks.rules.notifications import NOTIFICATION_TASK, EventSubject
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.targets.http_callback import DeliveryRetry
 from tests.database.notifications.sending import (

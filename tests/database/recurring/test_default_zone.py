@@ -12,10 +12,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import current_app
 
-from django_durable_tasks.celery.zones import schedule_zone
+from django_durable_tasks.celery.inspect import schedule_zone
 from django_durable_tasks.checks import check_settings
 from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.recurring.preview import preview
+from django_durable_tasks.engine.recurring.explain import preview
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
 from tests.celery_settings import celery_configured

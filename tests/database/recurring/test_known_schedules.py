@@ -9,12 +9,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine.recurring import calendars, known_schedules, ledger
-from django_durable_tasks.engine.recurring.known_schedules import KnownSchedules
+from django_durable_tasks.engine.recurring import calendars, ledger, tick_plan
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
+from django_durable_tasks.engine.recurring.tick_plan import KnownSchedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
-from django_durable_tasks.rules.recurring.policies import FireOutcome
+from django_durable_tasks.rules.recurring.misfires import FireOutcome
 from tests.database.recurring.schedules import (
     START,
     a_schedule,
@@ -112,7 +112,7 @@ def test_the_fires_of_the_pause_of_a_known_schedule_name_its_reason() -> None:
 
 
 def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_schedules, "_MAX_SCHEDULES", 2)
+    monkeypatch.setattr(tick_plan, "_MAX_SCHEDULES", 2)
     rows = [a_schedule(f"row {number}", overlap="ALLOW") for number in range(5)]
     assert [fire(START), fire(at(60))] == [5, 5]
     assert all(fire_times(row) == [START, at(60)] for row in rows)
@@ -122,7 +122,7 @@ def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) 
 def test_the_schedule_that_did_not_fire_for_the_longest_time_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_schedules, "_MAX_SCHEDULES", 2)
+    monkeypatch.setattr(tick_plan, "_MAX_SCHEDULES", 2)
     a_schedule("often", overlap="ALLOW")
     for name, seconds in (("second", 60), ("third", 180)):
         a_schedule(name, overlap="ALLOW", interval=86_400, start_time=at(seconds))

@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.tasks import claim, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import claim, operator_actions
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.database.transitions.transition_calls import (
@@ -225,7 +225,7 @@ def test_an_old_run_that_is_replayed_waits_for_the_running_one() -> None:
     end(of(START), outcome=HOPELESS)
     fire(at(180))
     run(at(180))
-    dead_letters.replay(question(of(START)), by="anna")
+    operator_actions.replay_letters(question(of(START)), by="anna")
     assert claimed() == []
     assert of(START).is_waiting
     succeed(of(at(180)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.recurring import occurrence_tasks, trigger
+from django_durable_tasks.engine.recurring import tick_plan, trigger
 from django_durable_tasks.models import Limit, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -121,7 +121,7 @@ def test_a_run_that_has_expired_meanwhile_is_not_published() -> None:
 
 def test_a_tick_that_is_rolled_back_publishes_nothing() -> None:
     schedules = [a_schedule(name, overlap="ALLOW") for name in ("first", "second")]
-    key = occurrence_tasks.idempotency_key(schedules[0].pk, START)
+    key = tick_plan.idempotency_key(schedules[0].pk, START)
     a_task(idempotency_key=key, queue="elsewhere")
     windows = _Windows()
     assert _fire(windows) == [Status.PENDING]

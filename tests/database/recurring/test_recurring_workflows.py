@@ -14,13 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.tasks import (
-    attempts,
-    claim,
-    dead_letters,
-    operator_actions,
-)
-from django_durable_tasks.engine.workflows import deadlines, followups
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
@@ -55,7 +50,7 @@ def of(fire_time: datetime) -> Task:
 
 def build(fire_time: datetime, steps: int = 2) -> WorkflowRun:
     """Run the body of a fire time, which returns a workflow, and return the workflow run."""
-    assert followups.succeed(begin(of(fire_time)), None, "worker@host", (closing(steps),))
+    assert runs.succeed(begin(of(fire_time)), None, "worker@host", (closing(steps),))
     found: WorkflowRun = WorkflowRun.objects.filter(fire_time=fire_time).latest("pk")
     return found
 
@@ -114,7 +109,7 @@ def test_only_the_attempt_that_succeeds_starts_it(outcome: Any) -> None:
     attempts.end_runs(question(of(START)), lambda _: outcome, worker="worker@host")
     operator_actions.retry(question(of(START)), by="anna")
     run = build(START)
-    assert not followups.succeed(first, None, "worker@host", (closing(),)), (
+    assert not runs.succeed(first, None, "worker@host", (closing(),)), (
         "a paused worker wakes: it is fenced"
     )
     assert list(WorkflowRun.objects.values_list("pk", flat=True)) == [run.pk]
@@ -124,8 +119,8 @@ def test_recording_a_success_again_after_a_lost_reply_starts_no_second_workflow(
     a_schedule()
     fire(START)
     body = begin(of(START))
-    assert followups.succeed(body, None, "worker@host", (closing(),))
-    assert followups.succeed(body, None, "worker@host", (closing(),))
+    assert runs.succeed(body, None, "worker@host", (closing(),))
+    assert runs.succeed(body, None, "worker@host", (closing(),))
     assert (WorkflowRun.objects.count(), Task.objects.filter(workflow__isnull=False).count()) == (
         1,
         2,
@@ -139,7 +134,7 @@ def test_a_refused_start_fails_the_body_and_leaves_nothing() -> None:
     first = stray.add(tasks.noop)
     stray.add(tasks.echo, first.result)
     with pytest.raises(Exception, match="not upstream"):
-        followups.succeed(begin(of(START)), None, "worker@host", (stray,))
+        runs.succeed(begin(of(START)), None, "worker@host", (stray,))
     assert (of(START).status, WorkflowRun.objects.count()) == ("RUNNING", 0)
 
 
@@ -147,7 +142,7 @@ def test_a_failed_fire_that_is_replayed_starts_it_then() -> None:
     a_schedule()
     fire(START)
     assert attempts.fail(begin(of(START)), HOPELESS, "worker@host")
-    dead_letters.replay(question(of(START)), by="anna")
+    operator_actions.replay_letters(question(of(START)), by="anna")
     assert build(START).status == "RUNNING"
     assert WorkflowRun.objects.count() == 1
 
@@ -156,7 +151,7 @@ def test_a_fire_whose_task_succeeded_cannot_be_replayed_into_a_second_run() -> N
     a_schedule()
     fire(START)
     build(START)
-    assert dead_letters.replay(question(of(START)), by="anna") == []
+    assert operator_actions.replay_letters(question(of(START)), by="anna") == []
     assert of(START).status == "SUCCESS"
 
 
@@ -187,10 +182,10 @@ def test_a_detached_sub_workflow_keeps_the_overlap_key_too() -> None:
     sub = Workflow("sub", deadline=1)
     sub.add(tasks.noop)
     whole.add_workflow(sub, step="sub")
-    assert followups.succeed(begin(of(START)), None, "worker@host", (whole,))
+    assert runs.succeed(begin(of(START)), None, "worker@host", (whole,))
     begin(Task.objects.get(step="noop"))
-    deadlines.cancel_late(at(days=36_500), 10)
-    deadlines.cancel_called_off(10)
+    runs.cancel_late(at(days=36_500), 10)
+    runs.cancel_called_off(10)
     resolve_all()
     WorkflowRun.objects.unguarded().filter(name="whole").update(
         status="FAILED", completed_at=database_now()
@@ -205,7 +200,7 @@ def test_a_failed_run_frees_the_overlap_key_and_a_retry_takes_it_again() -> None
     resolve_all()
     assert fire(SECOND) == 1
     succeed(of(SECOND))
-    dead_letters.replay(question(Task.objects.get(step="step 0")), by="anna")
+    operator_actions.replay_letters(question(Task.objects.get(step="step 0")), by="anna")
     resolve_all()
     fire(THIRD)
     assert outcome(THIRD) == ("SKIPPED_OVERLAP", f"workflow run {run.pk} is open")
@@ -239,7 +234,7 @@ def test_cancel_running_cancels_the_workflow_and_waits_until_it_has_ended() -> N
     body = begin(Task.objects.get(step="step 0"))
     fire(SECOND)
     assert (overlap.release(10), due()) == (0, [])
-    deadlines.cancel_called_off(10)
+    runs.cancel_called_off(10)
     resolve_all()
     assert (overlap.release(10), due()) == (0, []), "a body still runs"
     attempts.fail(body, FAILURE, "worker@host")
@@ -274,7 +269,7 @@ def test_an_older_fire_that_is_replayed_waits_for_the_workflow_at_its_claim() ->
     attempts.fail(begin(of(START)), HOPELESS, "worker@host")
     fire(SECOND)
     run = build(SECOND)
-    dead_letters.replay(question(of(START)), by="anna")
+    operator_actions.replay_letters(question(of(START)), by="anna")
     assert due() == []
     assert of(START).is_waiting
     finish(run)
@@ -300,7 +295,7 @@ def test_a_tick_needs_as_many_statements_with_many_open_workflows_as_with_one() 
             a_schedule(name, overlap="CANCEL_RUNNING", start_time=START)
         fire(START)
         for task in Task.objects.filter(fire_time=START, status="PENDING"):
-            followups.succeed(begin(task), None, "worker@host", (closing(),))
+            runs.succeed(begin(task), None, "worker@host", (closing(),))
         with CaptureQueriesContext(connection) as seen:
             fire(SECOND)
         assert WorkflowRun.objects.filter(reason="REPLACED").count() == number

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import process_state, registry
-from django_durable_tasks.engine.recurring import calendars, occurrence_tasks, schedule_rows
-from django_durable_tasks.engine.recurring.known_schedules import policy_of
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
-from django_durable_tasks.engine.recurring.schedule_rows import ScheduleRow, read_rows
+from django_durable_tasks.engine.recurring import calendars, schedule_cache, tick_plan
+from django_durable_tasks.engine.recurring.schedule_cache import ScheduleRow, agenda_of, read_rows
+from django_durable_tasks.engine.recurring.tick_plan import policy_of
 from django_durable_tasks.engine.tasks import new_task
 from django_durable_tasks.exceptions import UnknownTask
 from django_durable_tasks.models import RecurringTask, Task
@@ -47,13 +46,13 @@ def test_what_a_tick_reads_means_the_same_as_the_model_instance(given: dict[str,
     assert {name: getattr(read, name) for name in names} == {
         name: getattr(row, name) for name in names
     }
-    shared, other = occurrence_tasks.template(read), occurrence_tasks.template(row)
+    shared, other = tick_plan.template_of(read), tick_plan.template_of(row)
     assert shared._replace(id=other.id, shard_key=other.shard_key) == other
     assert policy_of(read) == policy_of(row)
     assert _first_runs(read) == _first_runs(row)
 
 
-def _first_runs(row: schedule_rows.AnySchedule) -> list[Any]:
+def _first_runs(row: schedule_cache.AnySchedule) -> list[Any]:
     agenda, found, after = agenda_of(row), list[Any](), at(-1)
     for _ in range(5):
         run = agenda.next(after)
@@ -88,7 +87,7 @@ def test_schedules_with_equal_options_share_what_depends_on_these(
 
     equal = [a_schedule(f"row {n}", task=tasks.add, args=[n, n]) for n in range(3)]
     a_schedule("another", queue="other")
-    monkeypatch.setattr(f"{occurrence_tasks.__name__}.task_template", counted)
+    monkeypatch.setattr(f"{tick_plan.__name__}.task_template", counted)
     assert fire(START) == 4
     assert len(built) == 2
     assert [Task.objects.get(recurring_task=row).args for row in equal] == [[0, 0], [1, 1], [2, 2]]
@@ -99,20 +98,20 @@ def test_a_function_that_is_registered_again_is_used_by_the_next_schedule_that_i
 ) -> None:
     row = a_schedule()
     (read,) = read_rows([row.pk]).values()
-    occurrence_tasks.template(read)
+    tick_plan.template_of(read)
     registered = registry.get(row.task)
     monkeypatch.setattr(registry, "_tasks", {})
     with pytest.raises(UnknownTask):
-        occurrence_tasks.template(read)
+        tick_plan.template_of(read)
     monkeypatch.setattr(registry, "_tasks", {row.task: registered})
-    assert occurrence_tasks.template(read).name == row.task
+    assert tick_plan.template_of(read).name == row.task
 
 
 def test_more_combinations_of_options_than_are_kept_all_fire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(occurrence_tasks, "_MAX_TEMPLATES", 2)
+    monkeypatch.setattr(tick_plan, "_MAX_TEMPLATES", 2)
     rows = [a_schedule(f"row {n}", queue=f"queue-{n}", overlap="ALLOW") for n in range(5)]
     assert fire(START) == 5
     assert all(fire_times(row) == [START] for row in rows)
-    assert len(process_state.of(occurrence_tasks.SharedTemplates)) <= 2
+    assert len(process_state.of(tick_plan.SharedTemplates)) <= 2

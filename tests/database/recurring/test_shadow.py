@@ -11,9 +11,9 @@ import pytest
 
 from django_durable_tasks.contrib.beat import shadow_fires
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import retention
-from django_durable_tasks.engine.recurring.retention import prune_shadow_fires
-from django_durable_tasks.management.durable import shadow
+from django_durable_tasks.engine.recurring import ledger
+from django_durable_tasks.engine.recurring.ledger import prune_shadow_fires
+from django_durable_tasks.management.durable import beat
 from django_durable_tasks.models import RecurringTask, ShadowFire
 from tests.database.commands.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -111,9 +111,9 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
         passed = next(rounds, None)
         if passed is None:
             raise KeyboardInterrupt
-        monkeypatch.setattr(shadow, "database_now", lambda: at(passed + 31))
+        monkeypatch.setattr(beat, "database_now", lambda: at(passed + 31))
 
-    monkeypatch.setattr(shadow, "_wait", wait)
+    monkeypatch.setattr(beat, "_wait", wait)
     _of_beat()
     _heard("nightly", 60.1, 180.1)
     answer = durable("shadow", "--watch", "--to", at(10).isoformat())
@@ -122,7 +122,7 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "SHADOW_RETENTION", timedelta(hours=1))
+    monkeypatch.setattr(ledger, "SHADOW_RETENTION", timedelta(hours=1))
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
     now = database_now()

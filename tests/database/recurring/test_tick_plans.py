@@ -15,8 +15,7 @@ from django.db import connection, transaction
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import retention as recurring_retention
-from django_durable_tasks.engine.recurring import trigger
+from django_durable_tasks.engine.recurring import ledger, trigger
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import a_schedule
 from tests.project import tasks
@@ -187,5 +186,5 @@ def test_no_statement_on_recurring_tasks_reads_a_whole_table(crowd: datetime) ->
 
     with recorded() as seen:
         overlap.release(100)
-        recurring_retention.prune_ledger(crowd, 100)
+        ledger.prune_ledger(crowd, 100)
     _expect_no_scan(seen)

@@ -10,7 +10,7 @@ import pytest
 
 from django_durable_tasks import process_state
 from django_durable_tasks.engine.recurring import trigger
-from django_durable_tasks.engine.recurring.postponed import PostponedSchedules
+from django_durable_tasks.engine.recurring.trigger import PostponedSchedules
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of

@@ -12,8 +12,7 @@ from django.db import ProgrammingError, connection
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import occurrence_tasks, trigger, writes
-from django_durable_tasks.engine.recurring import retention as recurring_retention
+from django_durable_tasks.engine.recurring import ledger, tick_plan, trigger, writes
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.rules.states import Status
@@ -250,7 +249,7 @@ def test_recorded_fires_are_not_created_again_although_their_tasks_were_pruned()
     row = a_schedule(overlap="ALLOW")
     assert fire(at(60)) == 2
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
-    assert recurring_retention.prune_ledger(database_now(), 100) == 2
+    assert ledger.prune_ledger(database_now(), 100) == 2
     Task.objects.unguarded().all().delete()
     _set_back(row)
     assert fire(at(121)) == 1
@@ -263,7 +262,7 @@ def test_pruning_keeps_entries_that_are_still_needed() -> None:
     RecurringTask.objects.unguarded().filter(pk=slow.pk).update(next_run_at=at(90))
     fire(at(60))
     OccurrenceRecord.objects.unguarded().update(created_at=at(-86_400 * 5_000))
-    assert recurring_retention.prune_ledger(database_now(), 100) == 3
+    assert ledger.prune_ledger(database_now(), 100) == 3
     fire(at(91))
     assert fire_times(slow) == fire_times(fast) == [START, at(60)]
 
@@ -313,7 +312,7 @@ def test_a_key_taken_at_the_last_moment_is_recorded_as_failed_and_the_row_contin
     """The owner is not visible before the insert: its row has another key than its marker."""
     row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
     given: dict[str, Any] = (
-        {"idempotency_key": occurrence_tasks.idempotency_key(row.pk, START)}
+        {"idempotency_key": tick_plan.idempotency_key(row.pk, START)}
         if how == "idempotency"
         else {}
     )

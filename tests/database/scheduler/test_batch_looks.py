@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import BatchMessage
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
@@ -53,7 +53,7 @@ def test_a_message_is_published_for_tasks_that_remain_after_the_last_one(
     assert scheduler.round() == 0.0
     assert _is_published(1)
     _without_polls(scheduler)
-    batch_messages.received(QUEUE, NOOP, 1)
+    batches.message_received(QUEUE, NOOP, 1)
     _rounds(scheduler, lambda: _is_published(2))
 
 

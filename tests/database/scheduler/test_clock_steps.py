@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.cluster import leadership, nodes
+from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor, NodeReport
-from django_durable_tasks.engine.db import clock_steps
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.clock_steps import ClockStep, ClockStepDetector
-from django_durable_tasks.engine.tasks import batch_messages, endpoints
+from django_durable_tasks.engine.db import clock as clock_steps
+from django_durable_tasks.engine.db.clock import ClockStep, ClockStepDetector, database_now
+from django_durable_tasks.engine.tasks import batches, endpoints
 from django_durable_tasks.models import BatchMessage, Endpoint, Node, NodeKind, SchedulerLease, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance.correct_clock_steps import CorrectClockSteps
+from django_durable_tasks.scheduler.jobs import CorrectClockSteps
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task
 
@@ -127,7 +126,7 @@ def test_published_messages_can_be_published_again_in_time(clock: Clock, setting
     settings.DURABLE_TASKS = {"REPUBLISH_AFTER": 9}
     task = a_task(Status.QUEUED)
     Task.objects.unguarded().filter(pk=task.pk).update(due_at=database_now() + HOUR)
-    batch_messages.reserve([("test", "some.task")])
+    batches.reserve_messages([("test", "some.task")])
     BatchMessage.objects.update(due_at=database_now() + HOUR)
     _set_back(clock)
     assert 0 < _waits(task) <= 9
@@ -156,24 +155,24 @@ def test_the_pause_of_an_endpoint_ends(clock: Clock, settings: Any) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_that_expires_too_late_can_be_taken() -> None:
     first, second = uuid.uuid4(), uuid.uuid4()
-    term = leadership.take(first, 4.0)
+    term = nodes.take_lease(first, 4.0)
     assert term is not None
-    assert leadership.take(second, 4.0) is None
+    assert nodes.take_lease(second, 4.0) is None
     SchedulerLease.objects.update(expires_at=database_now() + timedelta(seconds=58))
-    assert leadership.take(second, 4.0) is None
+    assert nodes.take_lease(second, 4.0) is None
     SchedulerLease.objects.update(expires_at=database_now() + timedelta(seconds=62))
-    assert leadership.take(second, 25.0) is None  # leases of this duration can expire so late
-    assert leadership.take(second, 4.0) == term + 1
-    assert not leadership.renew(first, term, 4.0)
+    assert nodes.take_lease(second, 25.0) is None  # leases of this duration can expire so late
+    assert nodes.take_lease(second, 4.0) == term + 1
+    assert not nodes.renew_lease(first, term, 4.0)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_leader_renews_its_own_lease_that_expires_too_late() -> None:
     holder = uuid.uuid4()
-    term = leadership.take(holder, 4.0)
+    term = nodes.take_lease(holder, 4.0)
     assert term is not None
     SchedulerLease.objects.update(expires_at=database_now() + HOUR)
-    assert leadership.renew(holder, term, 4.0)
+    assert nodes.renew_lease(holder, term, 4.0)
     assert SchedulerLease.objects.get().expires_at < database_now() + timedelta(seconds=5)
 
 

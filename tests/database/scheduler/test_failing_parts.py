@@ -21,11 +21,11 @@ from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.notifier.listener import Listener
-from django_durable_tasks.notifier.message import Notification
+from django_durable_tasks.notifier.notify_on_commit import Notification
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.steps import Steps
+from django_durable_tasks.scheduler.threads import Steps
 from tests.database.commands.durable_command import durable
 from tests.factories import QUEUE, a_task
 from tests.messages import take_task_messages

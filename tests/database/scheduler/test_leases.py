@@ -18,8 +18,8 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race
 from tests.factories import a_node, a_task
 

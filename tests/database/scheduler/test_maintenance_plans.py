@@ -18,7 +18,7 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import touched_by

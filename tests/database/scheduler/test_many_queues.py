@@ -25,7 +25,7 @@ from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.demands import QueueDemand
+from django_durable_tasks.rules.tasks.claims import QueueDemand
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.due_index.types import DueEntry
+from django_durable_tasks.due_index.memory import DueEntry
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import config
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task_queries import new_task_id
+from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.loop import Scheduler

@@ -16,9 +16,9 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.scheduler import publish_windows
+from django_durable_tasks.scheduler import dispatch_loop
+from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.publish_windows import PublishWindows
 from tests.database.recurring.schedules import a_schedule, begin
 from tests.factories import QUEUE, a_task
 from tests.messages import take_task_messages
@@ -67,7 +67,7 @@ def test_nothing_is_published_without_a_recent_poll(
     assert PublishWindows().capacity_at_commit(QUEUE) == 0
     scheduler.dispatching.poll()
     assert scheduler.dispatching.windows.capacity_at_commit(QUEUE) > 0
-    monkeypatch.setattr(publish_windows, "_USABLE", -1.0)
+    monkeypatch.setattr(dispatch_loop, "_USABLE", -1.0)
     assert scheduler.dispatching.windows.capacity_at_commit(QUEUE) == 0
 
 
@@ -117,9 +117,9 @@ def test_published_tasks_count_until_the_next_reading_and_then_by_their_rows(
 
 
 def test_many_published_tasks_are_counted_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_windows, "_FEW_QUEUED", 2)
-    monkeypatch.setattr(publish_windows, "_PAUSE_PER_QUEUED", 1_000.0)
-    monkeypatch.setattr(publish_windows, "_LONGEST_PAUSE", 1_000.0)
+    monkeypatch.setattr(dispatch_loop, "_FEW_QUEUED", 2)
+    monkeypatch.setattr(dispatch_loop, "_PAUSE_PER_QUEUED", 1_000.0)
+    monkeypatch.setattr(dispatch_loop, "_LONGEST_WINDOW_PAUSE", 1_000.0)
     windows, now = PublishWindows(), database_now()
     for _ in range(3):
         a_task(Status.QUEUED, queue=QUEUE)

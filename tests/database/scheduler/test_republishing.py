@@ -11,7 +11,7 @@ import pytest
 from celery import current_app
 from kombu import Producer
 
-from django_durable_tasks.celery.publishing import broker_outage, dispatcher, publisher
+from django_durable_tasks.celery.publishing import broker_outage, publisher
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, config
@@ -21,8 +21,8 @@ from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler import republishing
+from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.publish_windows import PublishWindows
 from django_durable_tasks.scheduler.republishing import Republishing
 from tests.factories import QUEUE, a_node, a_task
 from tests.messages import take_messages, take_task_messages
@@ -54,7 +54,9 @@ def _published(number: int, age: float = 60.0, **fields: Any) -> list[Task]:
 
 def _publish(rows: list[Task]) -> None:
     claimed = transitions.claimed_tasks(Task.objects.filter(pk__in=[row.pk for row in rows]))
-    dispatcher.publish(transitions.messages_for(sorted(claimed, key=lambda task: task.order)))
+    publisher.publish_claimed(
+        transitions.messages_for(sorted(claimed, key=lambda task: task.order))
+    )
 
 
 def _foreign(number: int) -> None:

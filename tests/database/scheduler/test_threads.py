@@ -14,11 +14,11 @@ from django.db import connection, connections
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.engine.limits import release
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.maintenance.schedule import JobSchedule
+from django_durable_tasks.scheduler.maintenance import JobSchedule
 from tests.factories import a_task, many_tasks
 from tests.process_state import new_process_state
 from tests.waiting import until

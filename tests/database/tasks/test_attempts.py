@@ -15,17 +15,17 @@ from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.workflows import followups as followup_engine
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import InvalidArguments
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import task_options
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.rules.workflows.followups import Schedule
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.rules.workflows import Schedule
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,
@@ -177,8 +177,8 @@ def test_a_success_stores_its_result_and_its_log_entry(result: str | None) -> No
 
 def test_a_success_recorded_twice_is_accepted_and_written_once() -> None:
     run = a_run(row := a_task(Status.RUNNING))
-    assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
-    assert followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert runs.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert runs.succeed(run, None, WORKER, [Schedule(tasks.noop)])
     assert row.executions.count() == 1
     assert Task.objects.count() == 2
 
@@ -198,7 +198,7 @@ def test_follow_ups_are_created_with_the_success() -> None:
         Schedule(tasks.add, (1, 2), run_at=later),
         Schedule("tests.project.tasks.noop", options={"queue": QUEUE, "priority": 8}),
     ]
-    assert followup_engine.succeed(a_run(row), None, WORKER, followups)
+    assert runs.succeed(a_run(row), None, WORKER, followups)
     created = Task.objects.exclude(pk=row.pk).order_by("name")
     assert [(task.name, task.args, task.tenant_id, task.priority) for task in created] == [
         ("tests.project.tasks.add", [1, 2], tenant.pk, 0),
@@ -210,7 +210,7 @@ def test_follow_ups_are_created_with_the_success() -> None:
 def test_a_refused_follow_up_rolls_back_the_success_and_the_other_follow_ups() -> None:
     row = a_task(Status.RUNNING)
     with pytest.raises(InvalidArguments):
-        followup_engine.succeed(
+        runs.succeed(
             a_run(row), None, WORKER, [Schedule(tasks.noop), Schedule(tasks.add, (1, 2, 3))]
         )
     assert _now(row).status == Status.RUNNING
@@ -222,7 +222,7 @@ def test_a_fenced_success_creates_no_follow_up() -> None:
     row = a_task(Status.RUNNING)
     run = a_run(row)
     end(row, outcome=CRASH)
-    assert not followup_engine.succeed(run, None, WORKER, [Schedule(tasks.noop)])
+    assert not runs.succeed(run, None, WORKER, [Schedule(tasks.noop)])
     assert Task.objects.count() == 1
     attempts.fence(run, WORKER, "late")
     assert row.executions.filter(status=LogStatus.FENCED, run_id=run.run_id).count() == 1

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.engine.db.clock import after, database_now
-from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import BatchMessage
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 
@@ -25,7 +25,7 @@ def _due_in() -> float:
 
 
 def _reserved(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
-    return [(one.queue, one.name) for one in batch_messages.reserve(pairs)]
+    return [(one.queue, one.name) for one in batches.reserve_messages(pairs)]
 
 
 def _overdue() -> None:
@@ -33,46 +33,46 @@ def _overdue() -> None:
 
 
 def test_a_message_is_published_once_until_a_worker_receives_it() -> None:
-    assert batch_messages.reserve([PAIR, PAIR]) == [(*PAIR, 1, 1)]
-    assert batch_messages.reserve([PAIR]) == []
-    batch_messages.received(*PAIR, number=1)
-    assert batch_messages.reserve([PAIR]) == [(*PAIR, 2, 1)]
+    assert batches.reserve_messages([PAIR, PAIR]) == [(*PAIR, 1, 1)]
+    assert batches.reserve_messages([PAIR]) == []
+    batches.message_received(*PAIR, number=1)
+    assert batches.reserve_messages([PAIR]) == [(*PAIR, 2, 1)]
     assert BatchMessage.objects.count() == 1
 
 
 def test_an_older_message_leaves_the_newer_one_outstanding() -> None:
-    batch_messages.reserve([PAIR])
+    batches.reserve_messages([PAIR])
     _overdue()
-    assert batch_messages.reserve([PAIR]) == [(*PAIR, 2, 2)]
-    batch_messages.received(*PAIR, number=1)
-    assert batch_messages.reserve([PAIR]) == []
-    batch_messages.received(*PAIR, number=2)
-    assert batch_messages.reserve([PAIR]) == [(*PAIR, 3, 1)]
+    assert batches.reserve_messages([PAIR]) == [(*PAIR, 2, 2)]
+    batches.message_received(*PAIR, number=1)
+    assert batches.reserve_messages([PAIR]) == []
+    batches.message_received(*PAIR, number=2)
+    assert batches.reserve_messages([PAIR]) == [(*PAIR, 3, 1)]
 
 
 def test_an_older_message_limits_the_wait_for_the_newer_one() -> None:
     for _ in range(8):  # there is no worker for minutes
-        batch_messages.reserve([PAIR], consumed=False)
+        batches.reserve_messages([PAIR], consumed=False)
         _overdue()
-    batch_messages.reserve([PAIR], consumed=False)
+    batches.reserve_messages([PAIR], consumed=False)
     assert _due_in() > 100
-    batch_messages.received(*PAIR, number=3)
+    batches.message_received(*PAIR, number=3)
     assert _due_in() == pytest.approx(15, abs=5)
     BatchMessage.objects.update(due_at=after(3))
-    batch_messages.received(*PAIR, number=4)
+    batches.message_received(*PAIR, number=4)
     assert _due_in() < 5, "it is not made longer"
 
 
 def test_a_lost_message_is_published_again_after_growing_times() -> None:
-    batch_messages.reserve([PAIR])
+    batches.reserve_messages([PAIR])
     waits = [_due_in()]
     for _ in range(3):
         _overdue()
         assert _reserved(PAIR) == [PAIR]
         waits.append(_due_in())
     assert waits == pytest.approx([2, 4, 8, 15], abs=0.9)
-    batch_messages.received(*PAIR, number=4)
-    batch_messages.reserve([PAIR])
+    batches.message_received(*PAIR, number=4)
+    batches.reserve_messages([PAIR])
     assert _due_in() == pytest.approx(2, abs=0.9)
 
 
@@ -82,25 +82,25 @@ def test_the_wait_for_a_lost_message_is_at_most_those_of_the_settings(
 ) -> None:
     limits = {"REPUBLISH_AFTER": 1, "REPUBLISH_AFTER_MAX": 900}
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, **limits}
-    batch_messages.reserve([PAIR])
+    batches.reserve_messages([PAIR])
     assert _due_in() == pytest.approx(1, abs=0.9)
     BatchMessage.objects.update(publish_count=40)
     _overdue()
-    batch_messages.reserve([PAIR], consumed=consumed)
+    batches.reserve_messages([PAIR], consumed=consumed)
     assert _due_in() == pytest.approx(longest, abs=min(5, 0.9 * longest))
 
 
 def test_a_message_that_the_broker_refused_is_due_after_its_delay() -> None:
-    batch_messages.reserve([PAIR, ("other", NOOP)])
-    batch_messages.not_published([PAIR], 0.0)
+    batches.reserve_messages([PAIR, ("other", NOOP)])
+    batches.message_not_published([PAIR], 0.0)
     assert _reserved(PAIR, ("other", NOOP)) == [PAIR]
 
 
 def test_after_an_outage_of_the_broker_all_outstanding_messages_are_due() -> None:
-    batch_messages.reserve([PAIR, ("other", NOOP)])
-    assert batch_messages.publish_again(QUEUE) == 1
+    batches.reserve_messages([PAIR, ("other", NOOP)])
+    assert batches.publish_messages_again(QUEUE) == 1
     assert _reserved(PAIR, ("other", NOOP)) == [PAIR]
-    assert batch_messages.publish_again() == 2
+    assert batches.publish_messages_again() == 2
 
 
 def test_heads_name_the_first_due_time_and_the_highest_due_priority() -> None:
@@ -112,7 +112,7 @@ def test_heads_name_the_first_due_time_and_the_highest_due_priority() -> None:
         a_task(in_batch=True, due=30, queue="other"),
     ]
     a_task(due=-99)
-    found = {(head.queue, head.name): head for head in batch_messages.heads(now)}
+    found = {(head.queue, head.name): head for head in batches.batch_heads(now)}
     assert {key: head.priority for key, head in found.items()} == {PAIR: 4, ("other", NOOP): None}
     assert found[PAIR].due_at == rows[0].due_at
     assert found["other", NOOP].due_at == rows[3].due_at
@@ -127,8 +127,8 @@ def test_many_names_cost_the_same_statements_as_one(act: str) -> None:
         pairs = [(QUEUE, f"{act}.{number}.{name}") for name in range(number)]
         with CaptureQueriesContext(connection) as captured:
             if act == "heads":
-                batch_messages.heads(database_now())
+                batches.batch_heads(database_now())
             else:
-                batch_messages.reserve(pairs)
+                batches.reserve_messages(pairs)
         counts.append(len(captured))
     assert counts[0] == counts[1]

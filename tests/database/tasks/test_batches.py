@@ -16,18 +16,12 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.tasks import (
-    attempts,
-    batches,
-    claim,
-    opened_runs,
-    operator_actions,
-)
+from django_durable_tasks.engine.tasks import attempts, batches, claim, operator_actions
 from django_durable_tasks.engine.transitions import Success
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
-from django_durable_tasks.models.clock import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch
 
@@ -157,7 +151,7 @@ def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
 
 def _runs() -> list[Run]:
     started = transitions.started_runs(Task.objects.running())
-    return [opened_runs.run_of(one, PLACE.node, "") for one in started]
+    return [attempts.run_of(one, PLACE.node, "") for one in started]
 
 
 # Endings ------------------------------------------------------------------------------------------

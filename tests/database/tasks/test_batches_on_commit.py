@@ -15,7 +15,7 @@ from django.test import TestCase, override_settings
 from django.utils import timezone
 
 from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.tasks import batch_messages
+from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import BatchMessage, Task
 from tests.database.limits.limited_tasks import limit
 from tests.factories import QUEUE, a_paused_queue
@@ -46,7 +46,7 @@ def test_while_a_message_is_outstanding_calls_publish_none() -> None:
     for _ in range(5):
         _delay()
     assert _published() == [NAME]
-    batch_messages.received(QUEUE, NAME, number=1)
+    batches.message_received(QUEUE, NAME, number=1)
     _delay()
     assert _published() == [NAME]
 
@@ -101,7 +101,7 @@ def test_an_error_of_the_database_after_the_commit_is_not_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _delay()
-    batch_messages.received(QUEUE, NAME, number=1)
+    batches.message_received(QUEUE, NAME, number=1)
     take_messages(QUEUE)
     table = BatchMessage._meta.db_table
 

@@ -17,13 +17,13 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.tasks import enqueue, new_task
-from django_durable_tasks.engine.transitions import copied_rows, inserts
+from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.new_task import NewTask
 from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.rules.tasks.task_values import NewTask
 from django_durable_tasks.signals import tasks_transitioned
 from tests.factories import QUEUE, a_tenant
 from tests.project import tasks
@@ -185,7 +185,7 @@ def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
     sql = statement("copy_tasks")
     assert sql is not None
     inside = sql[sql.index("(") + 1 : sql.index(")")]
-    assert [name.strip() for name in inside.split(",")] == list(copied_rows.COLUMNS)
+    assert [name.strip() for name in inside.split(",")] == list(inserts.COLUMNS)
 
 
 _TYPES = {"character varying": "text", "timestamp with time zone": "timestamptz"}
@@ -199,7 +199,7 @@ def test_copied_rows_have_the_types_of_the_columns() -> None:
             " WHERE table_name = 'durable_tasks_task'"
         )
         types = {name: _TYPES.get(kind, kind) for name, kind in cursor.fetchall()}
-    assert {name: types[name] for name in copied_rows.COLUMNS} == copied_rows.COLUMNS
+    assert {name: types[name] for name in inserts.COLUMNS} == inserts.COLUMNS
 
 
 @pytest.mark.postgresql

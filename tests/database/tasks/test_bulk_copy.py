@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.engine.tasks import enqueue, new_task
-from django_durable_tasks.engine.transitions import copied_rows, inserts
+from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.task_values import NewTask
 from tests.project import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.postgresql]
@@ -27,7 +27,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tasks_are_built_while_the_database_writes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    called, rows_of = new_task.TaskTemplate.called, copied_rows.rows_of
+    called, rows_of = new_task.TaskTemplate.called, inserts.rows_of
 
     def built(template: Any, *given: Any) -> NewTask:
         if events[-1:] != ["built"]:

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.new_task import NewTask
+from django_durable_tasks.rules.tasks.task_values import NewTask
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db

@@ -28,7 +28,7 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.workflows.followups import Schedule
+from django_durable_tasks.rules.workflows import Schedule
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
 

@@ -14,7 +14,7 @@ from django_durable_tasks.engine.tasks import claim, operator_actions
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import TERMINAL, Status
-from django_durable_tasks.rules.targets.content_id import request_id
+from django_durable_tasks.rules.targets.http_request import request_id
 from tests.database.transitions.transition_calls import (
     FAILURE,
     PLACE,

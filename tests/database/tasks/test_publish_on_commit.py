@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_durable_tasks.celery.publishing import broker_outage
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.tasks import fast_path
+from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules.states import Status
 from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
@@ -118,7 +118,7 @@ def test_a_transaction_publishes_at_most_a_hundred_and_the_rest_wait_for_the_pol
 
 
 def test_the_hundred_are_counted_across_savepoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_path, "FAST_PATH_MAX", 3)
+    monkeypatch.setattr(enqueue, "FAST_PATH_MAX", 3)
     with transaction.atomic():
         rows = []
         for _ in range(5):

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, dead_letters, operator_actions
+from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.runs import Run
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE
@@ -155,20 +155,20 @@ class Lifecycle(RuleBasedStateMachine):
         row: Row = _pick(ended or self.reference.rows, pick)
         question = Task.objects.filter(pk=row.task_id)
         if self.reference.may_replay(row):
-            assert dead_letters.replay(question, by="bob") == [row.task_id]
+            assert operator_actions.replay_letters(question, by="bob") == [row.task_id]
             row.replay()
         elif row.status in TERMINAL - {Status.SUCCESS}:
             with pytest.raises(TransitionRefused):
-                dead_letters.replay(question, by="bob")
+                operator_actions.replay_letters(question, by="bob")
         else:
-            assert dead_letters.replay(question, by="bob") == []
+            assert operator_actions.replay_letters(question, by="bob") == []
 
     @rule(pick=picks)
     @applies_if(lambda self: self.reference.rows)
     def discard(self, pick: int) -> None:
         """A dead letter is discarded."""
         row: Row = _pick(self.reference.rows, pick)
-        closed = dead_letters.discard(
+        closed = operator_actions.discard_letters(
             DeadLetter.objects.filter(task_id=row.task_id), by="bob", reason=""
         )
         assert closed == row.letter

@@ -18,22 +18,17 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import connections as ours
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, config, release
-from django_durable_tasks.engine.limits.next_due import heads
-from django_durable_tasks.engine.tasks import (
-    attempts,
-    claim,
-    dead_letters,
-    operator_actions,
-)
+from django_durable_tasks.engine.limits.backpressure import heads
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.tasks.edit_waiting import TaskEdit, edit_waiting
-from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.engine.tasks.operator_actions import TaskEdit, edit_waiting
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.workflows.followups import Schedule
-from django_durable_tasks.scheduler.maintenance import reap_dead_nodes
-from django_durable_tasks.scheduler.maintenance.reap_dead_nodes import leases
+from django_durable_tasks.rules.workflows import Schedule
+from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,
@@ -128,10 +123,15 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "retry": (Status.RUNNING, lambda rows: end(*rows, outcome=FAILURE)),
     "exhaust": (Status.RUNNING, lambda rows: end(*rows, outcome=HOPELESS)),
     "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
-    "replay": (Status.FAILED, lambda rows: dead_letters.replay(question(*rows), by="bob")),
+    "replay": (
+        Status.FAILED,
+        lambda rows: operator_actions.replay_letters(question(*rows), by="bob"),
+    ),
     "discard": (
         Status.FAILED,
-        lambda rows: dead_letters.discard(DeadLetter.objects.all(), by="bob", reason=""),
+        lambda rows: operator_actions.discard_letters(
+            DeadLetter.objects.all(), by="bob", reason=""
+        ),
     ),
     "force_complete": (
         Status.FAILED,
@@ -245,7 +245,7 @@ def test_many_follow_ups_are_created_with_as_many_statements_as_few() -> None:
     few, many = (
         _cost(
             partial(
-                followups.succeed,
+                runs.succeed,
                 a_run(a_task(Status.RUNNING)),
                 None,
                 "worker",

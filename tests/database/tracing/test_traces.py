@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from django_durable_tasks import Workflow, ports
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.trace_context import LINKS, TRACEPARENT
+from django_durable_tasks.rules.tasks.task_values import LINKS, TRACEPARENT
 from django_durable_tasks.tracing import CHILD_WITHIN, OpenTelemetryTraces
 from tests.delivery import deliver
 from tests.project import tasks

@@ -13,20 +13,14 @@ from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import edges, resolve
-from django_durable_tasks.engine.tasks import (
-    attempts,
-    claim,
-    dead_letters,
-    opened_runs,
-    operator_actions,
-)
+from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.engine.transitions import StartedRun
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.models.task_queries import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 from tests.factories import QUEUE, a_run, a_task, take_these
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
@@ -88,7 +82,7 @@ def undo_start(row: Task) -> int:
 
 def _foreign_run(row: Task) -> Run:
     started = transitions.started_runs(Task.objects.filter(pk=row.pk))[0]
-    return opened_runs.run_of(
+    return attempts.run_of(
         started._replace(run_id=uuid.uuid4(), started_at=row.created_at), PLACE.node, ""
     )
 
@@ -130,7 +124,7 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "cancel": lambda row: operator_actions.cancel(question(row)).total,
     "skip": lambda row: transitions.skip(question(row), "a test"),
     "expire": lambda row: transitions.expire(question(row), 10),
-    "replay": lambda row: dead_letters.replay(question(row), by="anna"),
+    "replay": lambda row: operator_actions.replay_letters(question(row), by="anna"),
     "rerun": lambda row: transitions.replay(question(row), "rerun"),
     "force_complete": lambda row: operator_actions.force_complete(question(row), by="anna"),
 }

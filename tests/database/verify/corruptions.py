@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics.attempts import count_attempts
+from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -29,7 +29,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.models.task_queries import NEVER
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules.states import Status
 from tests.database.dependencies.worker_and_leader import of, succeed
 from tests.database.verify.healthy_rows import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics.attempts import count_attempts
+from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import (
     NodeKind,

@@ -9,7 +9,7 @@ import pytest
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.shards import shard_of
+from django_durable_tasks.rules.tasks.claims import shard_of
 from django_durable_tasks.rules.verify import Finding
 from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import ago

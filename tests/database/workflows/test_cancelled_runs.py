@@ -10,7 +10,8 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.workflows import deadlines, dry_run, operations
+from django_durable_tasks.engine.workflows import operations
+from django_durable_tasks.engine.workflows import runs as deadlines
 from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.dependencies.worker_and_leader import begin, of, resolve_all, succeed
@@ -39,7 +40,7 @@ def test_a_run_whose_tasks_the_leader_cancels_first_keeps_the_user_of_the_reques
 ) -> None:
     run = _nested()
     bodies = [begin(of(run, "beside"))] if runs else []
-    carry_out = dry_run.carry_out
+    carry_out = operations.carry_out
 
     def after_the_leader(*given: Any, **named: Any) -> GraphReport:
         assert deadlines.cancel_called_off(100)

@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.dependencies import inserts
+from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.rules.dependencies import NewEdge
 from tests.database.dependencies.worker_and_leader import recount
@@ -27,7 +27,7 @@ _VALUES = [field.attname for field in TaskDependency._meta.concrete_fields if fi
 @pytest.fixture(autouse=True)
 def few_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write ten edges or more by COPY."""
-    monkeypatch.setattr(inserts, "_COPIED", FEW)
+    monkeypatch.setattr(edges, "_COPIED", FEW)
 
 
 def _writes(act: Callable[[], Any]) -> list[str]:
@@ -82,10 +82,10 @@ def test_copied_edges_have_the_values_of_edges_that_are_inserted_alone() -> None
     (task,) = noop.schedule_many([()])
     new = _edges(task)
     for edge in new:
-        inserts.insert([edge])
+        edges.insert_edges([edge])
     alone = list(TaskDependency.objects.order_by("pk").values(*_VALUES))
     TaskDependency.objects.unguarded().all().delete()
-    inserts.insert(new)
+    edges.insert_edges(new)
     assert list(TaskDependency.objects.order_by("pk").values(*_VALUES)) == alone
     assert len(alone) == len(new) > FEW
 
@@ -93,7 +93,7 @@ def test_copied_edges_have_the_values_of_edges_that_are_inserted_alone() -> None
 def test_a_met_edge_among_many_is_resolved() -> None:
     (task,) = noop.schedule_many([()])
     met = NewEdge(task, uuid.uuid4(), outcome="SUCCESS")
-    inserts.insert([*(NewEdge(task, uuid.uuid4()) for _ in range(MANY)), met])
+    edges.insert_edges([*(NewEdge(task, uuid.uuid4()) for _ in range(MANY)), met])
     (row,) = TaskDependency.objects.filter(resolved_at__isnull=False)
     assert (row.depends_on_id, row.outcome, row.met) == (met.depends_on_id, "SUCCESS", True)
     assert TaskDependency.objects.unresolved().count() == MANY
@@ -104,8 +104,8 @@ def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
     sql = statement("copy_edges")
     assert sql is not None
     inside = sql[sql.index("(") + 1 : sql.index(")")]
-    assert [name.strip() for name in inside.split(",")] == list(inserts.COLUMNS)
-    assert tuple(inserts.COLUMNS) == NewEdge._fields[: len(inserts.COLUMNS)]
+    assert [name.strip() for name in inside.split(",")] == list(edges.COLUMNS)
+    assert tuple(edges.COLUMNS) == NewEdge._fields[: len(edges.COLUMNS)]
 
 
 @pytest.mark.postgresql

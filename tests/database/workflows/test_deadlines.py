@@ -11,12 +11,11 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, dead_letters
-from django_durable_tasks.engine.workflows import deadlines as workflow_deadlines
-from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.workflows.builder import AddedTasks
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
     begin,
@@ -43,8 +42,8 @@ def _pass_deadlines(batch: int = 500) -> int:
     """Run the leader's deadline job with a clock some minutes ahead, and return the number of late
     runs.
     """
-    late = workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), batch)
-    while workflow_deadlines.cancel_called_off(batch):
+    late = runs.cancel_late(database_now() + timedelta(minutes=10), batch)
+    while runs.cancel_called_off(batch):
         pass
     resolve_all()
     return late
@@ -109,7 +108,7 @@ def test_additions_of_a_late_body_are_not_written() -> None:
     growth = AddedTasks("growth")
     growth.add(noop, step="more")
     _pass_deadlines()
-    assert followups.succeed(body, None, "worker@host", (growth,))
+    assert runs.succeed(body, None, "worker@host", (growth,))
     resolve_all()
     assert (Task.objects.count(), _runs()) == (1, {"growing": ("FAILED", "DEADLINE")})
 
@@ -152,9 +151,9 @@ def test_the_deadline_of_a_sub_workflow_ends_it_and_the_tasks_that_depend_on_it(
 
 def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_recovered() -> None:
     run = _chain("long", *(f"step {number}" for number in range(7)), deadline=300).start()
-    assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 1
-    assert [workflow_deadlines.cancel_called_off(3) for _ in range(4)] == [3, 3, 1, 0]
-    assert workflow_deadlines.cancel_late(database_now() + timedelta(minutes=10), 5) == 0
+    assert runs.cancel_late(database_now() + timedelta(minutes=10), 5) == 1
+    assert [runs.cancel_called_off(3) for _ in range(4)] == [3, 3, 1, 0]
+    assert runs.cancel_late(database_now() + timedelta(minutes=10), 5) == 0
     resolve_all()
     assert _runs() == {"long": ("FAILED", "DEADLINE")}
     assert statuses(of(run, "step 6")) == ["CANCELLED"]
@@ -163,7 +162,7 @@ def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_recovered() -
 def test_a_replay_after_the_deadline_has_no_deadline() -> None:
     run = _chain("again", "first", "second", deadline=300).start()
     _pass_deadlines()
-    dead_letters.replay(Task.objects.all(), by="anna")
+    operator_actions.replay_letters(Task.objects.all(), by="anna")
     resolve_all()
     assert _runs() == {"again": ("RUNNING", "")}
     assert _pass_deadlines() == 0
@@ -177,7 +176,7 @@ def test_a_replay_after_the_deadline_has_no_deadline() -> None:
 def test_a_replay_that_ends_before_it_was_counted_has_no_deadline_either() -> None:
     run = _chain("quick", "first", deadline=300).start()
     _pass_deadlines()
-    dead_letters.replay(Task.objects.all(), by="anna")
+    operator_actions.replay_letters(Task.objects.all(), by="anna")
     succeed(of(run, "first"))
     resolve_all()
     assert _runs() == {"quick": ("SUCCESS", "")}

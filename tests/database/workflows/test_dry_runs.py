@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db import publish_on_commit, tables
+from django_durable_tasks.engine.db import commit_hooks, tables
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.exceptions import DurableTasksError
@@ -26,7 +26,7 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
-from django_durable_tasks.rules.workflows.step import Step
+from django_durable_tasks.rules.workflows import Step
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.dependencies.worker_and_leader import (
     begin,
@@ -255,7 +255,7 @@ def test_a_dry_run_publishes_nothing_and_calls_no_receiver() -> None:
         hooks = [
             hook
             for _, hook, *_ in connection.run_on_commit
-            if isinstance(hook, publish_on_commit._PublishHook)
+            if isinstance(hook, commit_hooks._PublishHook)
         ]
         assert len(hooks) == (after == "QUEUED")
     finally:

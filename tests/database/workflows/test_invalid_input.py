@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.celery.execution.outcomes import outcome_of
-from django_durable_tasks.engine.dependencies import edit, results
+from django_durable_tasks.celery.execution.endings import outcome_of
+from django_durable_tasks.engine.dependencies import edit, resolve
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -24,7 +24,7 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.options import task_options
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.workflows import edges_to
 from tests.database.dependencies.worker_and_leader import (
     begin,
     of,
@@ -59,7 +59,7 @@ def test_a_missing_part_of_a_result_fails_the_body_permanently(
 ) -> None:
     run = begin(_referring(*path))
     with pytest.raises(InvalidReference, match="there is no") as refused:
-        results.resolve(run.args, run.kwargs, run.tenant_id)
+        resolve.resolve_references(run.args, run.kwargs, run.tenant_id)
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 
@@ -67,10 +67,10 @@ def test_results_over_the_maximum_size_fail_the_body_permanently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = begin(_referring("rows"))
-    assert results.resolve(run.args, run.kwargs, run.tenant_id) == ([[1, 2]], {})
-    monkeypatch.setattr(results, "_REFERENCES_MAX_BYTES", 15)
+    assert resolve.resolve_references(run.args, run.kwargs, run.tenant_id) == ([[1, 2]], {})
+    monkeypatch.setattr(resolve, "_REFERENCES_MAX_BYTES", 15)
     with pytest.raises(ResultTooLarge, match="have 16 bytes, at most 15") as refused:
-        results.resolve(run.args, run.kwargs, run.tenant_id)
+        resolve.resolve_references(run.args, run.kwargs, run.tenant_id)
     assert not outcome_of(refused.value, task_options("job", {})).retryable
 
 

@@ -20,7 +20,7 @@ from django_durable_tasks.celery.publishing import routing
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.workflows import deadlines, runs
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, statuses, succeed
@@ -201,13 +201,13 @@ def _release(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
 def _request_cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     WorkflowRun.objects.unguarded().update(deadline_at=database_now() - timedelta(seconds=1))
     now = database_now()
-    return (WorkflowRun, run.pk), lambda: deadlines.cancel_late(now, 100)
+    return (WorkflowRun, run.pk), lambda: runs.cancel_late(now, 100)
 
 
 def _cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     _, request_cancel_runs = _request_cancel(run, other)
     request_cancel_runs()
-    return (Task, of(run, "low").pk), lambda: deadlines.cancel_called_off(100)
+    return (Task, of(run, "low").pk), lambda: runs.cancel_called_off(100)
 
 
 def _has_changed(run: WorkflowRun) -> list[Any]:
@@ -232,6 +232,9 @@ def test_a_row_locked_by_the_project_stops_its_own_workflow_only(
         act()
         assert _has_changed(second) != before[1]
         assert _has_changed(first) == before[0]
-    for module in (resolve, runs, deadlines):
+    for module in (
+        resolve,
+        runs,
+    ):
         module._isolation._items.clear()
     until(lambda: act() or _has_changed(first) != before[0], within=30)

@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.workflows import followups, operations
+from django_durable_tasks.engine.workflows import operations, runs
 from django_durable_tasks.engine.workflows.operations import RetryMode
 from django_durable_tasks.exceptions import (
     InvalidOption,
@@ -19,7 +19,7 @@ from django_durable_tasks.models import (
     Task,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows.builder import AddedTasks
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
@@ -77,7 +77,7 @@ def test_a_body_whose_cancellation_was_requested_adds_nothing() -> None:
     operations.cancel_workflow(run, by="ann")
     growth = AddedTasks("more")
     growth.add(noop, step="more")
-    assert followups.succeed(body, None, "w", [growth])
+    assert runs.succeed(body, None, "w", [growth])
     resolve_all()
     assert not Task.objects.filter(step="more").exists()
     assert not Task.objects.open().exists()

@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import dead_letters, retention
-from django_durable_tasks.engine.workflows import followups
+from django_durable_tasks.engine.tasks import operator_actions, retention
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -22,7 +22,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows.builder import AddedTasks
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.commands.durable_command import json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,
@@ -96,7 +96,7 @@ def test_the_longest_retention_applies_to_the_whole_and_counts_from_the_last_end
     _all(run, "beside")
     fail(of(run, "beside"))
     resolve_all()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(29) == 0
     WorkflowRun.objects.unguarded().filter(name="inner").update(
         completed_at=database_now() + timedelta(days=5)
@@ -110,7 +110,7 @@ def test_a_status_that_is_kept_indefinitely_keeps_the_whole() -> None:
     _all(run, "beside")
     fail(of(run, "beside"))
     resolve_all()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
     with override_settings(DURABLE_TASKS={"RETENTION": {"FAILED": None}}):
         assert _in(4_000) == 0
     assert _in(4_000) == 5
@@ -122,7 +122,7 @@ def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_is_deleted_with_it
     fail(of(run, "leaf"))
     resolve_all()
     assert _in(400) == 0
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
     assert _in(400) == 5
     assert not DeadLetter.objects.exists()
 
@@ -142,8 +142,8 @@ def test_a_reopened_task_keeps_its_ended_workflow() -> None:
     for step in ("one", "two"):
         fail(of(run, step))
         resolve_all()
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
-    dead_letters.replay(question(of(run, "two")), by="anna")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.replay_letters(question(of(run, "two")), by="anna")
     WorkflowRun.objects.unguarded().update(status="FAILED", completed_at=database_now())
     EndingEvent.objects.all().delete()
     assert (_in(400, limit=1), Task.objects.count()) == (0, 2)
@@ -202,7 +202,7 @@ def test_additions_of_a_body_are_pruned_with_the_rest() -> None:
     part = Workflow("part")
     part.add(noop, step="added")
     growth.add_workflow(part, step="part")
-    assert followups.succeed(body, None, "worker@host", (growth,))
+    assert runs.succeed(body, None, "worker@host", (growth,))
     resolve_all()
     for step in ("added", "part"):
         succeed(of(run, step))
@@ -229,7 +229,7 @@ def test_a_dry_run_counts_what_would_be_deleted() -> None:
     _all(_graph())
     a_task("SUCCESS", completed_at=database_now() - timedelta(days=40))
     assert retention.prunable(database_now() + timedelta(days=8))["SUCCESS"] == 6
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
     would = retention.prunable(database_now() + timedelta(days=31))
     assert (would["SUCCESS"], would["FAILED"]) == (10, 1)
     assert _in(31) == sum(would.values())
@@ -282,7 +282,7 @@ def test_an_unresolved_ending_keeps_its_task() -> None:
     first = a_task()
     last = _after(first)
     fail(first)
-    dead_letters.discard(DeadLetter.objects.all(), by="anna", reason="")
+    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
     Task.objects.unguarded().filter(pk=last.pk).update(
         status="CANCELLED", completed_at=database_now()
     )
@@ -299,7 +299,7 @@ def test_a_pruned_upstream_leaves_its_outcome_with_the_edge() -> None:
     resolve_all()
     fail(last)
     assert _in(8) == 2
-    dead_letters.replay(question(last), by="anna")
+    operator_actions.replay_letters(question(last), by="anna")
     assert statuses(last)[0] in ("PENDING", "QUEUED")
     assert not recount()
 
@@ -310,7 +310,7 @@ def test_the_task_that_started_an_open_workflow_stays_with_it() -> None:
     wf = Workflow("closing")
     wf.add(noop)
     starter = Task.objects.get()
-    assert followups.succeed(begin(starter), None, "worker@host", (wf,))
+    assert runs.succeed(begin(starter), None, "worker@host", (wf,))
     assert _in(400) == 0
     succeed(Task.objects.get(step="noop"))
     resolve_all()

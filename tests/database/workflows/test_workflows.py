@@ -10,10 +10,10 @@ import pytest
 
 from django_durable_tasks import Workflow, registry
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.isolation import Isolation
-from django_durable_tasks.engine.dependencies import results
-from django_durable_tasks.engine.tasks import dead_letters
-from django_durable_tasks.engine.workflows import followups, runs
+from django_durable_tasks.engine.db.errors import Isolation
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -22,7 +22,7 @@ from django_durable_tasks.exceptions import (
     WorkflowTooLarge,
 )
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
-from django_durable_tasks.rules.workflows.builder import AddedTasks
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
@@ -77,7 +77,7 @@ def test_a_replay_reactivates_exactly_the_skipped_tasks() -> None:
     succeed(of(run, "right"))
     resolve_all()
     assert _run(run).status == "FAILED"
-    dead_letters.replay(question(of(run, "left")), by="anna")
+    operator_actions.replay_letters(question(of(run, "left")), by="anna")
     assert statuses(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
         "PENDING",
         "SUCCESS",
@@ -102,7 +102,7 @@ def test_results_are_passed_by_reference() -> None:
     succeed(of(run, "add"), result=json.dumps({"rows": [5, 7]}))
     resolve_all()
     started = begin(of(run, "second"))
-    assert results.resolve(started.args, started.kwargs, started.tenant_id) == (
+    assert resolve.resolve_references(started.args, started.kwargs, started.tenant_id) == (
         [{"rows": [5, 7]}],
         {"whole": 7},
     )
@@ -156,7 +156,7 @@ def test_sub_workflows_nest_and_pass_their_results_to_the_parent() -> None:
     succeed(of(run, "inner"), result='{"inmost": {"leaf": 2}}')
     resolve_all()
     started = begin(of(run, "last"))
-    assert results.resolve(started.args, started.kwargs, started.tenant_id)[0] == [
+    assert resolve.resolve_references(started.args, started.kwargs, started.tenant_id)[0] == [
         {"inmost": {"leaf": 2}}
     ]
     assert not recount()
@@ -176,7 +176,7 @@ def test_a_failed_sub_workflow_fails_the_whole_and_is_retried_with_it() -> None:
         "SKIPPED",
     ]
     assert _run(run).status == "FAILED"
-    dead_letters.replay(question(of(run, "bad")), by="anna")
+    operator_actions.replay_letters(question(of(run, "bad")), by="anna")
     assert statuses(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
     assert DeadLetter.objects.filter(open_task__isnull=False).count() == 0
     for step in ("bad", "leaf", "inner", "last"):
@@ -205,7 +205,7 @@ def test_additions_of_a_body_block_dependents_of_the_body() -> None:
     left = begin(of(run, "left"))
     growth = AddedTasks("growth")
     growth.add(noop, step="one", after=growth.add(noop, step="zero"))
-    assert followups.succeed(left, None, "worker@host", (growth,))
+    assert runs.succeed(left, None, "worker@host", (growth,))
     succeed(of(run, "right"))
     resolve_all()
     assert statuses(of(run, "bottom"), of(run, "one")) == ["BLOCKED", "BLOCKED"]
@@ -226,7 +226,7 @@ def test_dependents_wait_for_the_additions_of_a_body() -> None:
     run = wf.start()
     growth = AddedTasks("growth")
     growth.add(noop, step="added")
-    assert followups.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
+    assert runs.succeed(begin(of(run, "body")), None, "worker@host", (growth,))
     resolve_all()
     assert statuses(of(run, "clean-up"), of(run, "alarm")) == ["BLOCKED", "SKIPPED"]
     fail(of(run, "added"))

@@ -11,9 +11,9 @@ from celery import Celery
 from celery.worker.request import Request
 from kombu import Exchange, Producer, Queue
 
-from django_durable_tasks.celery.execution import consumed_queue, worker_node
-from django_durable_tasks.celery.execution.consumed_queue import MixedQueues
-from django_durable_tasks.celery.publishing.message_id import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.execution import worker_node, worker_repairs
+from django_durable_tasks.celery.execution.worker_repairs import MixedQueues
+from django_durable_tasks.celery.publishing.prepared_messages import BATCH_HEADER, HEADER
 
 QUEUES = (
     Queue("mail", Exchange("shop"), routing_key="mail.send"),
@@ -27,7 +27,7 @@ class _Consumed:
     def __init__(self, app: Celery, channel: Any) -> None:
         self._app, self._channel = app, channel
         self.requests = list[Request]()
-        consumed_queue.record_queues(app)
+        worker_repairs.record_queues(app)
         consumer = app.amqp.Consumer(channel, QUEUES, on_message=self._received)
         consumer.consume()
 
@@ -46,7 +46,7 @@ class _Consumed:
 
 @pytest.fixture
 def consumed(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Consumed]:
-    monkeypatch.setattr(consumed_queue, "mixed", MixedQueues())
+    monkeypatch.setattr(worker_repairs, "mixed", MixedQueues())
     with Celery(broker="memory://", set_as_current=False) as app:
         app.conf.task_queues = QUEUES
         with app.connection_for_read() as connection:
@@ -58,9 +58,9 @@ def test_messages_without_a_task_make_the_queue_mixed_from_which_they_come(
 ) -> None:
     consumed.receive("mail.send", **{HEADER: f"{uuid.uuid4()}.1.1"})
     consumed.receive("mail.send", **{BATCH_HEADER: "mail"})
-    assert consumed_queue.mixed.recent() == []
+    assert worker_repairs.mixed.recent() == []
     consumed.receive("reports.make")
-    assert consumed_queue.mixed.recent() == ["reports"]
+    assert worker_repairs.mixed.recent() == ["reports"]
 
 
 def test_messages_that_were_not_started_are_counted_by_their_queues(consumed: _Consumed) -> None:

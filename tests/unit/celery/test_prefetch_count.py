@@ -9,13 +9,13 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.thread import TaskPool as Threads
 from celery.worker.consumer import Consumer
 
-from django_durable_tasks.celery.execution import prefetch_count
+from django_durable_tasks.celery.execution import worker_repairs
 
 
 @pytest.mark.parametrize(("pool", "is_kept"), [(Threads, True), (Prefork, False)])
 def test_the_count_is_kept_in_workers_with_threads(pool: type, is_kept: bool) -> None:
     app = Celery("test", set_as_current=False)
-    prefetch_count.add_to(app)
+    worker_repairs.keep_prefetch_count(app)
     consumer = SimpleNamespace(app=app, pool=pool(limit=1))
     for step in app.steps["consumer"]:
         if (one := step(consumer)).include_if(consumer):

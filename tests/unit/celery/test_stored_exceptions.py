@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_durable_tasks.celery.execution.outcomes import outcome_of
-from django_durable_tasks.celery.stored_exceptions import described, rebuilt
+from django_durable_tasks.celery.execution.endings import outcome_of
+from django_durable_tasks.celery.result import described, rebuilt
 from django_durable_tasks.rules.tasks.endings import EndingKind
 from django_durable_tasks.rules.tasks.options import task_options
 

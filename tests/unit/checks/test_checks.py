@@ -17,14 +17,17 @@ from django.db import connections
 
 from django_durable_tasks import checks, registry
 from django_durable_tasks.celery import inspect as celery_inspect
-from django_durable_tasks.checks import FINDINGS, check_celery, check_settings, check_tasks
-from django_durable_tasks.checks import celery as check_celery_module
-from django_durable_tasks.checks import settings as check_settings_module
-from django_durable_tasks.checks import tasks as check_tasks_module
+from django_durable_tasks.checks import (
+    FINDINGS,
+    check_celery,
+    check_settings,
+    check_tasks,
+    configuration,
+)
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.routers import DurableTasksRouter
-from django_durable_tasks.rules.limits.options import PerKey, rate_of
+from django_durable_tasks.rules.limits import PerKey, rate_of
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from tests.architecture.sources import ROOT
 from tests.celery_settings import celery_configured
@@ -247,14 +250,14 @@ def test_an_atomic_body_on_a_file_is_a_warning(
     only_task: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_task(atomic=True)
-    monkeypatch.setattr(check_tasks_module, "on_sqlite", lambda: True)
+    monkeypatch.setattr(configuration, "on_sqlite", lambda: True)
     assert _ids(check_tasks) == ["W011"]
-    monkeypatch.setattr(check_tasks_module, "on_sqlite", lambda: False)
+    monkeypatch.setattr(configuration, "on_sqlite", lambda: False)
     assert _ids(check_tasks) == []
 
 
 def test_a_long_list_of_names_is_truncated() -> None:
-    assert check_settings_module.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert configuration.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., None]) -> None:
@@ -386,7 +389,7 @@ def test_an_old_kombu_is_an_error(
 ) -> None:
     only_task()
     assert _ids(check_celery) == []
-    monkeypatch.setattr(check_celery_module, "OLDEST_KOMBU", (99,))
+    monkeypatch.setattr(configuration, "OLDEST_KOMBU", (99,))
     assert _ids(check_celery) == ["E011"]
 
 

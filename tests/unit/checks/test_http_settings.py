@@ -8,8 +8,7 @@ import pytest
 from celery import Celery, current_app
 from kombu import Queue
 
-from django_durable_tasks.checks.settings import check_settings
-from django_durable_tasks.checks.tasks import retry_queue_findings
+from django_durable_tasks.checks.configuration import check_settings, retry_queue_findings
 
 
 @pytest.mark.parametrize(

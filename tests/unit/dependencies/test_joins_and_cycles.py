@@ -29,7 +29,7 @@ from django_durable_tasks.rules.dependencies import (
     needed_of,
 )
 from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.workflows.plan import (
+from django_durable_tasks.rules.workflows import (
     COUNTS,
     MARK,
     Reference,

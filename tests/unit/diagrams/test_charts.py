@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from django_durable_tasks.diagrams import palette
+from django_durable_tasks.diagrams import model
 from django_durable_tasks.diagrams.charts import (
     HEIGHT,
     LINE_COLOURS,
@@ -98,8 +98,8 @@ def test_foreign_text_is_escaped_and_no_script_or_style_is_written() -> None:
 def test_the_colours_have_enough_contrast_to_the_background() -> None:
     for status, colour in STATUS_COLOURS.items():
         least = 2.5 if status == "SKIPPED" else 3.0  # a quiet colour beside the others
-        assert palette.contrast(colour, palette.PANEL) >= least, status
-    assert all(palette.contrast(colour, palette.PANEL) >= 3 for colour in LINE_COLOURS)
+        assert model.contrast(colour, model.PANEL) >= least, status
+    assert all(model.contrast(colour, model.PANEL) >= 3 for colour in LINE_COLOURS)
     assert len(set(STATUS_COLOURS.values())) == len(STATUS_COLOURS)
 
 

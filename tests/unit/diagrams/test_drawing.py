@@ -7,10 +7,9 @@ from itertools import combinations, pairwise, product
 import pytest
 from hypothesis import given, settings
 
-from django_durable_tasks.diagrams.grouping import collapsed
-from django_durable_tasks.diagrams.layers import layered
-from django_durable_tasks.diagrams.layout.drawing import Drawing, Rectangle, drawn
+from django_durable_tasks.diagrams.layout import Drawing, Rectangle, drawn
 from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.outline import collapsed, layered
 from tests.unit.diagrams.graphs import diagram, diagrams, edge, large, node
 
 WIDTH, HEIGHT = 150, 46

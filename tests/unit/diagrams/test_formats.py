@@ -15,9 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.diagrams import FORMATS, draw, palette
-from django_durable_tasks.diagrams.labels import SIGNS, columns
-from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
+from django_durable_tasks.diagrams import FORMATS, draw, model
+from django_durable_tasks.diagrams.model import (
+    KINDS,
+    SIGNS,
+    Diagram,
+    DiagramEdge,
+    DiagramNode,
+    columns,
+)
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import Status
 from tests.unit.diagrams.graphs import (
@@ -187,38 +193,38 @@ def test_text_fits_a_terminal_of_a_hundred_columns(of: Diagram) -> None:
 def test_every_status_has_its_own_character_and_its_own_icon() -> None:
     assert (
         len(set(SIGNS.values()))
-        == len({look.icon for look in palette.STYLES.values()})
+        == len({look.icon for look in model.STYLES.values()})
         == len(Status)
     )
     assert all(columns(sign) == 1 for sign in SIGNS.values())
 
 
 def test_every_kind_of_edge_has_its_own_dash_pattern() -> None:
-    assert len({*palette.DASHES.values(), palette.BROKEN_DASHES}) == len(KINDS) + 1
+    assert len({*model.DASHES.values(), model.BROKEN_DASHES}) == len(KINDS) + 1
 
 
 @pytest.mark.parametrize("status", Status)
 def test_text_has_contrast_on_its_fill_and_icons_on_the_panel(status: Status) -> None:
-    look = palette.STYLES[status]
+    look = model.STYLES[status]
     for written, fill in [
         (look.ink, look.soft),
-        (palette.INK, look.soft),
+        (model.INK, look.soft),
         ("#ffffff", look.strong),
     ]:
-        assert palette.contrast(written, fill) >= 4.5
-    assert palette.contrast(look.strong, palette.PANEL) >= 3
+        assert model.contrast(written, fill) >= 4.5
+    assert model.contrast(look.strong, model.PANEL) >= 3
 
 
 def test_text_and_edges_beside_the_boxes_have_contrast() -> None:
     for written, fill in product(
-        (palette.INK, palette.QUIET, palette.WARNING), (palette.PANEL, palette.FRAME)
+        (model.INK, model.QUIET, model.WARNING), (model.PANEL, model.FRAME)
     ):
-        assert palette.contrast(written, fill) >= 4.5
+        assert model.contrast(written, fill) >= 4.5
     for line, fill in product(
-        (palette.LINE, palette.CRITICAL, palette.BROKEN), (palette.PANEL, palette.FRAME)
+        (model.LINE, model.CRITICAL, model.BROKEN), (model.PANEL, model.FRAME)
     ):
-        assert palette.contrast(line, fill) >= 3
-    assert palette.contrast("#ffffff", "#000000") == 21
+        assert model.contrast(line, fill) >= 3
+    assert model.contrast("#ffffff", "#000000") == 21
 
 
 @given(diagrams(cycles=True))
@@ -272,9 +278,9 @@ def test_svg_draws_the_kind_as_dashes_and_unmet_edges_with_a_hollow_arrow_head()
             curve, head = group.findall(f"{SVG}path")
             found[title.splitlines()[0]] = (
                 curve.get("stroke-dasharray"),
-                head.get("fill") == palette.PANEL,
+                head.get("fill") == model.PANEL,
             )
-    dashes = palette.DASHES
+    dashes = model.DASHES
     assert found == {
         "a → b": (None, False),
         "a → c": (None, False),

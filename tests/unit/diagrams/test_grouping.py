@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.diagrams import draw
-from django_durable_tasks.diagrams.grouping import MOST_BOXES, MOST_LINES, collapsed
-from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.outline import Outline
+from django_durable_tasks.diagrams.outline import (
+    MOST_BOXES,
+    MOST_LINES,
+    Outline,
+    collapsed,
+    layered,
+)
 from tests.repetitions import repetitions
 from tests.unit.diagrams.graphs import diagram, edge, large, node, parallel_chains
 

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.diagrams import FORMATS, draw
-from django_durable_tasks.diagrams.labels import (
+from django_durable_tasks.diagrams.model import (
+    Diagram,
+    DiagramEdge,
+    DiagramNode,
     clean,
     columns,
     ems,
@@ -21,7 +24,6 @@ from django_durable_tasks.diagrams.labels import (
     shortened,
     shortened_columns,
 )
-from django_durable_tasks.diagrams.model import Diagram, DiagramEdge, DiagramNode
 from tests.unit.diagrams.graphs import diagram, node
 
 HOSTILE = (

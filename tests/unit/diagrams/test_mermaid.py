@@ -7,9 +7,8 @@ import re
 from hypothesis import given, settings
 
 from django_durable_tasks.diagrams import draw
-from django_durable_tasks.diagrams.grouping import collapsed
-from django_durable_tasks.diagrams.layers import layered
 from django_durable_tasks.diagrams.model import Diagram
+from django_durable_tasks.diagrams.outline import collapsed, layered
 from tests.unit.diagrams.graphs import diagram, diagrams, node
 from tests.unit.diagrams.test_formats import DIAMOND
 

@@ -9,25 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.limits.admission import (
+from django_durable_tasks.rules.limits import (
     AdmissionRequest,
-    Capacity,
-    admitted,
-    rotate_after,
-    select_releasable,
-    share_of,
-)
-from django_durable_tasks.rules.limits.options import (
     Allowance,
     Bucket,
+    Capacity,
     PerKey,
     Rate,
     accumulated,
+    admitted,
     allowance_of,
     checked_scope,
     key_of,
-    of_share,
     rate_of,
+    rotate_after,
+    scope_of_share,
+    select_releasable,
+    share_of,
     shared,
     whole,
 )
@@ -291,5 +289,5 @@ def test_a_share_leaves_capacity_for_another_tenant(window: int, tenants: int) -
 
 
 def test_a_share_names_its_queue_and_its_tenant() -> None:
-    assert shared(of_share("a:b", 7)) == ("a:b", 7)
+    assert shared(scope_of_share("a:b", 7)) == ("a:b", 7)
     assert shared("queue:mail") is None

@@ -13,7 +13,7 @@ import pytest
 
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.json_logs import TASK_FIELDS, JsonFormatter, TaskContextFilter
-from django_durable_tasks.rules.tasks.runs import Run
+from django_durable_tasks.rules.tasks.task_values import Run
 
 NOW = datetime(2026, 3, 7, tzinfo=UTC)
 

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.metrics.charts import PERIODS, ChartPoint, points, quantile
-from django_durable_tasks.rules.metrics.counts import BUCKETS, Distribution
-from django_durable_tasks.rules.metrics.minutes import MINUTE, minute_of
+from django_durable_tasks.rules.metrics import (
+    BUCKETS,
+    MINUTE,
+    PERIODS,
+    ChartPoint,
+    Distribution,
+    chart_points,
+    minute_of,
+    quantile,
+)
 
 _INSTANTS = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)).map(
     lambda naive: naive.replace(tzinfo=UTC)
@@ -20,7 +27,7 @@ _INSTANTS = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)).map(
 @pytest.mark.parametrize("period", PERIODS.values(), ids=PERIODS)
 @given(now=_INSTANTS)
 def test_the_points_reach_from_the_start_to_the_present_minute(period, now) -> None:  # type: ignore[no-untyped-def]
-    found = points(period, period.start(now), now)
+    found = chart_points(period, period.start(now), now)
     assert len(found) == period.points
     at = period.start(now)
     for point in found:
@@ -33,7 +40,7 @@ def test_the_points_reach_from_the_start_to_the_present_minute(period, now) -> N
 
 def test_a_period_that_begins_later_has_a_shorter_first_point() -> None:
     now = datetime(2026, 11, 25, 12, 7, 30, tzinfo=UTC)
-    found = points(PERIODS["24h"], datetime(2026, 11, 25, 11, 20, tzinfo=UTC), now)
+    found = chart_points(PERIODS["24h"], datetime(2026, 11, 25, 11, 20, tzinfo=UTC), now)
     assert [(f"{point.start:%H:%M}", point.minutes) for point in found] == [
         ("11:15", 10),
         ("11:30", 15),

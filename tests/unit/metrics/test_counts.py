@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.metrics.counts import (
+from django_durable_tasks.rules.metrics import (
     ALL_TENANTS,
     BUCKETS,
     CountedDurations,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.cluster.gauges import Gauges
-from django_durable_tasks.metrics.families import families
+from django_durable_tasks.engine.cluster.status import Gauges
+from django_durable_tasks.metrics.exposition import families
 from tests.runs import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.contrib.beat.matching import EARLY, matched
+from django_durable_tasks.contrib.beat.shadow_fires import EARLY, matched
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 TOLERANCE = timedelta(seconds=30)

@@ -19,7 +19,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.beat import compare
-from django_durable_tasks.contrib.beat.mapping import (
+from django_durable_tasks.contrib.beat.tables import (
     BeatRow,
     Crontab,
     Import,

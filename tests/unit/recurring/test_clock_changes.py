@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.clock_changes import clock_changes
-from django_durable_tasks.rules.recurring.timetables.zones import zone
+from django_durable_tasks.rules.recurring.timetables.zones import clock_changes, zone
 
 HOUR = timedelta(hours=1)
 ZONES = [

@@ -12,8 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
-from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, SkippedRange, agenda
-from django_durable_tasks.rules.recurring.effective.wall_clock import WallClock
+from django_durable_tasks.rules.recurring.effective import (
+    Agenda,
+    PlannedRun,
+    SkippedRange,
+    WallClock,
+    agenda,
+)
 from tests.repetitions import repetitions
 from tests.unit.recurring.calendars.enumerated import (
     DAY,

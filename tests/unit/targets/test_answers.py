@@ -14,15 +14,16 @@ from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     RETRY_AFTER_MAX,
     AnswerKind,
+    EndpointHealth,
+    breaker_pause_after,
     by_name,
     checked_statuses,
     delay,
     interpret,
     retry_after,
 )
-from django_durable_tasks.rules.targets.breaker import EndpointHealth, pause_after
-from django_durable_tasks.rules.targets.headers import checked_request_headers, masked_headers
-from django_durable_tasks.rules.tasks.masking import MASK
+from django_durable_tasks.rules.targets.http_request import checked_request_headers, masked_headers
+from django_durable_tasks.rules.tasks.arguments import MASK
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 ANY = checked_statuses(None, None)
@@ -158,12 +159,12 @@ def test_values_under_sensitive_names_are_masked() -> None:
 
 def test_the_pause_of_a_breaker_doubles_up_to_twenty_times_the_first() -> None:
     pauses = [
-        pause_after(EndpointHealth(failures=9, openings=openings), NOW, 5, 30)
+        breaker_pause_after(EndpointHealth(failures=9, openings=openings), NOW, 5, 30)
         for openings in range(7)
     ]
     assert pauses == [30, 60, 120, 240, 480, 600, 600]
-    assert pause_after(EndpointHealth(failures=3), NOW, 5, 30) == 0
-    assert pause_after(EndpointHealth(failures=4), NOW, 5, 30) == 30
-    assert pause_after(EndpointHealth(failures=99), NOW, 0, 30) == 0
+    assert breaker_pause_after(EndpointHealth(failures=3), NOW, 5, 30) == 0
+    assert breaker_pause_after(EndpointHealth(failures=4), NOW, 5, 30) == 30
+    assert breaker_pause_after(EndpointHealth(failures=99), NOW, 0, 30) == 0
     is_open = EndpointHealth(failures=9, openings=1, open_until=NOW + timedelta(seconds=1))
-    assert pause_after(is_open, NOW, 5, 30) == 0
+    assert breaker_pause_after(is_open, NOW, 5, 30) == 0

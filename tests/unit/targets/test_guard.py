@@ -8,15 +8,24 @@ from ipaddress import ip_address
 
 import pytest
 
-from django_durable_tasks.conf_checks import InvalidSetting, check_http
+from django_durable_tasks.conf import InvalidSetting, check_http
 from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.rules.targets.addresses import never_by_name, why_refused
-from django_durable_tasks.rules.targets.policy import AddressPolicy, address_policy
-from django_durable_tasks.rules.targets.urls import parsed_url
-from django_durable_tasks.targets.http.client import HttpClient, OutgoingRequest
-from django_durable_tasks.targets.http.deadline_socket import Deadline
-from django_durable_tasks.targets.http.exchange import CallFailed, CallFailure
-from django_durable_tasks.targets.http.resolver import Lookup, Resolver
+from django_durable_tasks.rules.targets.addresses import (
+    AddressPolicy,
+    address_policy,
+    never_by_name,
+    parsed_url,
+    why_refused,
+)
+from django_durable_tasks.targets.http import (
+    CallFailed,
+    CallFailure,
+    Deadline,
+    HttpClient,
+    Lookup,
+    OutgoingRequest,
+    Resolver,
+)
 from tests.http_servers import Listener, answer, answering, listening
 from tests.unit.targets.urls import ATTACKS, PUBLIC, PUBLIC_ADDRESS, lookup
 

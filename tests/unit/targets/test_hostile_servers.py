@@ -16,11 +16,15 @@ from threading import Event, Thread
 
 import pytest
 
-from django_durable_tasks.rules.targets.policy import address_policy
-from django_durable_tasks.rules.targets.urls import parsed_url
-from django_durable_tasks.targets.http.client import HttpClient, OutgoingRequest
-from django_durable_tasks.targets.http.exchange import CallFailed, CallFailure, Exchange
-from django_durable_tasks.targets.http.resolver import Resolver
+from django_durable_tasks.rules.targets.addresses import address_policy, parsed_url
+from django_durable_tasks.targets.http import (
+    CallFailed,
+    CallFailure,
+    Exchange,
+    HttpClient,
+    OutgoingRequest,
+    Resolver,
+)
 from tests.http_servers import WAIT, Behaviour, answer, answering, listening
 
 MEGABYTE = 1_000_000

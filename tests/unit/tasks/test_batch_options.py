@@ -10,7 +10,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import OnOrphan
 from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, task_options
-from django_durable_tasks.rules.workflows.step import END
+from django_durable_tasks.rules.workflows import END
 
 REFUSED: dict[str, Any] = {
     "timeout": 5,

@@ -18,12 +18,12 @@ from django_durable_tasks import durable_task, registry
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 from django_durable_tasks.rules.tasks.options import (
+    Backoff,
     CallOptions,
     TaskOptions,
     call_options,
     task_options,
 )
-from django_durable_tasks.rules.tasks.retries import Backoff
 
 BAD = [
     ("queue", "", "1 to 200 characters"),

@@ -10,7 +10,7 @@ from django_durable_tasks.rules.states import (
     WITH_DUE_AT,
     Status,
 )
-from django_durable_tasks.rules.workflows.followups import Schedule, followups_of
+from django_durable_tasks.rules.workflows import Schedule, followups_of
 
 MOVES = TRANSITIONS.values()
 

@@ -25,7 +25,7 @@ from django_durable_tasks.rules.verify import (
     wrong_next_run,
     wrong_status,
 )
-from django_durable_tasks.rules.workflows.plan import COUNTS, verdict
+from django_durable_tasks.rules.workflows import COUNTS, verdict
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

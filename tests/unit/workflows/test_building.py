@@ -17,10 +17,16 @@ from django_durable_tasks.exceptions import (
     InvalidReference,
     WorkflowTooLarge,
 )
-from django_durable_tasks.rules.workflows.builder import AddedTasks, Builder
-from django_durable_tasks.rules.workflows.plan import Plan, PlannedEdge, PlannedTask
-from django_durable_tasks.rules.workflows.step import END, Step
-from django_durable_tasks.rules.workflows.upstreams import edges_to
+from django_durable_tasks.rules.workflows import (
+    END,
+    AddedTasks,
+    Builder,
+    Plan,
+    PlannedEdge,
+    PlannedTask,
+    Step,
+    edges_to,
+)
 
 HERE = uuid.UUID(int=1)
 Point = namedtuple("Point", "x y")

@@ -9,9 +9,8 @@ from celery import chain, chord, group
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.exceptions import InvalidReference
-from django_durable_tasks.rules.workflows.plan import Reference, TaskId, written
-from django_durable_tasks.rules.workflows.step import END, MAP, STARMAP
-from django_durable_tasks.workflows import canvas_parts as canvases
+from django_durable_tasks.rules.workflows import END, MAP, STARMAP, Reference, TaskId, written
+from django_durable_tasks.workflows import canvas
 from tests.project.tasks import echo, noop, third_time_lucky, urgent
 from tests.unit.workflows.canvas_tasks import (
     errback_with_everything,
@@ -105,7 +104,7 @@ def test_a_chain_of_a_thousand_tasks_is_translated() -> None:
 
 
 def test_only_signatures_of_celery_are_accepted() -> None:
-    assert {kind.__name__ for kind in canvases._KNOWN} == {
+    assert {kind.__name__ for kind in canvas._KNOWN} == {
         "Signature",
         "chain",
         "_chain",

@@ -17,8 +17,8 @@ from django_durable_tasks.rules.recurring.calendars import (
     DayKind,
     SpecialDay,
     from_holidays,
+    from_ics,
 )
-from django_durable_tasks.rules.recurring.icalendar import from_ics
 from tests.repetitions import repetitions
 
 

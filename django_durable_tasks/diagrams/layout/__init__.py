@@ -1,1 +1,0 @@
-"""Layout of layered diagrams: the order of boxes within a layer, and their coordinates."""

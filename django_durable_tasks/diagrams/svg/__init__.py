@@ -1,1 +1,0 @@
-"""Write a drawing as an SVG document."""

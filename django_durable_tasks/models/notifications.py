@@ -1,0 +1,245 @@
+"""Notification settings, their events, and alerts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.fields import (
+    ExactCharField,
+    InstantField,
+    PartialIndex,
+    StatementTime,
+)
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
+from django_durable_tasks.rules.notifications import FLAGS, DeliveryType, EventType, shown_config
+
+# NotificationSetting: which events of a tenant are sent where.
+
+
+_PATTERN = _("A pattern with * and ?. Empty: all.")
+
+
+class NotificationSettingQuerySet(GuardedQuerySet["NotificationSetting"]):
+    """The queryset of notification settings."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Settings of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+
+class NotificationSetting(GuardedModel):
+    """A destination, the events that are sent to it, and when.
+
+    ``collecting`` is the delivery to which the events of an ended period are being assigned.
+    """
+
+    instead: ClassVar[str] = (
+        "Use the page of notification settings in the admin, or /notification-settings of the HTTP"
+        " API, which call notifications.create_setting(...)."
+    )
+
+    id = models.BigAutoField(primary_key=True)
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,
+        db_index=False,
+        related_name="+",
+    )
+    name = ExactCharField(_("name"), max_length=200)
+    user_id = ExactCharField(
+        _("user"),
+        max_length=200,
+        blank=True,
+        default="",
+        help_text=_("For whom the setting is; a label of your own."),
+    )
+    enabled = models.BooleanField(_("enabled"), default=True)
+    on_success = models.BooleanField(_("on success"), default=False)
+    on_failure = models.BooleanField(_("on failure"), default=False)
+    on_retry = models.BooleanField(_("on retry"), default=False)
+    on_dead_letter = models.BooleanField(_("on dead letter"), default=False)
+    on_missed = models.BooleanField(
+        _("on missed"), default=False, help_text=_("Fire times of schedules that did not run.")
+    )
+    on_late = models.BooleanField(
+        _("on late"), default=False, help_text=_("Fire times of schedules that were caught up.")
+    )
+    on_endpoint = models.BooleanField(
+        _("on endpoint"),
+        default=False,
+        help_text=_("Receivers of HTTP callbacks that fail, or that end deliveries."),
+    )
+    on_quota = models.BooleanField(
+        _("on quota"), default=False, help_text=_("Requests that a quota of the tenant refused.")
+    )
+    on_alert = models.BooleanField(
+        _("on alert"), default=False, help_text=_("State of the whole installation.")
+    )
+    task_name = ExactCharField(
+        _("task name"), max_length=200, blank=True, default="", help_text=_PATTERN
+    )
+    queue = ExactCharField(_("queue"), max_length=200, blank=True, default="", help_text=_PATTERN)
+    schedule = ExactCharField(
+        _("schedule"), max_length=200, blank=True, default="", help_text=_PATTERN
+    )
+    delivery_type = ExactCharField(
+        _("delivery type"),
+        max_length=13,
+        choices=[(kind.value, kind.value) for kind in DeliveryType],
+    )
+    delivery_config = EncryptedJSONField(_("delivery configuration"), default=dict)
+    digest = models.FloatField(
+        _("digest"),
+        null=True,
+        blank=True,
+        help_text=_("Seconds; the events of each period are one message. Empty: one per event."),
+    )
+    quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
+    quiet_until = models.TimeField(_("quiet until"), null=True, blank=True)
+    time_zone = ExactCharField(
+        _("time zone"), max_length=64, default="UTC", help_text=_("Of the quiet hours.")
+    )
+    collecting = models.UUIDField(null=True, editable=False)
+    revision = models.BigIntegerField(_("revision"), default=1)
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    updated_by = ExactCharField(_("updated by"), max_length=200, blank=True, default="")
+    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
+    last_delivery_status = ExactCharField(_("last delivery"), max_length=8, blank=True, default="")
+    last_delivery_at = InstantField(_("last delivery at"), null=True, blank=True)
+    last_delivery_error = ExactCharField(
+        _("error of the last delivery"), max_length=200, blank=True, default=""
+    )
+
+    encryption_key = ExactCharField(
+        _("encryption key"), max_length=40, null=True, blank=True, editable=False
+    )
+
+    objects = NotificationSettingQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_notification_setting"
+        verbose_name = _("notification setting")
+        verbose_name_plural = _("notification settings")
+        ordering: ClassVar = ["name"]
+        permissions: ClassVar = [("test_notificationsetting", "Can send a test")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["tenant", "name"], name="durable_notification_setting_name"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def shown_config(self) -> dict[str, Any]:
+        """``delivery_config`` without secrets. Raises EncryptionError."""
+        return shown_config(self.delivery_type, self.delivery_config)
+
+    @property
+    def events(self) -> list[str]:
+        """The flags that are set."""
+        return [name for name in FLAGS if getattr(self, name)]
+
+
+# NotificationEvent: an event that a notification setting selected. It is inserted in the
+# transaction of the event, and a leader assigns it to a delivery when it is due.
+
+
+class NotificationEventQuerySet(GuardedQuerySet["NotificationEvent"]):
+    """The queryset of events."""
+
+
+class NotificationEvent(GuardedModel):
+    """An event for one setting. ``delivery`` identifies the message that contains it.
+
+    ``subject`` is the name of the task or schedule, by which a digest counts. ``data`` is masked.
+    """
+
+    instead: ClassVar[str] = "capture.record_events(...) inserts events with the transitions."
+
+    id = models.BigAutoField(primary_key=True)
+    setting = models.ForeignKey(
+        "django_durable_tasks.NotificationSetting",
+        models.DO_NOTHING,
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+    type = ExactCharField(
+        _("type"), max_length=20, choices=[(one.value, one.value) for one in EventType]
+    )
+    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
+    data = models.JSONField(_("data"), default=dict)
+    created_at = InstantField(_("created at"), db_default=StatementTime())
+    due_at = InstantField(_("due at"), db_default=StatementTime())
+    delivery = models.UUIDField(_("delivery"), null=True, blank=True)
+
+    objects = NotificationEventQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_notification_event"
+        verbose_name = _("notification event")
+        verbose_name_plural = _("notification events")
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            PartialIndex(
+                fields=["due_at", "id"],
+                where=Q(delivery__isnull=True),
+                elsewhere=("delivery", "due_at", "id"),
+                name="durable_notification_event_due",
+            ),
+            PartialIndex(
+                fields=["delivery", "id"],
+                where=Q(delivery__isnull=False),
+                elsewhere=("delivery", "id"),
+                name="durable_notification_delivery",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.subject}"
+
+
+# Alert: a condition of the whole installation that holds now.
+
+
+class AlertQuerySet(GuardedQuerySet["Alert"]):
+    """The queryset of alerts."""
+
+
+class Alert(GuardedModel):
+    """A condition that began and has not ended. The row is deleted when it ends, so that a new
+    leader sends neither event again. ``subject`` is the queue, schedule or host.
+    """
+
+    instead: ClassVar[str] = "alerts.watch(...) in the leader's job watch_alerts writes it."
+
+    id = models.BigAutoField(primary_key=True)
+    kind = ExactCharField(_("kind"), max_length=30)
+    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
+    detail = ExactCharField(_("detail"), max_length=300, blank=True, default="")
+    since = InstantField(_("since"), db_default=StatementTime())
+    last_seen_at = InstantField(_("last seen at"), db_default=StatementTime())
+
+    objects = AlertQuerySet.as_manager()
+
+    class Meta:
+        db_table = "durable_tasks_alert"
+        verbose_name = _("alert")
+        verbose_name_plural = _("alerts")
+        ordering: ClassVar = ["-id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["kind", "subject"], name="durable_alert_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}".strip()

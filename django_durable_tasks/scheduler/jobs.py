@@ -1,0 +1,455 @@
+"""The maintenance jobs of the leader. Each is idempotent and returns after a bounded slice of
+work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_durable_tasks.celery.publishing import publisher
+from django_durable_tasks.conf import settings
+from django_durable_tasks.due_index import fallback, redis
+from django_durable_tasks.engine import notifications
+from django_durable_tasks.engine.audit import prune_audit
+from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.engine.db.clock import ClockStep, ClockStepDetector, database_now
+from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.engine.limits import overlap, release
+from django_durable_tasks.engine.metrics import (
+    CreationCounter,
+    count_attempts,
+    count_endings_without_attempt,
+    count_occurrences,
+    prune_minutes,
+)
+from django_durable_tasks.engine.notifications import prune_events
+from django_durable_tasks.engine.recurring import recompute
+from django_durable_tasks.engine.recurring.ledger import (
+    prune_ended,
+    prune_ledger,
+    prune_shadow_fires,
+)
+from django_durable_tasks.engine.tasks import operator_actions, requests, retention
+from django_durable_tasks.engine.tenants.bulk_operations import prune_operations
+from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
+from django_durable_tasks.engine.workflows import runs, start
+
+# The type of a maintenance job, and the time slice of jobs that work in batches.
+
+
+SLICE = 0.2
+"""Seconds after which a job that works in batches returns, so that other due jobs can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A maintenance job of the leader. ``run`` returns how many rows it changed.
+
+    It runs every ``every`` seconds. If it changed something, it runs again after ``pause_factor``
+    times its last duration. A run longer than ``time_limit`` seconds makes the leader resign. If
+    ``dispatches``, tasks are dispatched at once after a run that changed something.
+    """
+
+    name: str
+    run: Callable[[datetime, HeartbeatMonitor], int]
+    every: float
+    time_limit: float = 30.0
+    pause_factor: float = 1.0
+    dispatches: bool = True
+
+
+# Job: raise the priority of tasks that have waited for PRIORITY_AGING seconds.
+
+
+class AgePriorities:
+    """Raise priorities once per PRIORITY_AGING seconds; does nothing without that setting.
+
+    A pass is divided into slices, because its duration grows with the number of queues.
+    """
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + (settings().PRIORITY_AGING or 0.0)
+        self._pass: Iterator[int] | None = None
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        wait = settings().PRIORITY_AGING
+        if wait is None:
+            return 0
+        if self._pass is None:
+            if time.monotonic() < self._next:
+                return 0
+            self._next = time.monotonic() + wait
+            self._pass = release.aging_steps(now, wait, 4 * settings().BATCH_SIZE)
+        raised, end = 0, time.monotonic() + SLICE
+        try:
+            with dedicated_connection():
+                for number in self._pass:
+                    raised += number
+                    if time.monotonic() >= end:
+                        return raised
+        except BaseException:
+            self._pass = None
+            raise
+        self._pass = None
+        return raised
+
+
+# Job: apply requests to RUNNING tasks that the requesting process did not apply after COMMIT.
+
+
+def apply_requests(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Apply one batch of left requests."""
+    with dedicated_connection():
+        return requests.apply_left(settings().BATCH_SIZE)
+
+
+# Job: notice that the database's clock was set, and correct what waits for a time that is far away
+# because the clock was set back.
+#
+# A clock that is set forward needs no correction: everything is due early, and schedules treat the
+# fire times that were skipped as missed. When it is set back, these instants lie in the future:
+#
+# * the watermarks of schedules: they are set to now (``engine/recurring/recompute.py``);
+# * the end of the waits of tasks, such as back-offs: they are moved with the clock
+#   (``engine/transitions/endings.py``);
+# * the times at which messages are published again: they are shortened to REPUBLISH_AFTER;
+# * the pauses of endpoints: the next request probes them.
+#
+# Nothing else has to be corrected. Runs and nodes are judged without a clock, the leader's lease
+# that expires too late counts as expired, and buckets of rate limits count from the present.
+
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+CLOCK_EVERY = 1.0
+"""Seconds between two readings of the clock."""
+_GAP, _CHECK_EVERY = 30.0, 60.0
+"""Seconds. The clock may have been set forward and back between two readings. So rows that were
+written later than now are searched: after a pause of _GAP, in which another scheduler may have led,
+and every _CHECK_EVERY seconds.
+"""
+_REPEAT_FOR = 120.0
+"""Seconds after a step in which corrections are repeated. Processes estimate the database's clock
+from a reading that is up to a minute old, and transactions that were open are committed later.
+"""
+
+
+class CorrectClockSteps:
+    """Reads the clock at each call, and corrects after it was set back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._detector = clock, ClockStepDetector()
+        self._called = self._checked = self._until = float("-inf")
+
+    def __call__(self, _: datetime, monitor: HeartbeatMonitor) -> int:
+        at, tolerance = self._clock(), settings().SKEW_MAX
+        with dedicated_connection():
+            step = self._detector.read() or 0.0
+            if at - self._called > _GAP or at - self._checked > _CHECK_EVERY:
+                self._checked = at
+                if abs(step) <= tolerance:
+                    now = database_now()
+                    step = -max(nodes.seen_later(now), recompute.processed_later_by(now))
+            self._called = at
+            if abs(step) > tolerance:
+                self._noticed(step, at, monitor)
+            if at >= self._until:
+                return 0
+            now, limit = database_now(), settings().BATCH_SIZE
+            corrected = retention.correct_deadlines(now, tolerance, limit)
+            return corrected + recompute.set_back_schedules(now, tolerance, limit)
+
+    def _noticed(self, step: float, at: float, monitor: HeartbeatMonitor) -> None:
+        monitor.clock_step = ClockStep(step, time.monotonic())
+        if step > 0:
+            logger.error(
+                "The database's clock was set forward by %.1f s. Tasks and schedules are due"
+                " earlier by that time.",
+                step,
+            )
+            return
+        self._until = at + _REPEAT_FOR
+        logger.error(
+            "The database's clock was set back by %.1f s. Watermarks of schedules and waits of"
+            " tasks that lie in the future are corrected.",
+            -step,
+        )
+
+
+# Job: count endings into their workflow runs, and end the runs that are complete.
+
+
+def count_endings(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Count batches of ending events for one slice."""
+    end, counted = time.monotonic() + SLICE, 0
+    while time.monotonic() < end:
+        with dedicated_connection():
+            number = runs.count_endings(4 * settings().BATCH_SIZE)
+        counted += number
+        if not number:
+            break
+    return counted
+
+
+# Job: count attempts, created tasks, endings without an attempt and fire times for the metrics.
+
+
+METRICS_EVERY = 5.0
+"""Seconds between two counts, and so the age of the totals."""
+_BATCHES = 4
+
+
+class CountMetrics:
+    """Count for one slice; does nothing unless METRICS is set.
+
+    Returns how many rows are certainly left, so that the job runs again soon only after a full
+    batch. Otherwise a steady load would make it run without a pause, for a few rows each time.
+    """
+
+    def __init__(self) -> None:
+        self._count_creations = CreationCounter()
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        if not settings().METRICS:
+            return 0
+        end, batch = time.monotonic() + SLICE, _BATCHES * settings().BATCH_SIZE
+        left = 0
+        with dedicated_connection():
+            for count in (count_attempts, count_endings_without_attempt, count_occurrences):
+                while (number := count(now, batch)) >= batch and time.monotonic() < end:
+                    continue
+                left += number if number >= batch else 0
+            while (more := self._count_creations(now, 10 * batch)) and time.monotonic() < end:
+                continue
+        return left + more
+
+
+# Job: create the tasks that deliver due events of notification settings.
+
+
+def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Process batches of due events for one slice; does nothing unless NOTIFICATIONS is on."""
+    if not settings().NOTIFICATIONS:
+        return 0
+    end, changed = time.monotonic() + SLICE, 0
+    with dedicated_connection():
+        while number := notifications.create_due_deliveries(now, settings().BATCH_SIZE):
+            changed += number
+            if time.monotonic() >= end:
+                break
+    return changed
+
+
+# Job: cancel workflow runs that have passed their deadline.
+
+
+def end_late_workflows(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Request the cancellation of late runs, then cancel open tasks of runs with such a request."""
+    end, batch = time.monotonic() + SLICE, settings().BATCH_SIZE
+    with dedicated_connection():
+        reached = runs.cancel_late(now, batch)
+        while time.monotonic() < end and (number := runs.cancel_called_off(batch)):
+            reached += number
+    return reached
+
+
+# Job: load tasks that are due within the next five minutes into the due index in Redis.
+
+
+def fill_due_index(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Fill the due index; does nothing without REDIS_URL. Returns 0: no task has changed."""
+    if redis.url() is not None:
+        with dedicated_connection():
+            fallback.fill_redis(now)
+    return 0
+
+
+# Job: find edges whose upstream task was deleted, so that dependents do not wait for it.
+
+
+class FindDeletedUpstreams:
+    """Scan the edges by primary key, a bounded number per run, and start again at the end."""
+
+    def __init__(self) -> None:
+        self._past = 0
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        with dedicated_connection():
+            self._past = resolve.find_deleted(self._past, 10 * settings().BATCH_SIZE)
+        return 0
+
+
+# Job: finish starts of large workflows whose starting process died.
+
+
+def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Release the tasks of completely written starts, and delete incomplete, abandoned ones."""
+    end, number = time.monotonic() + SLICE, 0
+    with dedicated_connection():
+        while time.monotonic() < end and (done := start.finish_starts(now, settings().BATCH_SIZE)):
+            number += done
+    return number
+
+
+# Job: create the task of the watchdog, which a worker runs, once a minute.
+
+
+class ProbeWorkers:
+    """Create one task per minute of the database's clock; does nothing without WATCHDOG_URL."""
+
+    def __init__(self) -> None:
+        self._minute: datetime | None = None
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        minute = now.replace(second=0, microsecond=0)
+        if settings().WATCHDOG_URL is None or minute == self._minute:
+            return 0
+        with dedicated_connection():
+            notifications.create_probe(minute)
+        self._minute = minute
+        return 1
+
+
+# Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API, bulk
+# operations, audit entries and counts of minutes after their retention.
+#
+# Pruning competes with starting tasks for the database: it works in short slices of small batches,
+# and pauses three times as long as a slice took.
+
+
+PAUSE_FACTOR = 3.0
+_SLICE = 0.02
+"""Seconds."""
+_BATCH = 100
+_Pruning = Callable[[datetime, int], int]
+
+
+class Prune:
+    """Delete for one slice, continuing where the last slice ended.
+
+    The kinds of rows take turns, so that a kind with a constant supply does not delay the others.
+    If nothing was deleted, it returns how many kinds are left for the next slice.
+    """
+
+    def __init__(self) -> None:
+        self._positions = retention.PruningPositions()
+        self._kinds = deque[_Pruning]()
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        end, deleted = time.monotonic() + _SLICE, 0
+        if not self._kinds:
+            self._kinds.extend(
+                (
+                    self._tasks,
+                    prune_ledger,
+                    prune_ended,
+                    retention.prune_buckets,
+                    prune_shadow_fires,
+                    prune_requests,
+                    prune_minutes,
+                    prune_operations,
+                    prune_events,
+                    prune_audit,
+                )
+            )
+        with dedicated_connection():
+            while self._kinds:
+                prune = self._kinds.popleft()
+                number = prune(now, min(_BATCH, settings().BATCH_SIZE))
+                if number or (prune == self._tasks and self._positions.more()):
+                    self._kinds.append(prune)
+                deleted += number
+                if time.monotonic() >= end:
+                    break
+        return deleted or len(self._kinds)
+
+    def _tasks(self, now: datetime, limit: int) -> int:
+        return retention.prune(now, limit, self._positions, time.monotonic())
+
+
+# Job: recompute next fire times that another version of the time zone database computed.
+
+
+_RETRY_AFTER = 10.0
+"""Seconds after which rows that were locked or failed are tried again."""
+
+
+class RecomputeFireTimes:
+    """Recompute until no row is left, once per process: its own zone tables never change."""
+
+    def __init__(self) -> None:
+        self._done, self._again_at = False, 0.0
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        if self._done or time.monotonic() < self._again_at:
+            return 0
+        with dedicated_connection():
+            number = recompute.recompute_fire_times(settings().BATCH_SIZE)
+            self._done = not number and not recompute.computed_elsewhere().exists()
+        if not number:
+            self._again_at = time.monotonic() + _RETRY_AFTER
+        return number
+
+
+# Job: make the oldest waiting task of each free overlap key due.
+
+
+def release_overlaps(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Release one batch of overlap keys."""
+    with dedicated_connection():
+        return overlap.release(settings().BATCH_SIZE)
+
+
+# Job: resolve the dependents of ended tasks that the ending worker did not resolve itself.
+
+
+def resolve_dependents(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Resolve batches of ending events for one slice; a cascade advances one level per batch."""
+    end, resolved = time.monotonic() + SLICE, 0
+    while time.monotonic() < end:
+        with dedicated_connection():
+            batch = resolve.resolve_endings(settings().BATCH_SIZE)
+        publisher.publish_claimed(batch.messages)
+        resolved += batch.events
+        if not batch.events:
+            break
+    return resolved
+
+
+# Job: send one event when an alert begins and one when it ends.
+
+
+def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Check the conditions once; does nothing unless NOTIFICATIONS is on."""
+    if settings().NOTIFICATIONS:
+        with dedicated_connection():
+            notifications.watch_alerts(now)
+    return 0
+
+
+# Job: warn when more than DEAD_LETTERS_MAX dead letters are open.
+
+
+class WatchDeadLetters:
+    """Warn each time the number of open dead letters grows while it is above DEAD_LETTERS_MAX."""
+
+    def __init__(self) -> None:
+        self._warned_at = 0
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        with dedicated_connection():
+            number = operator_actions.open_letters()
+        if number > max(settings().DEAD_LETTERS_MAX, self._warned_at):
+            logger.warning(
+                "%d dead letters are open. Run `manage.py durable list dead-letters` to list them.",
+                number,
+            )
+            operator_actions.send_growth_signal(number)
+        self._warned_at = number
+        return 0
