@@ -156,6 +156,10 @@ class TaskExecutionLogAdmin(_Attempt, NewestRowsAdmin):
 # The requests of a task that calls an outside server, as an inline of the task's page.
 
 
+REQUESTS_ON_A_PAGE = 50
+_REQUEST_STARTED = display.instant_of("started_at", _("started at"))
+
+
 class DeliveriesInline(ReadOnlyInline):
     """The last requests of a task, the newest first. Their secrets are masked in the table."""
 
@@ -164,7 +168,7 @@ class DeliveriesInline(ReadOnlyInline):
     fields = readonly_fields = (
         "attempt_number",
         "state",
-        _STARTED,
+        _REQUEST_STARTED,
         "answered",
         "sent",
         "steps",
@@ -176,7 +180,9 @@ class DeliveriesInline(ReadOnlyInline):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).using(conf.settings().DATABASE)
         newest = DeliveryAttempt.objects.filter(task=OuterRef("task")).order_by("-id").values("id")
-        return rows.filter(id__gte=Coalesce(Subquery(newest[ON_A_PAGE - 1 : ON_A_PAGE]), 0))
+        return rows.filter(
+            id__gte=Coalesce(Subquery(newest[REQUESTS_ON_A_PAGE - 1 : REQUESTS_ON_A_PAGE]), 0)
+        )
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("django_durable_tasks.view_deliveryattempt"))

@@ -83,7 +83,7 @@ class TenantForm(EditModelForm):
             if name in self.fields:
                 self.fields[name].initial = getattr(row, name)
         if "staff" in self.fields and self.instance.pk:
-            self.fields["access"].initial = "\n".join(_staff_of(self.instance))
+            self.fields["staff"].initial = "\n".join(_staff_of(self.instance))
 
     def version_of(self, row: Any) -> str:
         """Return the values that can be changed."""
@@ -165,7 +165,7 @@ class TenantAdmin(ScreenAdmin):
             )
 
     def _assign(self, request: HttpRequest, form: Any) -> None:
-        before, after = set(_staff_of(form.instance)), set(form.cleaned_data["access"].split())
+        before, after = set(_staff_of(form.instance)), set(form.cleaned_data["staff"].split())
         given = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
         try:
             for name in sorted(after - before):

@@ -418,6 +418,9 @@ def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
 # Unlike the index itself it raises an exception if Redis does not respond.
 
 
+_SCAN = 500
+
+
 def id_of(member: str) -> uuid.UUID | None:
     """Return the id of the task of a member; None if the member cannot be parsed."""
     try:
@@ -452,7 +455,7 @@ class RedisEntries:
         """
         cursor, begun = 0, False
         while cursor or not begun:
-            cursor, found = self._read(lambda client: client.zscan(self._set, cursor, count=_BATCH))  # noqa: B023
+            cursor, found = self._read(lambda client: client.zscan(self._set, cursor, count=_SCAN))  # noqa: B023
             begun = True
             yield {member: score_ms(score) for member, score in found}
 
@@ -530,5 +533,5 @@ class RedisEntries:
 
 
 def _batches_of_ids(values: Sequence[T]) -> Iterator[list[T]]:
-    for first in range(0, len(values), _BATCH):
-        yield list(values[first : first + _BATCH])
+    for first in range(0, len(values), _SCAN):
+        yield list(values[first : first + _SCAN])

@@ -173,7 +173,7 @@ def test_a_change_between_read_and_repair_is_kept(redis_connection: RedisConnect
 def test_every_entry_is_read_page_by_page(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis, "_BATCH", 7)
+    monkeypatch.setattr(redis, "_SCAN", 7)
     now = database_now()
     strangers = [
         DueEntry(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)

@@ -172,6 +172,7 @@ def estimated_now() -> datetime:
 # time server sets, and which continues while the host is suspended.
 
 
+_STEP_TOO_SLOW = 1.0
 """Seconds. A reading that took longer is not precise enough."""
 
 
@@ -207,7 +208,7 @@ class ClockStepDetector:
         asked = elapsed()
         now = database_now()
         answered = elapsed()
-        if answered - asked > _TOO_SLOW:
+        if answered - asked > _STEP_TOO_SLOW:
             return None
         last, self._last = self._last, (now, (asked + answered) / 2)
         if last is None:

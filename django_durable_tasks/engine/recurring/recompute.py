@@ -112,6 +112,9 @@ def _compared(rows: Sequence[RecurringTask]) -> list[ChangedFireTime]:
 # Schedules that were processed by a database clock which was ahead and was set back.
 
 
+_clock_isolation = Isolation[uuid.UUID]("recurring task")
+
+
 def processed_later(now: datetime, tolerance: float) -> RecurringTaskQuerySet:
     """Return the schedules that were processed later than ``now`` plus ``tolerance`` seconds."""
     rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).filter(
@@ -134,12 +137,12 @@ def set_back_schedules(now: datetime, tolerance: float, limit: int) -> int:
     early, so its unique key prevents a second task of them. Rows that other transactions have
     locked are skipped.
     """
-    these = processed_later(now, tolerance).exclude(pk__in=_isolation.postponed())
+    these = processed_later(now, tolerance).exclude(pk__in=_clock_isolation.postponed())
     keys = list(these.values_list("pk", flat=True)[:limit])
     if not keys:
         return 0
     return sum(
-        _isolation.batch(
+        _clock_isolation.batch(
             lambda: _set_back(keys, now), lambda: keys, lambda key: _set_back([key], now)
         )
     )

@@ -175,6 +175,7 @@ QUOTA = Subcommand(
 
 
 _STAFF_COLUMNS = ("user", "tenant", "assigned_by", "reason")
+_STAFF_SHOWN = 1_000
 
 
 def staff(options: Options, out: Output) -> int:
@@ -192,7 +193,7 @@ def staff(options: Options, out: Output) -> int:
 
 
 def _list_staff(out: Output) -> int:
-    found = assignments().select_related("tenant").order_by("username", "tenant_id")[:_SHOWN]
+    found = assignments().select_related("tenant").order_by("username", "tenant_id")[:_STAFF_SHOWN]
     assigned = {row.user_key for row in found if row.tenant is not None}
     shown = {
         (row.user_key, row.tenant_id): row
@@ -210,7 +211,7 @@ def _list_staff(out: Output) -> int:
     ]
     rows += [
         {"user": user.username, "tenant": "(all)", "assigned_by": "", "reason": user.reason}
-        for user in unlimited_users(_SHOWN)
+        for user in unlimited_users(_STAFF_SHOWN)
     ]
     out.emit(rows, table(_STAFF_COLUMNS, rows, "there are no staff users"))
     return OK

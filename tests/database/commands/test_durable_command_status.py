@@ -189,7 +189,9 @@ def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: No
     assert "from mails" in _warnings()
     QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
     assert "were consumed from another queue" not in _warnings()
-    assert [row["claim"] for row in json_of("status")["queues"] if row["queue"] == "cards"] == [1]
+    assert [row["misrouted"] for row in json_of("status")["queues"] if row["queue"] == "cards"] == [
+        1
+    ]
 
 
 def test_a_broker_that_does_not_answer_is_a_warning(leader: Node) -> None:
