@@ -524,8 +524,8 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     LIMITS: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10},"
-        " 'tenant:7': ...}; scopes are global, queue:<name>, task:<name>, tenant:<id> and"
-        " key:<text>.",
+        " 'tenant:7': ...}; scopes are global, queue:<name>, task:<name>, tenant:<id>,"
+        " tenant:* (each tenant but the default one) and key:<text>.",
     )
     PRIORITY_AGING: float | None = duration(
         None,

@@ -61,7 +61,7 @@ class Migration(migrations.Migration):
                 (
                     "scope",
                     ExactCharField(
-                        help_text="global, queue:<name>, task:<name>, tenant:<id> or key:<text>.",
+                        help_text="global, queue:<name>, task:<name>, tenant:<id>, tenant:* or key:<text>.",
                         max_length=240,
                         primary_key=True,
                         serialize=False,

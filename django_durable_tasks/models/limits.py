@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
-from django_durable_tasks.rules.limits import Allowance, allowance_of
+from django_durable_tasks.rules.limits import SCOPE_FORMS, Allowance, allowance_of
 
 # Limit: an operator's limits of one scope. A row overrides code and settings.
 
@@ -22,7 +22,7 @@ class Limit(models.Model):
         _("scope"),
         primary_key=True,
         max_length=240,
-        help_text=_("global, queue:<name>, task:<name>, tenant:<id> or key:<text>."),
+        help_text=f"{SCOPE_FORMS}.",
     )
     max_concurrency = models.IntegerField(
         _("max concurrency"),

@@ -15,12 +15,15 @@ from django_durable_tasks.exceptions import InvalidOption
 # Concurrency limits and rate limits: scopes, allowances and token buckets. Pure.
 #
 # A scope identifies what a limit applies to: ``global``, ``queue:<name>``, ``task:<name>``,
-# ``tenant:<id>``, ``key:<text>``; and two that are computed and cannot be set:
+# ``tenant:<id>``, ``tenant:*`` (each tenant other than the default one, for what its own limit does
+# not contain), ``key:<text>``; and two that are computed and cannot be set:
 # ``share:<queue>:<tenant>``, a tenant's fair share of a queue, and ``worker:<name>@<queue>``, the
 # workers of a queue that have registered a task.
 
 
 GLOBAL = "global"
+EACH_TENANT = "tenant:*"
+SCOPE_FORMS = "global, queue:<name>, task:<name>, tenant:<id>, tenant:* or key:<text>"
 SCOPE_MAX = 240
 HEAVIEST = 1_000
 A_NEW_CLOCK = 5.0
@@ -95,8 +98,8 @@ def checked_scope(scope: object) -> str:
     """Return a scope for which an operator may set a limit; raises InvalidOption that lists the
     forms.
     """
-    if scope == GLOBAL:
-        return GLOBAL
+    if scope in (GLOBAL, EACH_TENANT):
+        return str(scope)
     kind, _, name = str(scope).partition(":")
     fits = (
         isinstance(scope, str)
@@ -107,8 +110,7 @@ def checked_scope(scope: object) -> str:
     )
     if not fits or (kind == "tenant" and not name.isdecimal()):
         raise InvalidOption(
-            f"{scope!r} is no scope of a limit: give 'global', 'queue:<name>', 'task:<name>',"
-            f" 'tenant:<id>' or 'key:<text>', at most {SCOPE_MAX} characters."
+            f"{scope!r} is no scope of a limit: give {SCOPE_FORMS}, at most {SCOPE_MAX} characters."
         )
     return str(scope)
 

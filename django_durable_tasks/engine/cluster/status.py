@@ -34,6 +34,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.rules.limits import EACH_TENANT
 from django_durable_tasks.rules.metrics import (
     MetricKind,
     QueueGauge,
@@ -471,5 +472,5 @@ def _limits(used: Usage) -> dict[str, tuple[int, int]]:
     return {
         scope: (used.under_way[scope], allowed.places)
         for scope, allowed in sorted(limit_config.scopes.items())
-        if allowed.places is not None
+        if allowed.places is not None and scope != EACH_TENANT
     }

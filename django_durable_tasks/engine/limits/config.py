@@ -28,7 +28,7 @@ from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import Endpoint, Limit, Node, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Endpoint, Limit, Node, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules import limits
 from django_durable_tasks.rules.limits import Allowance, Rate
@@ -38,6 +38,7 @@ logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
 OPEN_ENDPOINTS = 1_000
 _QUEUES = limits.scope_of_queue("")
+_DEFAULT_TENANT = limits.scope_of_tenant(DEFAULT_TENANT_ID)
 _UNLIMITED, _CLOSED = Allowance(), Allowance(0)
 _K = TypeVar("_K")
 
@@ -86,7 +87,20 @@ class LimitConfig:
         worker = limits.worker_of(scope)
         if worker is not None:
             return _CLOSED if self.lacks_worker(*worker) else _UNLIMITED
-        return self.scopes.get(scope, _UNLIMITED)
+        given = self.scopes.get(scope, _UNLIMITED)
+        if self.is_of_each_tenant(scope):
+            return _filled(given, self.scopes[limits.EACH_TENANT])
+        return given
+
+    def is_of_each_tenant(self, scope: str) -> bool:
+        """Return whether ``tenant:*`` applies to this scope: it is that of a tenant other than the
+        default one.
+        """
+        return (
+            limits.EACH_TENANT in self.scopes
+            and scope.startswith("tenant:")
+            and scope != _DEFAULT_TENANT
+        )
 
     def lacks_worker(self, name: str, queue: str) -> bool:
         """Return whether the queue has live workers and none of them has registered this name."""
@@ -114,7 +128,7 @@ class LimitConfig:
         found = [
             scope
             for scope in (limits.scope_of_tenant(tenant_id), limits.scope_of_task(name))
-            if scope in self.scopes
+            if scope in self.scopes or self.is_of_each_tenant(scope)
         ]
         if limit_key is not None and (
             name in self.per_key or limits.scope_of_key(limit_key) in self.scopes
@@ -152,10 +166,7 @@ class LimitConfig:
         coded = limits.strictest(self.per_key[name] for name in names if name in self.per_key)
         if given is _UNLIMITED:
             return coded
-        return Allowance(
-            coded.places if given.places is None else given.places,
-            coded.rate if given.rate is None else given.rate,
-        )
+        return _filled(given, coded)
 
     def common_limits(self, scope: str) -> Allowance | None:
         """Return the limits of a scope that do not depend on a task; None if tasks have different
@@ -286,6 +297,14 @@ def open_endpoints() -> dict[str, int]:
     rows = Endpoint.objects.using(database()).filter(is_open).annotate(admitted=waits)
     found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
     return {limits.scope_of_key(key): admitted for key, admitted in found}
+
+
+def _filled(given: Allowance, other: Allowance) -> Allowance:
+    """Return the limit that was given, with the parts of the other one that it does not have."""
+    return Allowance(
+        other.places if given.places is None else given.places,
+        other.rate if given.rate is None else given.rate,
+    )
 
 
 def _at_most(places: int, allowed: Allowance) -> Allowance:

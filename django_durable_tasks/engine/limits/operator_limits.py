@@ -194,6 +194,8 @@ def _source(scope: str, limit_config: config.LimitConfig, operators: set[str]) -
         return "ENDPOINT"
     if (worker := rules.worker_of(scope)) is not None:
         return "WORKER" if limit_config.lacks_worker(*worker) else "REMOVED"
+    if scope not in limit_config.scopes and limit_config.is_of_each_tenant(scope):
+        scope = rules.EACH_TENANT
     if scope in operators:
         return "OPERATOR"
     if scope in limit_config.scopes:

@@ -24,6 +24,7 @@ from django_durable_tasks.management.durable.subcommand import (
     table,
 )
 from django_durable_tasks.operations import limits, maintenance, schedules
+from django_durable_tasks.rules.limits import SCOPE_FORMS
 
 
 def pause(options: Options, out: Output) -> int:
@@ -241,7 +242,7 @@ def _remove(options: Options, out: Output) -> int:
 def _scope(options: Options) -> str:
     scope: str | None = options["scope"]
     if scope is None:
-        refuse("Name the scope: global, queue:<name>, task:<name>, tenant:<id> or key:<text>.")
+        refuse(f"Name the scope: {SCOPE_FORMS}.")
     return scope
 
 
