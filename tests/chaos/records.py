@@ -82,13 +82,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A row of the execution log. ``at``: when the attempt ended."""
+    """A row of the execution log. ``at``: when the attempt ended; ``error``: how."""
 
     task: str
     attempt: int
     status: str
     run: str | None = None
     at: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,11 +283,11 @@ def _rows() -> Iterator[Row]:
 
 
 def _logs() -> Iterator[Log]:
-    names = ("task_id", "attempt_number", "status", "run_id", "completed_at")
+    names = ("task_id", "attempt_number", "status", "run_id", "completed_at", "error_message")
     found = TaskExecutionLog.objects.order_by("id").values_list(*names)
-    for task, attempt, status, run, at in found:
+    for task, attempt, status, run, at, error in found:
         ended = at.timestamp() if at else 0.0
-        yield Log(str(task), attempt, status, str(run) if run else None, ended)
+        yield Log(str(task), attempt, status, str(run) if run else None, ended, error)
 
 
 def _edges() -> Iterator[Edge]:

@@ -50,7 +50,12 @@ def returns_are_successes(history: History) -> Iterator[str]:
             pauses = [one for one in watched.delays if _length(one) > watched.lease / 4]
             before = Interval(mark.at - shadow, log.at)
             if not any(_overlap(before, one) for one in (*watched.faults, *pauses)):
-                yield f"{log.task} attempt {log.attempt} returned and was lost without a fault"
+                began = history.marks[0].at
+                yield (
+                    f"{log.task} attempt {log.attempt} ({row.name}) returned at"
+                    f" {mark.at - began:.2f} s of the load and was lost at {log.at - began:.2f} s"
+                    f" without a fault: {log.error}"
+                )
 
 
 def no_worker_is_idle_beside_due_tasks(history: History) -> Iterator[str]:
