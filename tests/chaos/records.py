@@ -60,7 +60,8 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Row:
     """A task at the end. ``marked``: its function writes marks, which built-in tasks do not.
-    ``minute``: when the minute of its creation began, by the time in its id.
+    ``minute``: when the minute of its creation began, by the time in its id. ``in_batch``: its
+    first run was in a batch; ``batched``: and its function always returns.
     """
 
     task: str
@@ -74,6 +75,7 @@ class Row:
     atomic: bool = False
     name: str = ""
     queue: str = "default"
+    in_batch: bool = False
     batched: bool = False
     is_callback: bool = False
     marked: bool = True

@@ -275,6 +275,7 @@ def _rows() -> Iterator[Row]:
             task,
             **row,
             atomic=name == bodies.take_effect.name,
+            in_batch=name in (bodies.work_in_batches.name, bodies.stumble_in_batches.name),
             batched=name == bodies.work_in_batches.name,
             is_callback=name == HTTP_CALLBACK_TASK,
             marked=name not in (HTTP_CALLBACK_TASK, NOTIFICATION_TASK),

@@ -45,7 +45,7 @@ def returns_are_successes(history: History) -> Iterator[str]:
                 f"{log.task} attempt {log.attempt} ({row.name}) returned and is recorded as"
                 f" {log.status}"
             )
-        if log.status == "LOST" and watched.workers and not row.batched:
+        if log.status == "LOST" and watched.workers and not row.in_batch:
             # A process without a processor does not renew its leases either.
             pauses = [one for one in watched.delays if _length(one) > watched.lease / 4]
             before = Interval(mark.at - shadow, log.at)

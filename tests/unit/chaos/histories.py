@@ -111,7 +111,7 @@ GOOD = History(
         "callback": Row("callback", "SUCCESS", 1, name="http", is_callback=True, marked=False),
         "delivery": Row("delivery", "SUCCESS", 1, name=NOTIFICATION_TASK, marked=False),
         "digest": Row("digest", "SUCCESS", 1, name=NOTIFICATION_TASK, marked=False),
-        "batched": Row("batched", "SUCCESS", 1, name="small", batched=True),
+        "batched": Row("batched", "SUCCESS", 1, name="small", in_batch=True, batched=True),
     },
     logs=(
         Log("parent", 1, "SUCCESS", "p1"),
