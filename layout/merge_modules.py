@@ -1021,6 +1021,8 @@ class Merge:
         runtime: set[Key],
     ) -> None:
         primary = next((one for one in members if stem(one) == stem(new)), None)
+        if len(members) == 1:  # a module that is moved only keeps its docstring
+            primary = members[0]
         subject = self.subjects.get(new)
         parts: list[str] = []
         for member in self._sorted(members):
@@ -1091,6 +1093,7 @@ class Merge:
         folder = path.with_suffix("")
         if (folder / "__init__.py").exists():
             (folder / "__init__.py").unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
         if folder.is_dir() and not [
             one for one in folder.rglob("*") if one.is_file() and one.suffix != ".pyc"
