@@ -10,11 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_durable_tasks.choices import SpecialDay
     from django_durable_tasks.decorators import durable_task, recurring
     from django_durable_tasks.rules.limits import PerKey
-    from django_durable_tasks.rules.recurring.calendars import SpecialDay
-    from django_durable_tasks.rules.tasks.options import Retry
-    from django_durable_tasks.rules.workflows import Schedule
+    from django_durable_tasks.rules.tasks.options import Retry, Schedule
     from django_durable_tasks.targets.http_callback import http_callback
     from django_durable_tasks.targets.queue_message import queue_message
     from django_durable_tasks.workflows import Workflow
@@ -38,8 +37,8 @@ _HOMES = {
     "http_callback": "django_durable_tasks.targets.http_callback",
     "queue_message": "django_durable_tasks.targets.queue_message",
     "recurring": "django_durable_tasks.decorators",
-    "Schedule": "django_durable_tasks.rules.workflows",
-    "SpecialDay": "django_durable_tasks.rules.recurring.calendars",
+    "Schedule": "django_durable_tasks.rules.tasks.options",
+    "SpecialDay": "django_durable_tasks.choices",
     "Workflow": "django_durable_tasks.workflows",
     "PerKey": "django_durable_tasks.rules.limits",
     "Retry": "django_durable_tasks.rules.tasks.options",

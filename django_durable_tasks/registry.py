@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_durable_tasks.choices import TargetType
 from django_durable_tasks.did_you_mean import nearest_function
-from django_durable_tasks.exceptions import InvalidOption, UnknownTask
-from django_durable_tasks.rules.target_types import (
-    HTTP_CALLBACK_TASK,
-    QUEUE_MESSAGE_TASK,
-    TargetType,
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    InvalidOption,
+    UnknownTask,
 )
-from django_durable_tasks.rules.tasks.arguments import CallShape, bind
 from django_durable_tasks.rules.tasks.options import TaskOptions
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +139,51 @@ def declare(declaration: Declaration, function: Any) -> None:
 def declarations() -> dict[str, Declaration]:
     """Return the declared schedules by name."""
     return {name: declaration for name, (declaration, _) in _declarations.items()}
+
+
+_NONE = inspect.Parameter.empty
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class CallShape:
+    """Decides whether the usual calls fit a signature, in a tenth of the time of ``bind``."""
+
+    __slots__ = ("_least", "_most", "_names", "_required")
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        parameters = signature.parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        by_place = [
+            parameter
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        by_name = [
+            parameter
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        required = [one for one in parameters if one.kind not in _VARIABLE and one.default is _NONE]
+        self._least: float = len(required)
+        if any(one.kind == one.KEYWORD_ONLY for one in required):
+            self._least = float("inf")
+        self._most = float("inf") if inspect.Parameter.VAR_POSITIONAL in kinds else len(by_place)
+        self._names = {one.name for one in by_name}
+        # A parameter without a name for callers is in no call by names only.
+        self._required = {one.name for one in required}
+
+    def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if the call certainly fits. Otherwise ``bind`` decides."""
+        if not kwargs:
+            return self._least <= len(args) <= self._most
+        return not args and kwargs.keys() <= self._names and self._required <= kwargs.keys()
+
+
+def bind(
+    signature: inspect.Signature, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check that the call fits; raises InvalidArguments that names the parameter."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArguments(f"{name}{signature}: {error}.") from None

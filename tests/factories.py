@@ -18,6 +18,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
+from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, batches
@@ -33,7 +34,6 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
-from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.claims import shard_of
 from django_durable_tasks.rules.tasks.task_values import Run
 

@@ -24,7 +24,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from django_durable_tasks.rules.tasks.task_values import uuid7
+from django_durable_tasks.models.tasks import uuid7
 from tests.repetitions import repetitions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -29,6 +29,7 @@ from django_durable_tasks.admin.actions import reason_field
 from django_durable_tasks.admin.fields import OPENED, EditForm, refuse
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.staff_tenants import is_default_only
+from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar
@@ -43,8 +44,6 @@ from django_durable_tasks.operations.schedules import DELETE, SAVE
 from django_durable_tasks.rules.recurring.calendars import (
     MOST_CHARACTERS,
     BusinessDays,
-    DayKind,
-    SpecialDay,
     from_holidays,
     from_ics,
 )

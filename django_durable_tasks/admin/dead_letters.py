@@ -17,11 +17,11 @@ from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, labelled, title_of
 from django_durable_tasks.admin.readonly import NewestRowsAdmin
 from django_durable_tasks.admin.tasks import may_edit_arguments
+from django_durable_tasks.choices import REPLAYABLE
 from django_durable_tasks.models import DeadLetter, TaskExecutionLog
 from django_durable_tasks.operations import tasks
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.tasks import OPEN_LETTER, REPLAY_EDITED
-from django_durable_tasks.rules.states import REPLAYABLE
 
 _CREATED = display.instant_of("created_at", _("failed at"))
 _RESOLVED = display.instant_of("resolved_at", _("closed at"))

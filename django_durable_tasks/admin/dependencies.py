@@ -33,10 +33,10 @@ from django_durable_tasks.admin.actions import (
     reason_field,
 )
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.choices import DependencyType, Gate
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
 from django_durable_tasks.operations.workflows import ADD, REMOVE
-from django_durable_tasks.rules.dependencies import DependencyType, Gate
 
 # The pages that add a dependency between two tasks, and that remove one.
 

@@ -22,8 +22,8 @@ from django.utils.safestring import SafeString
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.tasks.arguments import masked, masked_positional, masked_text
 from django_durable_tasks.rules.tasks.explanations import ago
 
 NOTHING = "-"

@@ -20,9 +20,8 @@ from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.engine.cluster.status import LATE
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task, Tenant, WorkflowRun
-from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.models.tasks import TaskQuerySet, first_uuid7_of
 from django_durable_tasks.rules.recurring.misfires import ENDED, MAX_RUNS, QUARANTINED
-from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
 
 # The filters and searches of the lists. The choices of a filter cost at most one bounded
 # statement. Lists whose filters have no index bound them by ``readonly``.

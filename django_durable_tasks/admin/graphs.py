@@ -21,6 +21,7 @@ from django.utils.translation import gettext as _
 from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, dependencies_cell, display
 from django_durable_tasks.admin.actions import PendingOperation, respond
+from django_durable_tasks.choices import REPLAYABLE, Gate, Status, WorkflowStatus
 from django_durable_tasks.diagrams import FORMATS, Diagram, draw
 from django_durable_tasks.engine.workflows import graph_data
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
@@ -28,10 +29,7 @@ from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import APP, Operation
 from django_durable_tasks.operations.workflows import ADD, REMOVE
-from django_durable_tasks.rules.dependencies import Gate
-from django_durable_tasks.rules.states import REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.explanations import Level, Sentence
-from django_durable_tasks.rules.workflows import WorkflowStatus
 
 # Dependency diagrams on pages and as files. The nodes of the SVG link to the pages of their tasks.
 

@@ -16,8 +16,8 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters, recurring_form, staff_tenants
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.admin.recurring_tasks import MISSED, SKIPPED
+from django_durable_tasks.choices import FireOutcome
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
 
 _FIRED = display.instant_of("fire_time", _("fire time"))
 _LAST = display.instant_of("last_fire_time", _("last fire time"))

@@ -22,6 +22,7 @@ from django_durable_tasks.admin.display import pretty
 from django_durable_tasks.admin.fields import EditForm, InstantField, JsonField, in_zone, refuse
 from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.celery import inspect
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap, RecurringStatus
 from django_durable_tasks.engine.recurring.explain import Preview, preview
 from django_durable_tasks.engine.recurring.schedules import upsert
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
@@ -34,12 +35,6 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.rules.recurring.calendars import Roll
 from django_durable_tasks.rules.recurring.explain import FireTime
-from django_durable_tasks.rules.recurring.misfires import (
-    CatchUp,
-    CatchUpOrder,
-    Overlap,
-    RecurringStatus,
-)
 from django_durable_tasks.rules.recurring.options import CODE, SETTINGS
 from django_durable_tasks.rules.recurring.timetables.builder import checked
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap

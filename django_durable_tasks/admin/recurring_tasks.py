@@ -30,6 +30,7 @@ from django_durable_tasks.admin.fields import InstantField, in_zone, refuse
 from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFilter
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.recurring_form import editing_for
+from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.engine.cluster.status import LATE
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring.explain import upcoming
@@ -39,12 +40,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.operations.schedules import OVERRIDE, REMOVE_OVERRIDE
-from django_durable_tasks.rules.recurring.misfires import (
-    QUARANTINED,
-    FireOutcome,
-    Overlap,
-    RecurringStatus,
-)
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED
 from django_durable_tasks.rules.recurring.timetables.builder import words
 from django_durable_tasks.rules.tasks.explanations import Level, Sentence
 

@@ -36,6 +36,7 @@ from django_durable_tasks.admin.graphs import TASK_OPERATIONS
 from django_durable_tasks.admin.readonly import NewestRowsAdmin
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
@@ -47,8 +48,6 @@ from django_durable_tasks.operations.tasks import (
     REPLAY_EDITED,
     RETRY,
 )
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
-from django_durable_tasks.rules.target_types import TargetType
 
 # The page that edits the arguments of an ended task before it is replayed.
 

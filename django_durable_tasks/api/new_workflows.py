@@ -24,14 +24,15 @@ from django_durable_tasks.api.fields import (
 )
 from django_durable_tasks.api.problems import invalid_field
 from django_durable_tasks.api.tasks import call_of, check_queue, future, not_past, refuse_masks
+from django_durable_tasks.choices import OnUpstreamFailure, TargetType
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.engine.tenants.quotas import check_payload
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.dependencies import OnUpstreamFailure, needed_of
-from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.dependencies import needed_of
+from django_durable_tasks.rules.references import MARK
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
-from django_durable_tasks.rules.workflows import MARK, Step
+from django_durable_tasks.rules.workflows import Step
 from django_durable_tasks.workflows import Workflow
 
 STEPS_MAX = 1_000

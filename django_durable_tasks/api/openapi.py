@@ -24,7 +24,7 @@ from django_durable_tasks.api.authentication import TENANT_HEADER
 from django_durable_tasks.api.fields import AnyJson, Body, Flag, Id, Integer, Text, rendered
 from django_durable_tasks.api.lists import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.api.sent_requests import add_webhooks
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import Status
 
 VERSION = "1"
 _SETTINGS: Mapping[str, Any] = {

@@ -17,8 +17,8 @@ from rest_framework import exceptions as drf
 
 from django_durable_tasks import exceptions as ours
 from django_durable_tasks.engine.db.errors import is_unmigrated
-from django_durable_tasks.rules.target_types import BUILT_IN_MEMBERS
-from django_durable_tasks.rules.tenants import text_for_tenants
+from django_durable_tasks.masking import text_for_tenants
+from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -26,18 +26,12 @@ from django_durable_tasks.api.fields import (
 from django_durable_tasks.api.lists import shown_by
 from django_durable_tasks.api.problems import invalid_field, refused_option
 from django_durable_tasks.api.tasks import kind_of, readable, shown_config
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap, RecurringStatus, TargetType
 from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.rules.recurring.calendars import Roll
-from django_durable_tasks.rules.recurring.misfires import (
-    CatchUp,
-    CatchUpOrder,
-    Overlap,
-    RecurringStatus,
-)
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
-from django_durable_tasks.rules.target_types import TargetType
-from django_durable_tasks.rules.tenants import text_for_tenants
 
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
 _ALIASES = {"interval_seconds": "interval"}

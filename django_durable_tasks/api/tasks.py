@@ -45,31 +45,25 @@ from django_durable_tasks.api.lists import (
 )
 from django_durable_tasks.api.problems import Problem, invalid_field, invalid_parameter
 from django_durable_tasks.celery.publishing.routing import refuse_task_queues
+from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Status, TargetType
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.engine.audit import masked_arguments
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.engine.tenants.quotas import check_payload, open_tasks
 from django_durable_tasks.exceptions import EncryptionError, IdempotencyConflict
 from django_durable_tasks.host_clock import host_now
+from django_durable_tasks.masking import MASK, masked, masked_text, text_for_tenants
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
+from django_durable_tasks.models.tasks import CELERY_MEMBERS, first_uuid7_of, target_config
 from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, LogStatus, Status
-from django_durable_tasks.rules.target_types import (
-    CELERY_MEMBERS,
-    HTTP_CALLBACK_TASK,
-    QUEUE_MESSAGE_TASK,
-    TargetType,
-    target_config,
-)
+from django_durable_tasks.rules.references import MARK
 from django_durable_tasks.rules.targets.addresses import parsed_url
 from django_durable_tasks.rules.targets.queue_message import TENANT, refuse_other_tenants
-from django_durable_tasks.rules.tasks.arguments import MASK, masked, masked_text
 from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
-from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
-from django_durable_tasks.rules.tenants import ApiScope, text_for_tenants
-from django_durable_tasks.rules.workflows import MARK
+from django_durable_tasks.rules.tenants import ApiScope
 from django_durable_tasks.targets import http
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 
 # Targets as durable tasks: ``target_type`` and ``target_config`` of a request are the name and the
 # arguments of a registered task, and back.

@@ -33,6 +33,7 @@ from django_durable_tasks.api.fields import (
 from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.tasks import without_secrets
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.engine.audit import acting
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import estimated_now
@@ -53,7 +54,6 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Reason,
 )
-from django_durable_tasks.rules.audit import AuditSource
 
 # Performs a write: in one transaction with the answer stored under its ``Idempotency-Key``, or as
 # a dry run that is rolled back.

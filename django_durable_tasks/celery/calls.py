@@ -18,14 +18,9 @@ from django_durable_tasks.engine.tasks import enqueue
 from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
+from django_durable_tasks.option_values import LONGEST, instant, seconds
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.options import (
-    LONGEST,
-    CallOptions,
-    call_options,
-    instant,
-    seconds,
-)
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}

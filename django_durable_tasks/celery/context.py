@@ -14,8 +14,8 @@ from django_durable_tasks.celery.execution.live_runs import LiveRun
 from django_durable_tasks.engine.db.connections import dedicated_connection, on_sqlite
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.rules.tasks.arguments import shortened
 from django_durable_tasks.rules.workflows import AddedTasks
 
 

@@ -15,6 +15,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, assert_will_not_block
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.engine.db.commit_hooks import is_uncommitted
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import (
@@ -24,15 +25,10 @@ from django_durable_tasks.exceptions import (
     UnserializableResult,
     WouldWaitForever,
 )
+from django_durable_tasks.masking import ERROR_MAX_BYTES, masked
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import TERMINAL, Status
-from django_durable_tasks.rules.tasks.arguments import (
-    ERROR_MAX_BYTES,
-    JSON_MAX_DEPTH,
-    encode_result,
-    masked,
-)
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
 
 # Converts the exception of a task to JSON and back, so that ``get()`` can raise it in another
 # process.

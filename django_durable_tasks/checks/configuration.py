@@ -20,7 +20,7 @@ from django_durable_tasks.celery.publishing.routing import (
     user_of,
 )
 from django_durable_tasks.checks.findings import FINDINGS
-from django_durable_tasks.conf import InvalidSetting, Settings
+from django_durable_tasks.conf import TENANT, InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.cluster import nodes
@@ -35,12 +35,11 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.models import Task
 from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
 from django_durable_tasks.rules.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.rules.targets.queue_message import TENANT
 from django_durable_tasks.rules.tasks.options import TaskOptions, checked_defaults, task_options
 from django_durable_tasks.rules.tenants import quotas_of
 from django_durable_tasks.scheduler.leader import terms
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 
 # The system check of ``settings.DURABLE_TASKS``, and helpers with which other checks read it.
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.diagrams import model
 from django_durable_tasks.diagrams.svg import Markup, element, text
-from django_durable_tasks.rules.states import LogStatus, Status
 
 WIDTH, HEIGHT = 960, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.states import Status
 
 # The content of a diagram: tasks as nodes, dependencies as edges, as plain values.
 

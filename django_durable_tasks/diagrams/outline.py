@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.diagrams.model import (
     ATTENTION,
     KINDS,
@@ -24,7 +25,6 @@ from django_durable_tasks.diagrams.model import (
     shortened,
     summed_up,
 )
-from django_durable_tasks.rules.states import Status
 
 # The layers of the nodes: cycles are broken, then each node is placed by the longest path from a
 # node without upstreams.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.diagrams import model
 from django_durable_tasks.diagrams.layout import Drawing, Frame, Point, Rectangle, drawn
 from django_durable_tasks.diagrams.model import (
@@ -21,7 +22,6 @@ from django_durable_tasks.diagrams.model import (
     shortened,
 )
 from django_durable_tasks.diagrams.outline import Box, Outline, collapsed, layered, of_box, of_line
-from django_durable_tasks.rules.states import Status
 
 # SVG elements as text. Only this module writes markup, so all escaping is here.
 

@@ -18,7 +18,7 @@ from django.db import connections
 from django_durable_tasks import conf
 from django_durable_tasks.circuit_breaker import CircuitBreaker
 from django_durable_tasks.due_index.memory import DueEntry
-from django_durable_tasks.engine.verify.check import Unreadable
+from django_durable_tasks.engine.db.errors import Unreadable
 
 # The Redis client of a process: short timeouts and a pause after a failure, so that callers do not
 # wait for Redis.

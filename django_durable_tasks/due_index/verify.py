@@ -17,22 +17,22 @@ from typing import Any
 from django.db import Error
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.due_index import redis
 from django_durable_tasks.due_index.memory import DueEntry
 from django_durable_tasks.due_index.redis import HORIZON, RedisEntries, from_ms, id_of, instant_ms
 from django_durable_tasks.engine.db.clock import after
+from django_durable_tasks.engine.db.errors import Unreadable
 from django_durable_tasks.engine.verify.check import (
     PATIENCE,
     Page,
     Rows,
     UnlockedCheck,
-    Unreadable,
     VerifyContext,
     finding,
     ground_rows,
 )
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.verify import Finding, Severity, shown
 
 _MARGIN = timedelta(seconds=5)

@@ -19,15 +19,16 @@ from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.statements import recordset, statement
 from django_durable_tasks.engine.transitions.guarded_update import observing
+from django_durable_tasks.masking import MASK, masked, masked_positional
 from django_durable_tasks.models import AuditEntry, DeadLetter, Task
 from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.models.encrypted_json import undecrypted
-from django_durable_tasks.rules.audit import IDS_MAX, AuditSource, changed_fields, stored_fields
+from django_durable_tasks.rules.audit import IDS_MAX, changed_fields, stored_fields
 from django_durable_tasks.rules.encryption import EncryptedValue
-from django_durable_tasks.rules.tasks.arguments import MASK, masked, masked_positional
 
 # Who performs the writes of this context: set by the admin, the API and the commands.
 

@@ -24,8 +24,8 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
+from django_durable_tasks.option_values import checked_key, instant
 from django_durable_tasks.rules.recurring.misfires import BackfillReport
-from django_durable_tasks.rules.tasks.options import checked_key, instant
 
 
 class EngineTaskOperations:

@@ -26,6 +26,7 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, ExtractMinute, TruncHour
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import LogStatus, MetricKind
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.models import (
@@ -43,6 +44,7 @@ from django_durable_tasks.models.metrics import (
     MetricSeriesQuerySet,
     UncountedEndingQuerySet,
 )
+from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.rules import metrics
 from django_durable_tasks.rules.metrics import (
     ALL_TENANTS,
@@ -55,14 +57,11 @@ from django_durable_tasks.rules.metrics import (
     Distribution,
     Duration,
     IdGap,
-    MetricKind,
     SeriesKey,
     minute_of,
     next_minute,
     skipped_to,
 )
-from django_durable_tasks.rules.states import LogStatus
-from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
 
 # Adds counts to the totals and to the minutes, each exactly once.
 #

@@ -16,6 +16,7 @@ from django.db import Error, connections
 from django.db.models import Count, Max, Sum
 
 from django_durable_tasks import conf, ports, process_state
+from django_durable_tasks.choices import FLAGS, EventType, Status
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import estimated_now
@@ -25,25 +26,21 @@ from django_durable_tasks.engine.db.connections import (
     in_transaction,
 )
 from django_durable_tasks.engine.db.statements import recordset, statement
+from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models.notifications import (
     NotificationEventQuerySet,
     NotificationSettingQuerySet,
 )
-from django_durable_tasks.rules.notifications import (
-    FLAGS,
+from django_durable_tasks.rules.notification_events import (
     OF_TRANSITION,
-    OWN_TASKS,
     EventSubject,
-    EventType,
     QuietHours,
     RetryingTaskData,
     Subscription,
 )
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.arguments import masked_excerpt, shortened
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.tenants import text_for_tenants
+from django_durable_tasks.task_names import OWN_TASKS
 
 # The enabled notification settings as this process knows them.
 #

@@ -13,6 +13,7 @@ from django.db import IntegrityError
 from django.db.models import Count, F, Q
 
 from django_durable_tasks import conf, process_state, registry
+from django_durable_tasks.choices import EventType, RecurringStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit import encrypted_mark, recorded
 from django_durable_tasks.engine.cluster import queues, status
@@ -32,6 +33,7 @@ from django_durable_tasks.engine.recurring.schedules import recurring
 from django_durable_tasks.engine.tasks import enqueue, operator_actions
 from django_durable_tasks.engine.tasks.new_task import Call, new_task
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     Alert,
@@ -43,29 +45,27 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.notifications import AlertQuerySet, NotificationEventQuerySet
-from django_durable_tasks.rules.notifications import (
-    NOTIFICATION_TASK,
-    SHOWN,
-    WATCHDOG_TASK,
+from django_durable_tasks.rules.notification_events import (
     AlertData,
     AlertKind,
-    EventFacts,
     EventSubject,
-    EventType,
-    NotificationContent,
     NotificationTestData,
+)
+from django_durable_tasks.rules.notifications import (
+    SHOWN,
+    EventFacts,
+    NotificationContent,
     check_together,
     checked_config,
     checked_values,
     merged_config,
     shown_config,
 )
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.targets.addresses import address_policy
-from django_durable_tasks.rules.tasks.arguments import shortened
 from django_durable_tasks.rules.tasks.explanations import comment
 from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.rules.tasks.task_values import NewTask
+from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
 
 # Creates, changes and deletes notification settings, and records the result of deliveries.
 

@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import FireOutcome, LogStatus, MetricKind
 from django_durable_tasks.engine.cluster.status import Gauges, read_gauges
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.errors import reason_of
@@ -33,11 +34,8 @@ from django_durable_tasks.rules.metrics import (
     CountedDurations,
     Distribution,
     Duration,
-    MetricKind,
     SeriesKey,
 )
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
-from django_durable_tasks.rules.states import LogStatus
 
 # The metrics with their names, texts and labels, from totals and gauges.
 #

@@ -2,6 +2,7 @@
 engine.
 """
 
+from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.models.audit import AuditEntry
 from django_durable_tasks.models.callbacks import DeliveryAttempt, Endpoint
 from django_durable_tasks.models.cluster import (
@@ -46,7 +47,6 @@ from django_durable_tasks.models.tenants import (
     TenantRequests,
 )
 from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
 
 __all__ = [
     "DEFAULT_TENANT_ID",

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.audit import AuditSource
 
 
 class AuditEntryQuerySet(GuardedQuerySet["AuditEntry"]):

@@ -7,9 +7,10 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import MetricKind
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.metrics import MetricKind, SeriesKey
+from django_durable_tasks.rules.metrics import SeriesKey
 
 # MetricSeries: the running total of one combination of queue, task and status. It never falls.
 

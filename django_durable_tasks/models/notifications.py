@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
     ExactCharField,
@@ -17,7 +18,7 @@ from django_durable_tasks.models.fields import (
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.notifications import FLAGS, DeliveryType, EventType, shown_config
+from django_durable_tasks.rules.notifications import shown_config
 
 # NotificationSetting: which events of a tenant are sent where.
 

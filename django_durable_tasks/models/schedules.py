@@ -14,6 +14,17 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import (
+    Action,
+    CatchUp,
+    CatchUpOrder,
+    DayKind,
+    FireOutcome,
+    Overlap,
+    RecurringStatus,
+    SpecialDay,
+    TargetType,
+)
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
     ExactCharField,
@@ -23,18 +34,8 @@ from django_durable_tasks.models.fields import (
     StatementTime,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
+from django_durable_tasks.models.tasks import target_config, uuid7
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
-from django_durable_tasks.rules.recurring.effective import Action
-from django_durable_tasks.rules.recurring.misfires import (
-    CatchUp,
-    CatchUpOrder,
-    FireOutcome,
-    Overlap,
-    RecurringStatus,
-)
-from django_durable_tasks.rules.target_types import TargetType, target_config
-from django_durable_tasks.rules.tasks.task_values import uuid7
 
 # RecurringTask: a schedule, and its queryset, which only reads.
 #

@@ -17,6 +17,17 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import (
+    OPEN,
+    REPLAYABLE,
+    WITH_DUE_AT,
+    LogStatus,
+    OnOrphan,
+    OnUpstreamFailure,
+    Resolution,
+    Status,
+    TargetType,
+)
 from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
 from django_durable_tasks.models.fields import (
     DatabaseNow,
@@ -29,18 +40,6 @@ from django_durable_tasks.models.fields import (
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.dependencies import OnUpstreamFailure
-from django_durable_tasks.rules.states import (
-    OPEN,
-    REPLAYABLE,
-    WITH_DUE_AT,
-    LogStatus,
-    OnOrphan,
-    Resolution,
-    Status,
-)
-from django_durable_tasks.rules.target_types import TargetType, target_config
-from django_durable_tasks.rules.tasks.task_values import uuid7
 
 # The operations on the tasks of a queryset; ``by`` (who) and ``reason`` (why) are stored in the
 # tasks.
@@ -908,3 +907,33 @@ class BulkOperation(GuardedModel):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}"
+
+
+def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
+    """Return the UUIDv7 of this millisecond (UTC) and of 10 random bytes."""
+    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(randomness, "big")
+    return uuid.UUID(int=value & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
+def first_uuid7_of(unix_ms: int) -> uuid.UUID:
+    """Return the smallest UUIDv7 of this millisecond: every task created before it has a smaller
+    id.
+    """
+    return uuid7(unix_ms, bytes(10))
+
+
+BUILT_IN_MEMBERS = frozenset(
+    {"url", "method", "headers", "body", "timeout", "retry_on", "no_retry_on", "endpoint", "queue"}
+    | {"exchange", "routing_key", "content_type"}
+)
+"""The members of ``target_config`` of the types other than CELERY_TASK."""
+CELERY_MEMBERS = frozenset({"task", "args", "kwargs"})
+
+
+def target_config(
+    target_type: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the configuration of a target, which is stored as name and arguments of the task."""
+    if target_type == TargetType.CELERY_TASK:
+        return {"task": name, "args": list(args), "kwargs": dict(kwargs)}
+    return dict(kwargs)

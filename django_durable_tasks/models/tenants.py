@@ -10,9 +10,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.tenants import KeyMode
 
 # Tenant: the owner of tasks. A migration creates the default tenant; every task, attempt and dead
 # letter has one.

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import (
+    OPEN_RUN,
+    DependencyType,
+    Gate,
+    OnUpstreamFailure,
+    Status,
+    WorkflowStatus,
+)
 from django_durable_tasks.models.fields import (
     ExactCharField,
     InstantField,
@@ -20,8 +28,6 @@ from django_durable_tasks.models.fields import (
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure
-from django_durable_tasks.rules.workflows import OPEN_RUN, WorkflowStatus
 
 # WorkflowRun: one start of a workflow. Its counters are updated from ending events, not by the
 # endings themselves.
@@ -352,3 +358,13 @@ class EndingEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_id} {self.status}"
+
+
+COUNTS: Mapping[str, str] = {
+    Status.SUCCESS: "succeeded",
+    Status.FAILED: "failed",
+    Status.CANCELLED: "cancelled",
+    Status.SKIPPED: "skipped",
+    Status.EXPIRED: "expired",
+}
+"""The column of a run that counts the endings of each status."""

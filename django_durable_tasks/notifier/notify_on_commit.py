@@ -20,6 +20,7 @@ from typing import Any
 from django.db import Error, connections
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.due_index import redis
 from django_durable_tasks.due_index.memory import DueEntry
 from django_durable_tasks.due_index.redis import HORIZON, RedisDueIndex, from_ms, instant_ms, scope
@@ -32,7 +33,6 @@ from django_durable_tasks.engine.db.commit_hooks import (
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import NewTask
 
 # The notification that wakes schedulers, and its channel. The format is the same in PostgreSQL and

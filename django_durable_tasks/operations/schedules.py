@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import Action, CatchUpOrder, RecurringStatus
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Calendar, RecurringTask
@@ -21,13 +22,7 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.rules.recurring.effective import Action
-from django_durable_tasks.rules.recurring.misfires import (
-    BackfillReport,
-    CatchUpOrder,
-    RecurringStatus,
-    Reprocess,
-)
+from django_durable_tasks.rules.recurring.misfires import BackfillReport, Reprocess
 
 # Operations on one schedule, a RecurringTask.
 

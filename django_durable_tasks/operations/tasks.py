@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
 from django_durable_tasks.operations.operation import (
@@ -20,7 +21,6 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 WAITS_FOR_RETRY = Q(status=Status.PENDING, failures__gt=0)
 

@@ -9,6 +9,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import DeliveryType, KeyMode
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.tenants import access, quotas
@@ -21,10 +22,10 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Target,
 )
-from django_durable_tasks.rules.notifications import DeliveryType, endpoint_of_setting, url_of
+from django_durable_tasks.rules.notifications import endpoint_of_setting, url_of
 from django_durable_tasks.rules.targets.addresses import parsed_url
 from django_durable_tasks.rules.targets.http_request import endpoint_name
-from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, ApiScope, KeyMode
+from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, ApiScope
 from django_durable_tasks.targets import http
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import DependencyType, OnUpstreamFailure
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.engine.workflows.operations import GraphReport, RetryMode
 from django_durable_tasks.models import Task, WorkflowRun
@@ -19,7 +20,6 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
 
 # Operations on the approval or the hold of one task.
 

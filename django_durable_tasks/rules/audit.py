@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
-from django_durable_tasks.rules.tasks.arguments import masked
+from django_durable_tasks.masking import masked
 
 IDS_MAX = 1_000
 """The most ids that the entry of a set contains."""
@@ -30,17 +29,6 @@ OBJECT_TYPES = (
 )
 OMITTED = "(omitted: too large)"
 _SHORT = 500
-
-
-class AuditSource(StrEnum):
-    """What performed a write."""
-
-    API = "API"
-    ADMIN = "ADMIN"
-    COMMAND = "COMMAND"
-    CODE = "CODE"
-    SYNC = "SYNC"
-    """The synchronization of declared schedules after a migration."""
 
 
 def changed_fields(

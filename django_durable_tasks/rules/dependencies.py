@@ -12,11 +12,17 @@ import uuid
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import (
+    DependencyType,
+    OnUpstreamFailure,
+    Status,
+)
+from django_durable_tasks.exceptions import (
+    InvalidOption,
+)
+from django_durable_tasks.option_values import chosen
 
 N = TypeVar("N", bound=Hashable)
 DELETED = "DELETED"
@@ -24,32 +30,6 @@ DELETED = "DELETED"
 FORCED = "FORCED"
 """The outcome of an edge that an operator overrode, or that a released task does not need any more.
 """
-
-
-class DependencyType(StrEnum):
-    """The ending of the upstream that an edge requires."""
-
-    MUST_SUCCEED = "MUST_SUCCEED"
-    MUST_FINISH = "MUST_FINISH"
-    MUST_FAIL = "MUST_FAIL"
-
-
-class OnUpstreamFailure(StrEnum):
-    """What happens to a task if an upstream ends in another way than its edge requires."""
-
-    SKIP = "SKIP"
-    FAIL = "FAIL"
-    WAIT = "WAIT"
-    RUN = "RUN"
-
-
-class Gate(StrEnum):
-    """A decision by a person before a task may run. It counts as one unresolved dependency without
-    an upstream.
-    """
-
-    APPROVAL = "APPROVAL"
-    HOLD = "HOLD"
 
 
 class NewEdge(NamedTuple):
@@ -88,14 +68,6 @@ class JoinDecision(StrEnum):
     RELEASE = "RELEASE"
     SKIP = "SKIP"
     FAIL = "FAIL"
-
-
-def chosen(option: str, value: object, names: type[StrEnum]) -> str:
-    """Return one of the names; raises InvalidOption with the closest valid name."""
-    if isinstance(value, str) and value in set(names):
-        return str(value)
-    hint = did_you_mean(str(value).upper(), map(str, names))
-    raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}. {hint}".strip())
 
 
 def needed_of(join: object, edges: int) -> int | None:
@@ -218,4 +190,60 @@ def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
                 if not waits[under]:
                     following.append(under)
         layer = following
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEdge:
+    """One edge of a plan: the upstream's position in the plan, or the id of an existing task."""
+
+    upstream: int | uuid.UUID
+    kind: str = DependencyType.MUST_SUCCEED.value
+    policy: str | None = None
+
+
+def upstream_id(given: Any) -> uuid.UUID:
+    """Return the id of an existing task: of a Task object, a result, a UUID or its text; raises
+    InvalidOption.
+    """
+    found = getattr(given, "pk", None) or getattr(given, "id", None) or given
+    try:
+        return found if isinstance(found, uuid.UUID) else uuid.UUID(str(found))
+    except ValueError:
+        raise InvalidOption(
+            f"{given!r} is no task to wait for: give a Task, its id, or a step."
+        ) from None
+
+
+def flat(upstreams: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
+    for given in upstreams:
+        if isinstance(given, Mapping):
+            yield from given.items()
+        elif isinstance(given, list | tuple | set | frozenset):
+            yield from flat(given)
+        elif given is not None:
+            yield given, DependencyType.MUST_SUCCEED.value
+
+
+def wish(option: str, kind: Any) -> tuple[str, str | None]:
+    """Return the type and the policy of an edge: from a type, or a pair; raises InvalidOption."""
+    if isinstance(kind, tuple) and len(kind) != 2:
+        raise InvalidOption(
+            f"{option}={kind!r}: give a type, or a pair of type and on_upstream_failure."
+        )
+    wish, policy = kind if isinstance(kind, tuple) else (kind, None)
+    choice = None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure)
+    return chosen(option, wish, DependencyType), choice
+
+
+def edges_to(upstreams: Any, policy: str | None = None) -> dict[uuid.UUID, PlannedEdge]:
+    """Return the edges of ``depends_on=``, by upstream; raises InvalidOption."""
+    found: dict[uuid.UUID, PlannedEdge] = {}
+    for given, kind in flat([upstreams]):
+        found_kind, own = wish("depends_on", kind)
+        edge = PlannedEdge(upstream=upstream_id(given), kind=found_kind, policy=own or policy)
+        if found.setdefault(upstream_id(given), edge) != edge:
+            raise InvalidOption(
+                f"depends_on names task {edge.upstream} twice, with different types."
+            )
     return found

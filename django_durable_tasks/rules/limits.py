@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -508,3 +509,27 @@ def share_of(window: int, tenants: int) -> int:
     Never more than half of the window, so that a new tenant finds capacity at once.
     """
     return max(min(SMALLEST_SHARE, (window + 1) // 2), window // max(2, tenants))
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An open task with an overlap key: whether it runs, and whether it waits for another one.
+
+    ``workflow``: it is the open run of a workflow that a task with the key started; ``task_id`` is
+    then the id of the run.
+    """
+
+    task_id: uuid.UUID
+    running: bool = False
+    held: bool = False
+    workflow: bool = False
+
+
+def waiting(number: int) -> str:
+    """Return how many tasks wait, as words."""
+    return "1 task waits" if number == 1 else f"{number} tasks wait"
+
+
+def no_worker(name: str, queue: str, number: int) -> str:
+    """Return the sentence about ``number`` waiting tasks that no worker of their queue has."""
+    return f"No live worker of queue {queue} has the task {name}: {waiting(number)}."

@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from django_durable_tasks.rules.states import LogStatus
+from django_durable_tasks.choices import LogStatus, MetricKind
+from django_durable_tasks.engine.cluster.gauges import OTHER
 
 # What is counted for the metrics: series, and their numbers and durations as sums.
 
@@ -36,23 +37,8 @@ BUCKETS = (
     3_600.0,
 )
 """Upper bounds of the buckets of durations, in seconds. The last bucket has no bound."""
-OTHER = "other"
-"""The queue and task under which series beyond METRICS_SERIES_MAX are counted."""
 ALL_TENANTS = 0
 """The tenant of a series unless METRICS_TENANTS is set."""
-
-
-class MetricKind(StrEnum):
-    """What the number of a series counts.
-
-    ATTEMPT: entries of the attempt log. CREATED: created tasks. ENDED: tasks that ended without an
-    attempt. OCCURRENCE: fire times of recurring tasks.
-    """
-
-    ATTEMPT = "ATTEMPT"
-    CREATED = "CREATED"
-    ENDED = "ENDED"
-    OCCURRENCE = "OCCURRENCE"
 
 
 class Duration(StrEnum):
@@ -250,50 +236,6 @@ def skipped_to(nexts: Sequence[datetime], index: int, now: datetime, oldest: dat
 
 
 # The open tasks of queues, and the usage of limits, for a limited number of names.
-
-
-class QueueGauge(NamedTuple):
-    """The open tasks of a queue, and the age in seconds of the oldest one that is due."""
-
-    pending: int = 0
-    due: int = 0
-    oldest_due_age: float = 0.0
-    queued: int = 0
-    running: int = 0
-
-    def plus(self, other: QueueGauge) -> QueueGauge:
-        """Return both queues as one."""
-        return QueueGauge(
-            self.pending + other.pending,
-            self.due + other.due,
-            max(self.oldest_due_age, other.oldest_due_age),
-            self.queued + other.queued,
-            self.running + other.running,
-        )
-
-
-def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, QueueGauge]:
-    """Return the ``most`` queues with the most open tasks by name, the others as ``other``."""
-
-    def size(name: str) -> tuple[int, str]:
-        one = queues[name]
-        return -(one.pending + one.queued + one.running), name
-
-    names = sorted(queues, key=size)
-    found = {name: queues[name] for name in sorted(names[:most])}
-    for name in names[most:]:
-        found[OTHER] = found.get(OTHER, QueueGauge()).plus(queues[name])
-    return found
-
-
-def fullest_limits(limits: Mapping[str, tuple[int, int]], most: int) -> dict[str, tuple[int, int]]:
-    """Return the ``most`` limits of which the largest part is used, by scope."""
-
-    def free(scope: str) -> tuple[float, str]:
-        used, limit = limits[scope]
-        return -(used / limit if limit else 0.0), scope
-
-    return {scope: limits[scope] for scope in sorted(sorted(limits, key=free)[:most])}
 
 
 # What the charts of the counts per minute show: their periods, their points, and quantiles.

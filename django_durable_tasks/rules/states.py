@@ -8,61 +8,8 @@ statuses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Status(StrEnum):
-    """The status of a task."""
-
-    BLOCKED = "BLOCKED"
-    PENDING = "PENDING"
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    SKIPPED = "SKIPPED"
-    EXPIRED = "EXPIRED"
-
-
-class LogStatus(StrEnum):
-    """The result of one attempt, in its log entry."""
-
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    RETRY = "RETRY"
-    LOST = "LOST"
-    CANCELLED = "CANCELLED"
-    FENCED = "FENCED"
-    DUPLICATE = "DUPLICATE"
-
-
-class OnOrphan(StrEnum):
-    """What happens to a run whose worker died."""
-
-    RETRY = "RETRY"
-    DEAD_LETTER = "DEAD_LETTER"
-
-
-class UniqueOnConflict(StrEnum):
-    """The result of a second call with the same unique key."""
-
-    RETURN_EXISTING = "RETURN_EXISTING"
-    RAISE = "RAISE"
-    REPLACE = "REPLACE"
-
-
-class Resolution(StrEnum):
-    """How a dead letter was closed."""
-
-    REPLAYED = "REPLAYED"
-    DISCARDED = "DISCARDED"
-
-
-OPEN = frozenset({Status.BLOCKED, Status.PENDING, Status.QUEUED, Status.RUNNING})
-TERMINAL = frozenset(Status) - OPEN
-WITH_DUE_AT = frozenset({Status.PENDING, Status.QUEUED})
-REPLAYABLE = frozenset({Status.FAILED, Status.CANCELLED, Status.SKIPPED, Status.EXPIRED})
+from django_durable_tasks.choices import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,31 +14,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from django_durable_tasks.choices import KeyMode, Status
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.rules.limits import rate_of
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.task_values import first_uuid7_of
 
 # Texts for tenants, who cannot change or read the settings of the installation.
-
-
-_SETTING = re.compile(r"DURABLE_TASKS\[(['\"])[A-Z_]+\1\]")
-_EXPLAINED = re.compile(rf"\({_SETTING.pattern}")
-
-
-_UNREADABLE = re.compile(r"\w+ of durable_tasks_\w+ [^\n]*")
-
-
-def text_for_tenants(text: str) -> str:
-    """Return the text without the names of settings, tables and encryption keys, for example that
-    of an exception.
-    """
-    if "durable_tasks_" in text:
-        text = _UNREADABLE.sub("A stored value cannot be decrypted. Ask the operator.", text)
-    if "DURABLE_TASKS" not in text:
-        return text
-    return _SETTING.sub("a setting of the operator", _EXPLAINED.sub("(set by the operator", text))
 
 
 # The format of API keys: ``ddt_<live|test>_<id>_<secret><checksum>``.
@@ -58,13 +40,6 @@ LIVE_KEYS_MAX = 2
 """How many keys of one name and tenant may be valid at the same time: the old and the new one of a
 rotation.
 """
-
-
-class KeyMode(StrEnum):
-    """Part of the prefix of a key. It distinguishes the keys of a test system and has no effect."""
-
-    LIVE = "live"
-    TEST = "test"
 
 
 class ApiScope(StrEnum):

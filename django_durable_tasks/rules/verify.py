@@ -12,12 +12,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.workflows import COUNTS, DEADLINE, WorkflowStatus, verdict
-
-VERIFY_TASK = "django_durable_tasks.verify"
-"""The registered name of the built-in task that verifies; its schedule has the same name."""
+from django_durable_tasks.choices import DEADLINE, OPEN, RecurringStatus, Status, WorkflowStatus
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.rules.workflows import verdict
 
 
 class Severity(StrEnum):

@@ -8,70 +8,31 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, Self
 
+from django_durable_tasks.choices import (
+    Gate,
+    OnUpstreamFailure,
+    WorkflowStatus,
+)
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidOption,
     InvalidReference,
-    ResultTooLarge,
     WorkflowTooLarge,
 )
+from django_durable_tasks.option_values import checked_key, checked_name, chosen, instant, seconds
 from django_durable_tasks.rules.dependencies import (
-    DependencyType,
-    Gate,
-    OnUpstreamFailure,
-    chosen,
+    PlannedEdge,
     cycle_in,
+    flat,
     layers,
     needed_of,
+    upstream_id,
+    wish,
 )
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.options import (
-    CallOptions,
-    checked_key,
-    checked_name,
-    instant,
-    seconds,
-)
-
-REFERS = "refers"
-"""The key in a task's options that marks arguments with references."""
-MARK = "$result"
-"""The key of a reference to another task's result in the stored arguments."""
-DEADLINE = "DEADLINE"
-"""The reason of a run that was cancelled because its deadline passed."""
-
-
-class WorkflowStatus(StrEnum):
-    """The status of a workflow run."""
-
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-OPEN_RUN = frozenset({WorkflowStatus.STARTING, WorkflowStatus.RUNNING})
-COUNTS: Mapping[str, str] = {
-    Status.SUCCESS: "succeeded",
-    Status.FAILED: "failed",
-    Status.CANCELLED: "cancelled",
-    Status.SKIPPED: "skipped",
-    Status.EXPIRED: "expired",
-}
-"""The column of a run that counts the endings of each status."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEdge:
-    """One edge of a plan: the upstream's position in the plan, or the id of an existing task."""
-
-    upstream: int | uuid.UUID
-    kind: str = DependencyType.MUST_SUCCEED.value
-    policy: str | None = None
+from django_durable_tasks.rules.references import Reference, TaskId, references_in
+from django_durable_tasks.rules.tasks.options import CallOptions, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,117 +78,6 @@ class Plan:
     def edges(self) -> int:
         """How many edges it has."""
         return sum(len(task.edges) for task in self.tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The result of a task of the plan, or a part of it; resolved when the referring task
-    starts.
-    """
-
-    place: int
-    builder: object = field(repr=False, compare=False)
-    path: tuple[str | int, ...] = ()
-
-    def __getitem__(self, key: str | int) -> Reference:
-        """Return the reference to a part: a key of an object, or an index of a list."""
-        if isinstance(key, bool) or not isinstance(key, str | int):
-            raise InvalidReference(
-                f"result[{key!r}]: a part of a result is named by a string or a whole number."
-            )
-        return Reference(self.place, self.builder, (*self.path, key))
-
-    def __iter__(self) -> Any:
-        raise InvalidReference(
-            "A result that is not available yet cannot be iterated over; pass it on unchanged."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskId(Reference):
-    """The id that a task of the plan will have. It is replaced by a string when the plan is
-    written.
-    """
-
-    def __getitem__(self, key: str | int) -> Reference:
-        """Raise an error: an id has no parts."""
-        raise InvalidReference(f"id[{key!r}]: the id of a task has no parts; pass it on unchanged.")
-
-
-def references_in(value: Any) -> list[Reference]:
-    """Return the references inside arguments."""
-    if isinstance(value, Reference):
-        return [value]
-    if isinstance(value, Mapping):
-        return [found for item in value.values() for found in references_in(item)]
-    if isinstance(value, list | tuple):
-        return [found for item in value for found in references_in(item)]
-    return []
-
-
-def written(value: Any, ids: Mapping[int, uuid.UUID]) -> Any:
-    """Return arguments with their references in stored form; raises InvalidReference for a value
-    that looks like a reference.
-    """
-    if isinstance(value, TaskId):
-        return str(ids[value.place])
-    if isinstance(value, Reference):
-        return {MARK: str(ids[value.place]), "path": list(value.path)}
-    if isinstance(value, Mapping):
-        if MARK in value:
-            raise InvalidReference(
-                f"The key {MARK!r} in arguments is kept for references; name it otherwise."
-            )
-        return {key: written(item, ids) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [written(item, ids) for item in value]
-    return value
-
-
-def referred(value: Any) -> set[uuid.UUID]:
-    """Return the tasks to whose results the stored arguments refer."""
-    if isinstance(value, dict):
-        if MARK in value:
-            return {uuid.UUID(value[MARK])}
-        return {found for item in value.values() for found in referred(item)}
-    if isinstance(value, list):
-        return {found for item in value for found in referred(item)}
-    return set()
-
-
-def resolved(value: Any, results: Mapping[uuid.UUID, Any]) -> Any:
-    """Return arguments with results in place of references; None for a task without one.
-
-    Raises InvalidReference for a part that the result does not have.
-    """
-    if isinstance(value, dict):
-        if MARK in value:
-            return _part(results.get(uuid.UUID(value[MARK])), value["path"], value[MARK])
-        return {key: resolved(item, results) for key, item in value.items()}
-    if isinstance(value, list):
-        return [resolved(item, results) for item in value]
-    return value
-
-
-def _part(result: Any, path: list[str | int], task_id: str) -> Any:
-    for key in path if result is not None else ():
-        try:
-            result = result[key]
-        except (LookupError, TypeError):
-            shown = "".join(f"[{step!r}]" for step in path)
-            raise InvalidReference(
-                f"result{shown} of task {task_id}: there is no {key!r} in what it returned."
-            ) from None
-    return result
-
-
-def check_size(size: int, most: int) -> None:
-    """Raise ResultTooLarge if the results together are too large."""
-    if size > most:
-        raise ResultTooLarge(
-            f"The results that the arguments refer to have {size:,} bytes, at most {most:,} are"
-            " allowed: return a key to where the data are instead."
-        )
 
 
 def verdict(
@@ -294,53 +144,6 @@ class Step:
 
 
 # Parses upstreams as callers give them: tasks, ids, results or steps, and types of edges.
-
-
-def upstream_id(given: Any) -> uuid.UUID:
-    """Return the id of an existing task: of a Task object, a result, a UUID or its text; raises
-    InvalidOption.
-    """
-    found = getattr(given, "pk", None) or getattr(given, "id", None) or given
-    try:
-        return found if isinstance(found, uuid.UUID) else uuid.UUID(str(found))
-    except ValueError:
-        raise InvalidOption(
-            f"{given!r} is no task to wait for: give a Task, its id, or a step."
-        ) from None
-
-
-def flat(upstreams: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    for given in upstreams:
-        if isinstance(given, Mapping):
-            yield from given.items()
-        elif isinstance(given, list | tuple | set | frozenset):
-            yield from flat(given)
-        elif given is not None:
-            yield given, DependencyType.MUST_SUCCEED.value
-
-
-def wish(option: str, kind: Any) -> tuple[str, str | None]:
-    """Return the type and the policy of an edge: from a type, or a pair; raises InvalidOption."""
-    if isinstance(kind, tuple) and len(kind) != 2:
-        raise InvalidOption(
-            f"{option}={kind!r}: give a type, or a pair of type and on_upstream_failure."
-        )
-    wish, policy = kind if isinstance(kind, tuple) else (kind, None)
-    choice = None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure)
-    return chosen(option, wish, DependencyType), choice
-
-
-def edges_to(upstreams: Any, policy: str | None = None) -> dict[uuid.UUID, PlannedEdge]:
-    """Return the edges of ``depends_on=``, by upstream; raises InvalidOption."""
-    found: dict[uuid.UUID, PlannedEdge] = {}
-    for given, kind in flat([upstreams]):
-        found_kind, own = wish("depends_on", kind)
-        edge = PlannedEdge(upstream=upstream_id(given), kind=found_kind, policy=own or policy)
-        if found.setdefault(upstream_id(given), edge) != edge:
-            raise InvalidOption(
-                f"depends_on names task {edge.upstream} twice, with different types."
-            )
-    return found
 
 
 # Checks of a plan: no cycles, and references only to results of upstreams.
@@ -736,19 +539,6 @@ def _shifted(edge: PlannedEdge, first: int) -> PlannedEdge:
 
 # ``Schedule``: returned by a task function to create another task in the transaction of its
 # success.
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One task to create: ``Schedule(send_reminder, (event.pk,), run_at=...)``; options as for
-    ``.using()``.
-    """
-
-    task: Any
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    run_at: datetime | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 FollowUp = Schedule | Builder

@@ -47,6 +47,7 @@ from typing import NamedTuple
 from django.db.models import Q
 
 from django_durable_tasks import registry
+from django_durable_tasks.choices import LogStatus
 from django_durable_tasks.conf import settings
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
@@ -54,7 +55,6 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Node, Task, TaskExecutionLog
-from django_durable_tasks.rules.states import LogStatus
 from django_durable_tasks.rules.tasks.endings import Crash, EndingKind, LostRun, Outcome, judged
 
 logger = logging.getLogger("django_durable_tasks.scheduler")

@@ -16,16 +16,17 @@ from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.choices import TargetType
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
+from django_durable_tasks.masking import masked_text, masked_url, shortened
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.rules.notifications import OWN_TASKS, EventSubject
-from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, TargetType
+from django_durable_tasks.rules.notification_events import EventSubject
 from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     AnswerKind,
@@ -42,11 +43,11 @@ from django_durable_tasks.rules.targets.http_request import (
     masked_headers,
     stored_arguments,
 )
-from django_durable_tasks.rules.tasks.arguments import masked_text, masked_url, shortened
 from django_durable_tasks.rules.tasks.options import Retry
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.targets import http
 from django_durable_tasks.targets.http import CallFailed, Exchange, OutgoingRequest, Timings
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, OWN_TASKS
 
 logger = logging.getLogger("django_durable_tasks.targets")
 _RESULT_FRAME = 100

@@ -12,7 +12,6 @@ from typing import Any
 from django_durable_tasks import conf
 from django_durable_tasks.celery import context, plain_messages
 from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.contrib.beat.tables import PLAIN_CELERY_TASK
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.tenants import bulk_operations, quotas
@@ -24,14 +23,17 @@ from django_durable_tasks.exceptions import (
     InvalidTarget,
     QuotaExceeded,
 )
-from django_durable_tasks.rules.notifications import WATCHDOG_TASK
-from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
+from django_durable_tasks.masking import masked_url
 from django_durable_tasks.rules.targets.http_request import http_request
-from django_durable_tasks.rules.tasks.arguments import masked_url
-from django_durable_tasks.rules.verify import VERIFY_TASK
 from django_durable_tasks.rules.workflows import END, MAP, STARMAP
 from django_durable_tasks.targets import http
 from django_durable_tasks.targets.http_callback import RequestOfRun
+from django_durable_tasks.task_names import (
+    BULK_OPERATION_TASK,
+    PLAIN_CELERY_TASK,
+    VERIFY_TASK,
+    WATCHDOG_TASK,
+)
 
 # ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
 # step.

@@ -15,6 +15,7 @@ from django.db import Error
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.tasks import endpoints
@@ -25,11 +26,10 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     InvalidTarget,
 )
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.rules.notifications import (
-    NOTIFICATION_TASK,
-    DeliveryType,
     NotificationContent,
     email_text,
     endpoint_of_setting,
@@ -41,7 +41,6 @@ from django_durable_tasks.rules.notifications import (
 )
 from django_durable_tasks.rules.targets.answers import BACKOFF, delay
 from django_durable_tasks.rules.targets.http_request import http_request
-from django_durable_tasks.rules.tasks.arguments import shortened
 from django_durable_tasks.targets import http
 from django_durable_tasks.targets.http_callback import (
     DeliveryRetry,
@@ -49,6 +48,7 @@ from django_durable_tasks.targets.http_callback import (
     database_of,
     slug_of,
 )
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 # Sends a notification by Django's e-mail backend.
 

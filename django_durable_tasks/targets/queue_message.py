@@ -13,11 +13,12 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing import queue_messages
 from django_durable_tasks.celery.publishing.routing import refuse_task_queues
+from django_durable_tasks.choices import TargetType
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.rules.target_types import QUEUE_MESSAGE_TASK, TargetType
 from django_durable_tasks.rules.targets import queue_message as rules
+from django_durable_tasks.task_names import QUEUE_MESSAGE_TASK
 
 _ATTEMPTS, _BACKOFF_MAX = 12, 3_600
 

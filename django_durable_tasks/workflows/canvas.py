@@ -14,8 +14,8 @@ from celery.utils.functional import arity_greater, maybe_list
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery import calls
+from django_durable_tasks.choices import DependencyType
 from django_durable_tasks.exceptions import UntranslatableCanvas
-from django_durable_tasks.rules.dependencies import DependencyType
 from django_durable_tasks.rules.workflows import END, MAP, STARMAP, Builder, Step
 
 # The parts of a Celery canvas: signatures, members, links, and options of messages.

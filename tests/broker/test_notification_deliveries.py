@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.models import NotificationEvent, NotificationSetting, Task
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.notifications.sending import a_webhook
 from tests.http_servers import WAIT, Listener, answer, listening
 from tests.processes.cluster import SHORT, Cluster, cluster_in

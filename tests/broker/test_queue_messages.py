@@ -23,10 +23,10 @@ from kombu.serialization import registry as serializers
 from django_durable_tasks import queue_message
 from django_durable_tasks.celery.publishing import queue_messages
 from django_durable_tasks.checks import check_celery
+from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.cluster import NodeKind
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.targets import queue_message as rules
 from tests.delivery import deliver
 from tests.factories import a_node, a_task

@@ -5,8 +5,8 @@ pauses its queue.
 import pytest
 from django.urls import reverse
 
+from django_durable_tasks.choices import Resolution, Status
 from django_durable_tasks.models import DeadLetter, QueueControl, Task
-from django_durable_tasks.rules.states import Resolution, Status
 from tests.browser.conftest import Visit
 from tests.factories import a_log_row, a_node, a_paused_queue, a_task, many_tasks
 

@@ -6,6 +6,7 @@ from datetime import date
 
 import pytest
 
+from django_durable_tasks.choices import SpecialDay
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import (
     Calendar,
@@ -14,7 +15,6 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
 )
-from django_durable_tasks.rules.recurring.calendars import SpecialDay
 from tests.browser.conftest import Visit
 from tests.browser.test_admin import APP, EVIL
 from tests.database.recurring.schedules import a_schedule, at, fire

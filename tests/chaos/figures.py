@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from django_durable_tasks.rules.states import TERMINAL
+from django_durable_tasks.choices import TERMINAL
 from tests.chaos.invariants.metrics import first_counts
 from tests.chaos.invariants.order import observed
 from tests.chaos.invariants.runs import no_ghost_runs, overlapping, starts

@@ -15,8 +15,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations import tenants
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
-from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
 from tests.chaos.records import Request, Selection

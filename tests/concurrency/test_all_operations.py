@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
-from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases

@@ -14,11 +14,11 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import F
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, batches, claim
 from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,

@@ -6,10 +6,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.models import Endpoint, Task
-from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.factories import a_task
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import release
 from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.models import Limit, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import no_errors, race
 from tests.factories import NOOP, QUEUE, many_tasks, take_batch

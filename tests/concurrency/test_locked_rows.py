@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import tables
@@ -25,8 +26,6 @@ from django_durable_tasks.engine.tasks import attempts, claim
 from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import ApiKey, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.jobs import RecomputeFireTimes
 from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import metrics
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import no_errors, on_another_connection, race
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.database.transitions.transition_calls import FAILURE, end, succeed

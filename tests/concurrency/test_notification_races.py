@@ -14,7 +14,7 @@ from django_durable_tasks.engine.tasks import endpoints
 from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from django_durable_tasks.rules.notifications import EventSubject
+from django_durable_tasks.rules.notification_events import EventSubject
 from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,

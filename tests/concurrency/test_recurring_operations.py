@@ -7,6 +7,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import partial
 
+from django_durable_tasks.choices import SpecialDay
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
@@ -17,7 +18,6 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
 )
-from django_durable_tasks.rules.recurring.calendars import SpecialDay
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.recurring.schedules import (
     DAILY,

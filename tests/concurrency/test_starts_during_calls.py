@@ -12,10 +12,10 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.transitions.guarded_update import TRIES
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.states import Status
 from tests.concurrency.racing import on_another_connection
 from tests.database.dependencies.worker_and_leader import begin, statuses
 from tests.database.transitions.transition_calls import FAILURE

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from django_durable_tasks.choices import REPLAYABLE, Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.engine.recurring import trigger
@@ -24,7 +25,6 @@ from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.states import REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.workflows import Workflow
 from tests.concurrency.racing import WITHIN, no_errors, race

@@ -16,8 +16,9 @@ from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.workflows import operations, runs
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.rules.dependencies import edges_to
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import AddedTasks, edges_to
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,

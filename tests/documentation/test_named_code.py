@@ -94,4 +94,4 @@ def test_the_counts_of_files_in_each_flow_are_right() -> None:
 def test_a_missing_file_and_a_missing_function_are_found() -> None:
     wrong = "`engine/nowhere.py` `engine/tasks/claim.py:nothing` `engine.tasks.claim.nothing`"
     assert len(missing(wrong)) == 3
-    assert missing("`rules/states.py:Status` `rules.states.Status` `engine.tasks.claim`") == []
+    assert missing("`choices.py:Status` `choices.Status` `engine.tasks.claim`") == []

@@ -51,9 +51,9 @@ def _has_sql(operation: str) -> bool:
 
 def _owned_by(*tokens: str) -> None:
     """Let only these tokens of a run identify its owner, beside the status."""
+    from django_durable_tasks.choices import Status
     from django_durable_tasks.engine.db.tables import tasks
     from django_durable_tasks.engine.transitions import batches, guarded_update
-    from django_durable_tasks.rules.states import Status
 
     def owned(runs: Sequence[Any]) -> Any:
         rows = tasks().filter(pk__in=[run.task_id for run in runs], status=Status.RUNNING)

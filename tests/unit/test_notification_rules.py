@@ -10,21 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import FLAGS, EventType
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.rules.notification_events import QuietHours, Subscription, period_end
 from django_durable_tasks.rules.notifications import (
-    FLAGS,
     EventFacts,
-    EventType,
     NotificationContent,
-    QuietHours,
-    Subscription,
     check_together,
     checked_config,
     checked_values,
     email_text,
     http_body,
     merged_config,
-    period_end,
     shown_config,
     slack_body,
     subject_of,

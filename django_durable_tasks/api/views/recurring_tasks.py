@@ -61,17 +61,17 @@ from django_durable_tasks.api.tasks import (
 )
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import schedules as engine
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
-from django_durable_tasks.engine.tenants.quotas import charge, check_payload, check_runs_per_day
+from django_durable_tasks.engine.recurring.schedules import check_runs_per_day
+from django_durable_tasks.engine.tenants.quotas import charge, check_payload
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.schedules import OccurrenceQuerySet, RecurringTaskQuerySet
 from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.operations.schedules import DELETE, SAVE
-from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.recurring.options import API, columns
 from django_durable_tasks.rules.tenants import ApiScope
 

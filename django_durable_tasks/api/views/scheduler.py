@@ -23,6 +23,7 @@ from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.views.tasks import ExecutionsEndpoint
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.cluster.queues import Depth, depths
 from django_durable_tasks.engine.cluster.status import Overview, overview
 from django_durable_tasks.engine.db.clock import database_now
@@ -31,8 +32,7 @@ from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.operations import limits
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.options import checked_name
+from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.rules.tenants import ApiScope
 
 # ``/health``, ``/scheduler/status`` and ``/scheduler/tasks/{id}/history``.

@@ -65,6 +65,7 @@ from django_durable_tasks.api.tasks import (
 )
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, refused
 from django_durable_tasks.api.writes import LIMITS, Answer, WritingEndpoint, perform
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.commit_hooks import created_so_far
@@ -81,6 +82,7 @@ from django_durable_tasks.engine.tenants.quotas import (
     quota_of_open_tasks,
 )
 from django_durable_tasks.exceptions import DurableTasksError, QuotaExceeded
+from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import (
     BulkKind,
     BulkOperation,
@@ -92,9 +94,8 @@ from django_durable_tasks.models.tasks import BulkOperationQuerySet
 from django_durable_tasks.operations import tasks, workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.tasks import CANCEL, EDIT, REPLAY
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 from django_durable_tasks.rules.tasks.task_values import NewTask
-from django_durable_tasks.rules.tenants import ApiScope, TaskFilter, text_for_tenants
+from django_durable_tasks.rules.tenants import ApiScope, TaskFilter
 
 
 def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:

@@ -34,6 +34,7 @@ from django_durable_tasks.api.problems import INVALID, Problem, invalid_field, i
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, refused
 from django_durable_tasks.api.views.tasks import task_of
 from django_durable_tasks.api.writes import Answer, WritingEndpoint, body_of, perform
+from django_durable_tasks.choices import WorkflowStatus
 from django_durable_tasks.diagrams import Diagram, draw
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
@@ -43,7 +44,6 @@ from django_durable_tasks.models.workflows import WorkflowRunQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.rules.tenants import ApiScope
-from django_durable_tasks.rules.workflows import WorkflowStatus
 from django_durable_tasks.workflows import Workflow
 
 # ``/workflows``: list, read, cancel and replay workflow runs, and their graphs.

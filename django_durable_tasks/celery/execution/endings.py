@@ -26,6 +26,7 @@ from django.db import DataError, Error, IntegrityError, connections
 from django_durable_tasks import conf, ports
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.result import described
+from django_durable_tasks.choices import TERMINAL
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db.clock import estimated_now
 from django_durable_tasks.engine.db.connections import dedicated_connection, in_transaction
@@ -44,15 +45,11 @@ from django_durable_tasks.exceptions import (
     ResultTooLarge,
     UnserializableResult,
 )
-from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.tasks.arguments import (
-    ERROR_MAX_BYTES,
-    encode_result,
-    masked_excerpt,
-    shortened,
-)
+from django_durable_tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
+from django_durable_tasks.option_values import seconds
+from django_durable_tasks.rules.tasks.arguments import encode_result
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome, Verdict, decide
-from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions, seconds
+from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.rules.workflows import FollowUp, followups_of
 

@@ -35,6 +35,7 @@ from django_durable_tasks.celery.execution.endings import (
 )
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.publishing.prepared_messages import Envelope, parse
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.db.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
@@ -47,11 +48,10 @@ from django_durable_tasks.exceptions import (
     IsolationTooStrict,
     UnserializableResult,
 )
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.references import REFERS
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import REFERS
 
 # Makes ``self.request``, Celery's hooks and an overridden ``__call__`` show the task, not its
 # message.

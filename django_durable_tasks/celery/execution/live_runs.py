@@ -17,9 +17,9 @@ from billiard import current_process
 from django.db import DataError, Error, IntegrityError
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH
 from django_durable_tasks.rules.tasks.endings import Outcome, Verdict
 from django_durable_tasks.rules.tasks.task_values import Run

@@ -36,8 +36,8 @@ from django_durable_tasks.engine.db import clock, postgresql
 from django_durable_tasks.engine.db.connections import dedicated_connection, name_connections
 from django_durable_tasks.engine.db.errors import reason_of
 from django_durable_tasks.engine.tasks.attempts import RunLocation
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.rules.tasks.arguments import shortened
 
 logger = logging.getLogger("django_durable_tasks.nodes")
 _RETRY_PAUSE = 1.0

@@ -16,10 +16,10 @@ from celery.app.routes import MapRoute
 from kombu.common import Broadcast
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.conf import TENANT
 from django_durable_tasks.engine.db.tables import database
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget, UnknownQueue
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.targets.queue_message import TENANT
 
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import IntegrityError
 
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.contrib.beat import tables as beat_tables
 from django_durable_tasks.contrib.beat.tables import HOLDS
 from django_durable_tasks.engine.audit import recorded
@@ -20,9 +21,8 @@ from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
+from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.rules.recurring.options import BEAT, columns
-from django_durable_tasks.rules.tasks.options import checked_name
 
 _TRIES = 3
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from django.apps.registry import Apps
 from django.db import connections, models
 
+from django_durable_tasks.choices import Overlap
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
-from django_durable_tasks.rules.recurring.misfires import Overlap
+from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 # Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
 # their reasons.
@@ -23,8 +24,6 @@ from django_durable_tasks.rules.recurring.misfires import Overlap
 # django_celery_beat/schedulers.py of 2.9.
 
 
-PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
-"""The durable task that sends a message to a Celery task that is not durable."""
 DISABLED, IN_SHADOW, NOT_ALLOWED = "DISABLED_IN_BEAT", "IN_SHADOW", "NOT_IN_PLAIN_CELERY_TASKS"
 HOLDS = (DISABLED, IN_SHADOW, NOT_ALLOWED)
 """Why an imported row starts paused; a later import resumes it when the reason no longer exists."""

@@ -18,7 +18,7 @@ from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.tasks.options import checked_name
+from django_durable_tasks.option_values import checked_name
 
 
 def pause(name: str, *, by: str, reason: str = "") -> None:

@@ -12,7 +12,9 @@ from django.db import connections
 from django.db.models import Count, Min, OuterRef, Subquery
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, MetricKind, Status
 from django_durable_tasks.engine.cluster import nodes, queues
+from django_durable_tasks.engine.cluster.gauges import QueueGauge, busiest_queues, fullest_limits
 from django_durable_tasks.engine.cluster.queues import Depth
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, tasks
@@ -35,14 +37,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules.limits import EACH_TENANT
-from django_durable_tasks.rules.metrics import (
-    MetricKind,
-    QueueGauge,
-    busiest_queues,
-    fullest_limits,
-)
 from django_durable_tasks.rules.recurring.misfires import QUARANTINED
-from django_durable_tasks.rules.states import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.rules.tasks.explanations import OutstandingMessage, TaskSituation, ago
 
 # Finds nodes that send heartbeats but make no progress.

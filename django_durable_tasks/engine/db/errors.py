@@ -26,6 +26,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.engine.db import tables
+from django_durable_tasks.exceptions import DurableTasksError
 
 # Recognizes errors of databases by their codes. Their texts are in the language of the server.
 
@@ -331,3 +332,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, DataError | IntegrityError):
         return f"the database refused a value ({kind})"
     return f"the database refused a statement ({kind}: {str(error).partition(chr(10))[0]})"
+
+
+class Unreadable(DurableTasksError):
+    """A check could not read a service other than the database."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
+from django_durable_tasks.choices import TERMINAL, Gate, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
@@ -18,20 +19,18 @@ from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.dependencies import edges, resolve
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, Tenant
+from django_durable_tasks.option_values import chosen
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.rules.dependencies import (
     EdgeCounts,
-    Gate,
     JoinDecision,
     NewEdge,
-    chosen,
+    PlannedEdge,
     cycle_in,
     edge_outcome,
     join_decision,
     needed,
 )
-from django_durable_tasks.rules.states import TERMINAL, Status
-from django_durable_tasks.rules.workflows import PlannedEdge
 
 _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 

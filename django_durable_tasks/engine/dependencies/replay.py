@@ -11,6 +11,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Case, F, Q, When
 
+from django_durable_tasks.choices import DEADLINE, REPLAYABLE, TERMINAL, Status, WorkflowStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
@@ -25,8 +26,7 @@ from django_durable_tasks.rules.dependencies import (
     join_decision,
     needed,
 )
-from django_durable_tasks.rules.states import REPLAYABLE, TERMINAL, TRANSITIONS, Status
-from django_durable_tasks.rules.workflows import DEADLINE, WorkflowStatus
+from django_durable_tasks.rules.states import TRANSITIONS
 
 # The replayed tasks and their dependents, locked in primary-key order, with their edges.
 #

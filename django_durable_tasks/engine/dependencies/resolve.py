@@ -12,6 +12,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import TERMINAL, LogStatus, Status
 from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
@@ -33,10 +34,9 @@ from django_durable_tasks.rules.dependencies import (
     needed,
 )
 from django_durable_tasks.rules.encryption import stored_value
-from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
+from django_durable_tasks.rules.references import check_size, referred, resolved
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import check_size, referred, resolved
 
 # Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.
 #

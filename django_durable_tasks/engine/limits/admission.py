@@ -10,6 +10,7 @@ from datetime import datetime
 
 from django.db.models import Count, Q
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.postgresql import text_array
@@ -27,7 +28,6 @@ from django_durable_tasks.rules.limits import (
     Capacity,
     share_of,
 )
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import QueueDemand
 
 # Admits claimed tasks that no limit but the fair shares of their tenants can refuse.

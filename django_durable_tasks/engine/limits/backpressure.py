@@ -15,6 +15,7 @@ from django.db.models import BooleanField, Count, ExpressionWrapper, Min, Q
 from django.utils.dateparse import parse_datetime
 
 from django_durable_tasks import conf, ports, process_state
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import after, database_now
@@ -29,7 +30,6 @@ from django_durable_tasks.engine.limits import config
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, QueueControl
 from django_durable_tasks.models.fields import InstantField
 from django_durable_tasks.rules.limits import scope_of_tenant, share_of, workers_of
-from django_durable_tasks.rules.states import Status
 
 # Reads when the first PENDING task of each queue is due, with index probes.
 #

@@ -32,7 +32,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Endpoint, Limit, Node
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules import limits
 from django_durable_tasks.rules.limits import Allowance, Rate
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0

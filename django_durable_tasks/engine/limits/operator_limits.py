@@ -13,6 +13,7 @@ from typing import Any
 from django.db.models import Count, Max
 
 from django_durable_tasks import process_state
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.tables import database, locked_for_change, tasks
@@ -21,8 +22,7 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.rules import limits as rules
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.tasks.explanations import no_worker, waiting
+from django_durable_tasks.rules.limits import no_worker, waiting
 
 
 def set_limit(

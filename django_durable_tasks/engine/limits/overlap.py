@@ -21,14 +21,14 @@ from typing import Any
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Greatest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.transitions import ClaimedTask
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
-from django_durable_tasks.rules.recurring.misfires import Open
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.limits import Open
 
 _KEY_OWNING = (Status.QUEUED, Status.RUNNING)
 _OWN = re.compile(r"(?:recurring|backfill):([0-9a-f-]{36})")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 from django.db.models import Count, Q, Sum
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import aware, database_now
 from django_durable_tasks.engine.db.connections import bound_transaction
@@ -23,7 +24,6 @@ from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
 from django_durable_tasks.rules import limits
 from django_durable_tasks.rules.limits import AdmissionRequest, Allowance, Bucket, Capacity, Rate
-from django_durable_tasks.rules.states import Status
 
 # Reads the usage of limits: the weight of QUEUED and RUNNING tasks by scope, and the tokens of
 # rate limits.

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import IntegrityError
 from django.db.models import F
 
+from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring.schedule_cache import (
@@ -24,9 +25,8 @@ from django_durable_tasks.engine.recurring.writes import Move, advance
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, SpecialDay
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
-from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.option_values import checked_key
+from django_durable_tasks.rules.recurring.calendars import BusinessDays
 
 _BULK = 1_000
 _NAMED = 5

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies.edges import workflow_runs
@@ -25,6 +26,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.cluster import lease_name
+from django_durable_tasks.option_values import checked_count, checked_key, checked_name, instant
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.explain import (
     FireEntry,
@@ -34,14 +36,8 @@ from django_durable_tasks.rules.recurring.explain import (
     StartedWorkflow,
     account,
 )
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus, effective, named
+from django_durable_tasks.rules.recurring.misfires import effective, named
 from django_durable_tasks.rules.recurring.options import KINDS, columns
-from django_durable_tasks.rules.tasks.options import (
-    checked_count,
-    checked_key,
-    checked_name,
-    instant,
-)
 
 # Explains the fire times of a schedule, past and future, from its row, the ledger and its tasks.
 #

@@ -13,6 +13,7 @@ from django.db.models import Case, Exists, F, OuterRef, UUIDField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.errors import Isolation
 from django_durable_tasks.engine.db.postgresql import (
@@ -28,7 +29,6 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, ShadowF
 from django_durable_tasks.models.fields import constant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.misfires import FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.options import API
 
 # The unique key over (recurring task, fire time) decides which of several processes creates the

@@ -12,6 +12,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, Value, When
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import Action, CatchUpOrder, FireOutcome, Overlap, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
@@ -27,24 +28,20 @@ from django_durable_tasks.engine.tasks.enqueue import may_publish_at_once
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.recurring.effective import Action, PlannedRun, SkippedRange
+from django_durable_tasks.option_values import checked_count, checked_key, instant
+from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
 from django_durable_tasks.rules.recurring.explain import no_fires_within, not_a_fire_time
 from django_durable_tasks.rules.recurring.misfires import (
     BackfillAction,
     BackfillReport,
     BackfillStep,
-    CatchUpOrder,
-    FireOutcome,
-    Overlap,
     OverlapDecision,
     RecordedFire,
     Reprocess,
     decide,
     step,
 )
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.explanations import comment
-from django_durable_tasks.rules.tasks.options import checked_count, checked_key, instant
 from django_durable_tasks.rules.tasks.task_values import NewTask
 
 # Creates a manual run of a schedule, once per ``request_id``.

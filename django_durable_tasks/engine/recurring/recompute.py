@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Max
 
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.errors import Isolation
 from django_durable_tasks.engine.recurring import writes
@@ -17,7 +18,6 @@ from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, cale
 from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar, InvalidSchedule
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 
 # Called by the maintenance job ``recompute_fire_times`` and by ``durable dst``.

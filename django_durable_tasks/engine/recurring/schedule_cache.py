@@ -12,18 +12,13 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
+from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
 from django_durable_tasks.rules.encryption import StorageLocation
-from django_durable_tasks.rules.recurring.calendars import (
-    BusinessDays,
-    DayKind,
-    Roll,
-    SpecialDay,
-    combined,
-)
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll, combined
 from django_durable_tasks.rules.recurring.effective import Agenda, Override, agenda
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable

@@ -12,12 +12,14 @@ from django.db import IntegrityError
 from django.db.models import Q
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import Action, RecurringStatus
 from django_durable_tasks.engine.audit import ENCRYPTED, masked_arguments, recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.recurring import ledger, tick_plan, writes
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_of, check, fire_times_of
+from django_durable_tasks.engine.tenants.quotas import tenant_quotas
 from django_durable_tasks.exceptions import (
     EncryptionError,
     IdempotencyConflict,
@@ -25,22 +27,20 @@ from django_durable_tasks.exceptions import (
     InvalidSchedule,
     TransitionRefused,
 )
-from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    OccurrenceOverride,
+    RecurringTask,
+    Tenant,
+)
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.rules.recurring.effective import TICK, Action, PlannedRun
+from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
+from django_durable_tasks.rules.recurring.effective import TICK, Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.explain import not_a_fire_time
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.recurring.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.tasks.explanations import comment
-from django_durable_tasks.rules.tasks.options import (
-    KEY_MAX,
-    checked_key,
-    checked_name,
-    instant,
-    seconds,
-)
 
 # Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
 # second.
@@ -570,3 +570,34 @@ def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
         # If no fire time is left, the next tick records the skipped ones and ends the schedule.
         found.next_run_at = following.at if following else now
     keep(row, found, now)
+
+
+_DAY = timedelta(days=1)
+
+
+def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
+    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
+    allows.
+
+    Looks at two days: that from the first run after ``after``, which may be a part of a day on
+    which the timetable fires, and that from the first run after it.
+    """
+    most = tenant_quotas(tenant).runs_per_day
+    if most is None:
+        return
+    for _ in range(2):
+        first = agenda.next(after)
+        if first is None:
+            return
+        after = first.at + _DAY - TICK
+        counted = agenda.count(first.at - TICK, after)
+        number, run = counted.number, None if counted.exact else first
+        if run is not None:
+            number = 0
+        while run is not None and run.at <= after and number <= most:
+            number, run = number + 1, agenda.next(run.at)
+        if number > most:
+            raise InvalidSchedule(
+                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
+                " timetable that fires less often."
+            )

@@ -16,6 +16,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
@@ -23,8 +24,8 @@ from django_durable_tasks.engine.recurring import schedules, writes
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
 from django_durable_tasks.rules.recurring.options import (
     CODE,
     KINDS,
@@ -35,8 +36,7 @@ from django_durable_tasks.rules.recurring.options import (
     kept,
     merged,
 )
-from django_durable_tasks.rules.tasks.options import checked_key
-from django_durable_tasks.rules.verify import VERIFY_TASK
+from django_durable_tasks.task_names import VERIFY_TASK
 
 DECLARING = (CODE, SETTINGS)
 NOTHING_DONE = (SyncAction.CLASH, SyncAction.REFUSE)

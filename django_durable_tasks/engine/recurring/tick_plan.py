@@ -13,6 +13,14 @@ from sys import intern
 from typing import Any, NamedTuple, Protocol
 
 from django_durable_tasks import conf, ports, process_state, registry
+from django_durable_tasks.choices import (
+    CatchUp,
+    CatchUpOrder,
+    FireOutcome,
+    Overlap,
+    RecurringStatus,
+    Status,
+)
 from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
 from django_durable_tasks.engine.limits import config
 from django_durable_tasks.engine.recurring import ledger
@@ -36,25 +44,19 @@ from django_durable_tasks.engine.tenants.quotas import OpenTaskQuota
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models.tasks import NEVER, new_task_id
 from django_durable_tasks.registry import Registered
+from django_durable_tasks.rules.limits import Open
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun
 from django_durable_tasks.rules.recurring.misfires import (
     ENDED,
     MAX_RUNS,
-    CatchUp,
-    CatchUpOrder,
     Choice,
     ChosenFire,
-    FireOutcome,
-    Open,
-    Overlap,
     OverlapDecision,
     Policy,
-    RecurringStatus,
     decide,
     effective,
     named,
 )
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import shard_of
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, formatted
 from django_durable_tasks.rules.tasks.task_values import NO_ID, NewTask

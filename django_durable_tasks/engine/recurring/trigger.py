@@ -18,6 +18,7 @@ from django.db import Error, IntegrityError, connections
 from django.db.models import QuerySet
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import EventType, FireOutcome, RecurringStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.errors import Isolation, is_unique_violation
@@ -42,22 +43,13 @@ from django_durable_tasks.engine.recurring.writes import Move, advance, quaranti
 from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.engine.tenants.quotas import admit_open_tasks
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.notifications import (
-    OWN_TASKS,
-    EventSubject,
-    EventType,
-    FireEventData,
-)
-from django_durable_tasks.rules.recurring.misfires import (
-    MAX_RUNS,
-    FireOutcome,
-    RecurringStatus,
-    choose,
-)
+from django_durable_tasks.rules.notification_events import EventSubject, FireEventData
+from django_durable_tasks.rules.recurring.misfires import MAX_RUNS, choose
 from django_durable_tasks.rules.recurring.timetables.builder import never_fires
-from django_durable_tasks.rules.tasks.arguments import shortened
 from django_durable_tasks.rules.tasks.task_values import NewTask
+from django_durable_tasks.task_names import OWN_TASKS
 
 # The schedules that this scheduler cannot fire yet: another release has their task, or another
 # process their key. The leader reports them with its heartbeat.

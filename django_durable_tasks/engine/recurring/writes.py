@@ -19,16 +19,17 @@ from typing import Any
 from django.db.models import Case, F, Q, Value, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.engine.audit import ENCRYPTED, current_recorder, masked_arguments
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.postgresql import number_array, time_array, uuid_array
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.masking import ERROR_MAX_BYTES, shortened
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, stored_columns
 from django_durable_tasks.models.fields import DatabaseNow, constant
-from django_durable_tasks.rules.recurring.misfires import QUARANTINED, RecurringStatus
-from django_durable_tasks.rules.tasks.arguments import ERROR_MAX_BYTES, shortened
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200

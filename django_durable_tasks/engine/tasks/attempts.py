@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import TERMINAL, LogStatus, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -34,7 +35,6 @@ from django_durable_tasks.engine.transitions import (
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.states import TERMINAL, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import (
     Budgets,
     EndingDecision,

@@ -12,6 +12,7 @@ from typing import Any
 from django.db.models import Case, F, Q, Subquery, When
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import EventType
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
@@ -23,7 +24,7 @@ from django_durable_tasks.engine.notification_events import OccurredEvent, captu
 from django_durable_tasks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.models.callbacks import EndpointQuerySet
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.notifications import EndpointEventData, EventSubject, EventType
+from django_durable_tasks.rules.notification_events import EndpointEventData, EventSubject
 from django_durable_tasks.rules.targets import answers
 from django_durable_tasks.rules.targets.answers import Delivery, EndpointHealth
 from django_durable_tasks.rules.targets.http_request import TIMEOUT_MAX

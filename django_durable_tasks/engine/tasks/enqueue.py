@@ -17,6 +17,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Q
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.choices import AuditSource, Status, TargetType, UniqueOnConflict
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit import current_actor, masked_arguments
 from django_durable_tasks.engine.db import tables
@@ -50,14 +51,10 @@ from django_durable_tasks.models import RequestKind, Task
 from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.audit import AuditSource
-from django_durable_tasks.rules.dependencies import needed, needed_of
-from django_durable_tasks.rules.states import Status, UniqueOnConflict
-from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.rules.dependencies import edges_to, needed, needed_of
 from django_durable_tasks.rules.targets import http_request
-from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+from django_durable_tasks.rules.tasks.options import CallOptions, Schedule, call_options
 from django_durable_tasks.rules.tasks.task_values import NewTask
-from django_durable_tasks.rules.workflows import Schedule, edges_to
 
 # The fast path: a task that is due now is published when the transaction that creates it commits,
 # without a claim by a scheduler.

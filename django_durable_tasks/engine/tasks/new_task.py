@@ -13,23 +13,20 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import OnUpstreamFailure
 from django_durable_tasks.engine.db.errors import is_of_another_database
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import new_task_id, new_task_ids
-from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.dependencies import Join, OnUpstreamFailure
+from django_durable_tasks.option_values import checked_key, checked_name
+from django_durable_tasks.registry import Registered, bind
+from django_durable_tasks.rules.dependencies import Join
 from django_durable_tasks.rules.limits import key_of
-from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, bind, encode
+from django_durable_tasks.rules.references import REFERS
+from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode
 from django_durable_tasks.rules.tasks.claims import shard_of
-from django_durable_tasks.rules.tasks.options import (
-    CallOptions,
-    check_time_limits,
-    checked_key,
-    checked_name,
-    formatted,
-)
+from django_durable_tasks.rules.tasks.options import CallOptions, check_time_limits, formatted
 from django_durable_tasks.rules.tasks.task_values import (
     NO_ID,
     PER_CALL,
@@ -37,7 +34,6 @@ from django_durable_tasks.rules.tasks.task_values import (
     traceparents,
     with_trace,
 )
-from django_durable_tasks.rules.workflows import REFERS
 
 # Seconds, a year: the longest distance of run_at and of a retry. A later time is a mistake, such as
 # milliseconds.

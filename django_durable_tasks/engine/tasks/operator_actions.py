@@ -14,6 +14,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.choices import LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
@@ -29,14 +30,13 @@ from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.exceptions import EncryptionError, TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
-from django_durable_tasks.rules.states import LogStatus, Resolution, Status
-from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.rules.references import REFERS
 from django_durable_tasks.rules.targets.http_request import after_edit
 from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.explanations import comment, done_by
-from django_durable_tasks.rules.tasks.options import CallOptions, call_options, checked_name
-from django_durable_tasks.rules.workflows import REFERS
+from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.signals import dead_letters_grew
 
 # Edits a task that has not started: its arguments, times, queue and priority.

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from django.db import Error, connections
 from django.db.models import Q
 
+from django_durable_tasks.choices import OPEN, TERMINAL, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import (
@@ -32,7 +33,6 @@ from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.models.tasks import TaskQuerySet, TaskRequestQuerySet
 from django_durable_tasks.rules.dependencies import DELETED
-from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _isolation = Isolation[int]("request")

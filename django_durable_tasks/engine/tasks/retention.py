@@ -14,6 +14,7 @@ from typing import Any
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import OPEN, TERMINAL, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.errors import Isolation
@@ -32,10 +33,8 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.models.workflows import WorkflowRunQuerySet
+from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
 from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
-from django_durable_tasks.rules.workflows import COUNTS
 
 # Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
 #

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth import get_user_model
 from django.db.models import Q
 
+from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import ReceivedTime
@@ -22,7 +23,7 @@ from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, StaffTenant, Tenant, TenantQuota
 from django_durable_tasks.models.tenants import ApiKeyQuerySet, StaffTenantQuerySet
-from django_durable_tasks.rules.tasks.options import checked_key
+from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.rules.tenants import (
     ID_ALPHABET,
     ID_LENGTH,
@@ -30,7 +31,6 @@ from django_durable_tasks.rules.tenants import (
     NUMBERS,
     REQUESTS,
     ApiScope,
-    KeyMode,
     PresentedKey,
     RateDecision,
     RequestRate,

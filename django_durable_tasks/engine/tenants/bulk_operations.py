@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
+from django_durable_tasks.choices import OPEN, REPLAYABLE
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.connections import bound_transaction
@@ -22,10 +23,9 @@ from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, BulkKind, BulkOperation, Tenant
 from django_durable_tasks.models.tasks import BulkOperationQuerySet
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE
-from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options
 from django_durable_tasks.rules.tenants import TaskFilter, task_filter
+from django_durable_tasks.task_names import BULK_OPERATION_TASK
 
 EXAMINED = 1_000
 """Tasks that one step reads."""

@@ -13,6 +13,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import OPEN, EventType, RecurringStatus, Status
 from django_durable_tasks.engine.audit import recorded
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import estimated_now
@@ -21,7 +22,6 @@ from django_durable_tasks.engine.limits.config import limits_in_force
 from django_durable_tasks.engine.notification_events import OccurredEvent, capture_once
 from django_durable_tasks.exceptions import (
     InvalidOption,
-    InvalidSchedule,
     PayloadTooLarge,
     QuotaExceeded,
 )
@@ -36,10 +36,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
 from django_durable_tasks.rules.limits import scope_of_tenant
-from django_durable_tasks.rules.notifications import EventSubject, EventType, QuotaEventData
-from django_durable_tasks.rules.recurring.effective import TICK, Agenda
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
-from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.rules.notification_events import EventSubject, QuotaEventData
 from django_durable_tasks.rules.tenants import (
     NUMBERS,
     REQUESTS,
@@ -64,7 +61,6 @@ _GRANTED = 1_000
 """Open tasks are counted again after at most this number of creations."""
 _COUNTED = 10_000
 """Usage without a quota is counted up to this number."""
-_DAY = timedelta(days=1)
 _COUNTED_AGAIN = timedelta(seconds=1)
 """A tenant without a free place is not counted again for each of its schedules, which would let it
 slow down the leader.
@@ -263,34 +259,6 @@ def charge(tenant: Tenant, name: str) -> None:
             limit=most,
             used=used - 1,
         )
-
-
-def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
-    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
-    allows.
-
-    Looks at two days: that from the first run after ``after``, which may be a part of a day on
-    which the timetable fires, and that from the first run after it.
-    """
-    most = tenant_quotas(tenant).runs_per_day
-    if most is None:
-        return
-    for _ in range(2):
-        first = agenda.next(after)
-        if first is None:
-            return
-        after = first.at + _DAY - TICK
-        counted = agenda.count(first.at - TICK, after)
-        number, run = counted.number, None if counted.exact else first
-        if run is not None:
-            number = 0
-        while run is not None and run.at <= after and number <= most:
-            number, run = number + 1, agenda.next(run.at)
-        if number > most:
-            raise InvalidSchedule(
-                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
-                " timetable that fires less often."
-            )
 
 
 def _calendars(tenant_id: int) -> QuerySet[Calendar]:

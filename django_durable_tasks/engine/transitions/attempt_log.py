@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from django.db.models import Count, Q
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import LogStatus, Resolution, Status
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.tables import database, tasks
@@ -22,7 +23,6 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
-from django_durable_tasks.rules.states import LogStatus, Resolution, Status
 from django_durable_tasks.rules.tasks.endings import Outcome, fingerprint
 from django_durable_tasks.rules.tasks.task_values import Run
 

@@ -15,6 +15,7 @@ from typing import Any
 from django.db.models import Case, Exists, F, JSONField, Value, When
 from django.db.models.functions import Coalesce
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.connections import in_transaction
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.db.statements import statement
@@ -37,7 +38,6 @@ from django_durable_tasks.engine.transitions.runs import start_writes
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import Run
 
 _PAGES = 4

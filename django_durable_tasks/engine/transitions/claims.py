@@ -20,6 +20,7 @@ from django.db.models import Case, F, Q, SmallIntegerField, Value, When
 from django.db.models.functions import Coalesce, Least
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.db.postgresql import number_array, text_array
@@ -38,7 +39,6 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import UNSERVED_AFTER, QueueDemand
 
 # The rows that the statements of claims, starts and releases return, one type per column list.

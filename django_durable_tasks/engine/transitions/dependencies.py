@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.db.models import Case, F, Value, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.statements import statement
 from django_durable_tasks.engine.db.tables import (
@@ -41,7 +42,7 @@ from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import TRANSITIONS, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 
 _DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
 _REOPENED: dict[str, Any] = {

@@ -13,6 +13,7 @@ from django.db import IntegrityError
 from django.db.models import Case, F, Q, When
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.engine.db.commit_hooks import CommitHook, hook_of_transaction
 from django_durable_tasks.engine.db.tables import NOW, atomic, callers_transaction, database, tasks
@@ -31,7 +32,7 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import RequestKind, TaskRequest
 from django_durable_tasks.models.fields import DatabaseNow, constant
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
-from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 
 # Inserts requests to RUNNING tasks in a transaction that the caller opened.
 #

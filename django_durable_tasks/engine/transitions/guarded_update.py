@@ -18,6 +18,7 @@ from django.db.models import F, Q
 from django.db.models.lookups import In
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
 from django_durable_tasks.engine.db.tables import atomic, callers_transaction, database, tasks
 from django_durable_tasks.engine.notification_events import capture_successes, capture_transition
 from django_durable_tasks.engine.transitions.attempt_log import (
@@ -29,7 +30,7 @@ from django_durable_tasks.engine.transitions.attempt_log import (
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.signals import tasks_transitioned
 

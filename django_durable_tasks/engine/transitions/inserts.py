@@ -15,6 +15,7 @@ from django.db import IntegrityError, connections
 from django.db.models import NOT_PROVIDED, Case, Expression, F, JSONField, Q, Value, When
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.encryption import current_key_id, encrypted
 from django_durable_tasks.engine.db.errors import is_unique_violation
 from django_durable_tasks.engine.db.postgresql import NULL, copied, copy_time, copying, microseconds
@@ -46,7 +47,7 @@ from django_durable_tasks.rules.encryption import (
     StorageLocation,
     stored_value,
 )
-from django_durable_tasks.rules.states import OPEN, TRANSITIONS, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 from django_durable_tasks.rules.tasks.task_values import PER_CALL, PER_OCCURRENCE, NewTask
 from django_durable_tasks.signals import tasks_transitioned
 

@@ -14,6 +14,7 @@ from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, Whe
 from django.db.models.functions import Cast
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.engine.db.clock import after, aware
 from django_durable_tasks.engine.db.connections import in_transaction
 from django_durable_tasks.engine.db.statements import statement
@@ -33,7 +34,6 @@ from django_durable_tasks.engine.transitions.inserts import encrypted_result, ke
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import TERMINAL, Status
 from django_durable_tasks.rules.tasks.endings import EndingDecision
 from django_durable_tasks.rules.tasks.task_values import Run
 

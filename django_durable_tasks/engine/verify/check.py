@@ -22,7 +22,6 @@ from django.db.models import Model, QuerySet
 
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
     RecurringTask,
     SchedulerLease,
@@ -44,10 +43,6 @@ PATIENCE = 60.0
 """Seconds after which something is reported as late, beyond the delay that the engine itself
 allows.
 """
-
-
-class Unreadable(DurableTasksError):
-    """A check could not read a service other than the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from django.db.models import Case, Count, Exists, Min, Model, OuterRef, Q, Value
 from django.db.models.functions import TruncMinute
 
 from django_durable_tasks import __version__, conf, ports
+from django_durable_tasks.choices import OPEN, MetricKind
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import after
@@ -40,8 +41,7 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.cluster import lease_name, region_of
-from django_durable_tasks.rules.metrics import MINUTE, MetricKind, minute_of
-from django_durable_tasks.rules.states import OPEN
+from django_durable_tasks.rules.metrics import MINUTE, minute_of
 from django_durable_tasks.rules.tasks.claims import (
     SHARDS,
     UNSERVED_AFTER,

@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import Count, Exists, F, OuterRef, Q
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.recurring import ledger, writes
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
@@ -29,7 +30,7 @@ from django_durable_tasks.engine.verify.check import (
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.misfires import QUARANTINED, FireOutcome, RecurringStatus
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED
 from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
 from django_durable_tasks.rules.verify import Finding, NextRun, Severity, WrongField, wrong_next_run
 

@@ -13,15 +13,9 @@ from typing import Any
 from django.db import Error, IntegrityError
 
 from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.engine.db.errors import Unreadable
 from django_durable_tasks.engine.verify import installation, recurring, tasks, workflows
-from django_durable_tasks.engine.verify.check import (
-    Check,
-    Page,
-    Unreadable,
-    batches,
-    distinct,
-    read_context,
-)
+from django_durable_tasks.engine.verify.check import Check, Page, batches, distinct, read_context
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.rules.verify import Finding
 

@@ -14,6 +14,7 @@ from django.db.models import Count, Exists, F, Max, OuterRef, Q
 from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Resolution, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
@@ -35,7 +36,6 @@ from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.states import OPEN, TERMINAL, LogStatus, Resolution, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.verify import (
     Finding,

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
+from django_durable_tasks.choices import OPEN, Status, WorkflowStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.commit_hooks import publish_after_commit
@@ -33,6 +34,7 @@ from django_durable_tasks.models import (
     TaskRequest,
     WorkflowRun,
 )
+from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.rules.dependencies import (
     DELETED,
     FORCED,
@@ -41,7 +43,6 @@ from django_durable_tasks.rules.dependencies import (
     join_decision,
     needed,
 )
-from django_durable_tasks.rules.states import OPEN, Status
 from django_durable_tasks.rules.verify import (
     Finding,
     RunFacts,
@@ -50,7 +51,6 @@ from django_durable_tasks.rules.verify import (
     wrong_counts,
     wrong_status,
 )
-from django_durable_tasks.rules.workflows import COUNTS, WorkflowStatus
 
 # Checks of workflow runs: their counts against their tasks, their status, and starts that were
 # never finished.

@@ -14,8 +14,8 @@ from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.dependencies import edges
 from django_durable_tasks.engine.dependencies.edges import workflow_runs
 from django_durable_tasks.engine.workflows.operations import in_parts
+from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.tasks.arguments import masked_text
 
 NEAR = 1_000
 _ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")

@@ -12,6 +12,14 @@ from typing import Any, TypeVar
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Exists, F, OuterRef, Q
 
+from django_durable_tasks.choices import (
+    OPEN,
+    TERMINAL,
+    DependencyType,
+    Gate,
+    OnUpstreamFailure,
+    Status,
+)
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.audit import AuditRecorder, recorded
 from django_durable_tasks.engine.db import tables
@@ -25,10 +33,9 @@ from django_durable_tasks.engine.transitions.guarded_update import TrackedChange
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.dependencies import DependencyType, Gate, OnUpstreamFailure, chosen
-from django_durable_tasks.rules.states import OPEN, TERMINAL, Status
+from django_durable_tasks.option_values import chosen
+from django_durable_tasks.rules.dependencies import PlannedEdge
 from django_durable_tasks.rules.tasks.explanations import comment, done_by
-from django_durable_tasks.rules.workflows import PlannedEdge
 
 # Runs an operation on a graph together with everything that follows from it, or previews it.
 #

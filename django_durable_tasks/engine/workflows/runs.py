@@ -14,6 +14,7 @@ from itertools import chain
 from django.db.models import F, Q
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import DEADLINE, OPEN, DependencyType, Status, WorkflowStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -36,24 +37,14 @@ from django_durable_tasks.engine.workflows.start import (
     write,
 )
 from django_durable_tasks.exceptions import UnknownTask, WorkflowTooLarge
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.dependencies import DependencyType, NewEdge, needed
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.tasks.arguments import shortened
-from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.rules.dependencies import NewEdge, needed
+from django_durable_tasks.rules.tasks.options import CallOptions, Schedule
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import (
-    COUNTS,
-    DEADLINE,
-    AddedTasks,
-    Builder,
-    FollowUp,
-    Plan,
-    Schedule,
-    WorkflowStatus,
-    verdict,
-)
+from django_durable_tasks.rules.workflows import AddedTasks, Builder, FollowUp, Plan, verdict
 
 # Extends workflow runs by the tasks that a task function adds, and counts endings until a run
 # ends.

@@ -14,6 +14,7 @@ from django.db import Error, IntegrityError, connections
 from django.db.models import Q
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import Status, WorkflowStatus
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -27,18 +28,11 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id, new_task_ids
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.dependencies import NewEdge, layers, needed
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.dependencies import NewEdge, PlannedEdge, layers, needed
+from django_durable_tasks.rules.references import written
 from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.rules.tasks.task_values import NewTask, Run
-from django_durable_tasks.rules.workflows import (
-    Builder,
-    Plan,
-    PlannedEdge,
-    PlannedTask,
-    WorkflowStatus,
-    written,
-)
+from django_durable_tasks.rules.workflows import Builder, Plan, PlannedTask
 
 # Converts a validated plan to unsaved rows with ids: tasks, edges and runs. Writes nothing.
 #

@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.audit import acting
 from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
@@ -40,7 +41,6 @@ from django_durable_tasks.management.durable.subcommand import (
 from django_durable_tasks.management.durable.task_actions import EDIT_ACTIONS, TASK_ACTIONS
 from django_durable_tasks.management.durable.tenant_actions import API_KEY, QUOTA, STAFF
 from django_durable_tasks.management.durable.verify import VERIFY
-from django_durable_tasks.rules.audit import AuditSource
 
 SUBCOMMANDS = {
     subcommand.name: subcommand

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, Status
 from django_durable_tasks.engine.recurring.schedule_cache import agenda_from, agenda_of
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.management.durable.subcommand import (
@@ -46,11 +47,9 @@ from django_durable_tasks.rules.recurring.calendars import (
     from_ics,
 )
 from django_durable_tasks.rules.recurring.effective import Agenda, agenda
-from django_durable_tasks.rules.recurring.misfires import CatchUp, CatchUpOrder
 from django_durable_tasks.rules.recurring.options import KINDS, columns
 from django_durable_tasks.rules.recurring.timetables.builder import timetable
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
-from django_durable_tasks.rules.states import Status
 
 # Calendars that are named on the command line, without a database.
 

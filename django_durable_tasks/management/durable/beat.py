@@ -20,7 +20,6 @@ from django_durable_tasks.contrib.beat.tables import (
     DISABLED,
     IN_SHADOW,
     NOT_ALLOWED,
-    PLAIN_CELERY_TASK,
     BeatRow,
     BeatRowOver,
     Import,
@@ -49,6 +48,7 @@ from django_durable_tasks.management.durable.subcommand import (
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.operations.maintenance import IMPORT_BEAT as IMPORT_OPERATION
 from django_durable_tasks.rules.recurring.options import columns
+from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 IMPORT, LISTED, OURS, OVER, REFUSE = "IMPORT", "NOT_DURABLE", "OURS", "OVER", "REFUSE"
 _IMPORT_COLUMNS = ("name", "task", "act", "begins", "next_here", "next_in_beat")

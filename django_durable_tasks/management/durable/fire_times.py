@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.engine.recurring import recompute
 from django_durable_tasks.engine.recurring.schedule_cache import Calendars, agenda_of, calendars_of
 from django_durable_tasks.engine.recurring.tick_plan import policy_of
@@ -48,14 +49,7 @@ from django_durable_tasks.management.durable.subcommand import (
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.rules.recurring.effective import TICK, Agenda, PlannedRun
-from django_durable_tasks.rules.recurring.misfires import (
-    Choice,
-    ChosenFire,
-    FireOutcome,
-    RecurringStatus,
-    choose,
-    effective,
-)
+from django_durable_tasks.rules.recurring.misfires import Choice, ChosenFire, choose, effective
 from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.rules.recurring.timetables.zones import (
     ClockChange,

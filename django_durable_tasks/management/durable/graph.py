@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from django_durable_tasks.choices import DependencyType, Status
 from django_durable_tasks.diagrams import FORMATS, Diagram, draw
 from django_durable_tasks.engine.dependencies.edges import workflow_runs
 from django_durable_tasks.engine.workflows import graph_data
@@ -35,8 +36,6 @@ from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.rules.dependencies import DependencyType
-from django_durable_tasks.rules.states import Status
 
 # Operations on workflows and dependencies: what they change or would change, task by task.
 

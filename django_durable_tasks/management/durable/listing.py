@@ -14,6 +14,7 @@ from django.db.models import Count, F
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.inspect import sentences
+from django_durable_tasks.choices import OPEN, RecurringStatus, Status, TargetType, WorkflowStatus
 from django_durable_tasks.engine.audit import of_task
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
@@ -40,13 +41,9 @@ from django_durable_tasks.management.durable.subcommand import (
     refuse,
     table,
 )
+from django_durable_tasks.masking import masked_positional
 from django_durable_tasks.models import Node, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.recurring.misfires import RecurringStatus
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.target_types import TargetType
-from django_durable_tasks.rules.tasks.arguments import masked_positional
 from django_durable_tasks.rules.tasks.explanations import Sentence
-from django_durable_tasks.rules.workflows import WorkflowStatus
 
 # The output of ``list workflows`` and ``show`` for workflow runs and dependencies.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.exceptions import EncryptionError, InvalidTarget
 from django_durable_tasks.management.durable.arguments import add_operations
@@ -26,7 +27,6 @@ from django_durable_tasks.management.durable.subcommand import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, NotificationSetting, Tenant
 from django_durable_tasks.operations import tenants
 from django_durable_tasks.operations.notification_settings import TEST
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.targets.addresses import parsed_url
 from django_durable_tasks.targets import http
 from django_durable_tasks.targets.http import Deadline, LookupFailed

@@ -14,6 +14,7 @@ from django.db.models import Count
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import inspect
+from django_durable_tasks.choices import Action, AuditSource
 from django_durable_tasks.engine.audit import acting
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.recurring import explain
@@ -54,8 +55,6 @@ from django_durable_tasks.models.schedules import OccurrenceQuerySet, RecurringT
 from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.maintenance import SYNC as SYNC_OPERATION
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.rules.audit import AuditSource
-from django_durable_tasks.rules.recurring.effective import Action
 from django_durable_tasks.rules.recurring.misfires import BackfillReport
 from django_durable_tasks.rules.recurring.timetables.builder import words
 

@@ -33,7 +33,8 @@ from django_durable_tasks.management.durable.subcommand import (
     table,
 )
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.tasks.explanations import ago, waiting
+from django_durable_tasks.rules.limits import waiting
+from django_durable_tasks.rules.tasks.explanations import ago
 from django_durable_tasks.rules.tasks.options import TaskOptions
 
 # ``durable health``: whether a node should be restarted, for liveness probes.

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from django.core.management.base import CommandError
 
 from django_durable_tasks import conf
+from django_durable_tasks.masking import masked, masked_text
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.rules.tasks.arguments import masked, masked_text
 
 # Output of the subcommands: tables for people, JSON for programs, remarks on stderr.
 

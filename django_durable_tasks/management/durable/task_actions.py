@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_durable_tasks.celery import inspect
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.management.durable.arguments import (
     BulkChange,
     add_filters,
@@ -39,7 +40,6 @@ from django_durable_tasks.operations import tasks as task_operations
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.operations.tasks import EDIT, RESCHEDULE
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, Status
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
 FILTERS = ("name", "queue", "tenant", "key", "status")

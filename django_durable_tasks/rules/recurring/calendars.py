@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple, NoReturn
 
+from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 
@@ -28,14 +29,6 @@ _NAMES_IN = "en_US"
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
-class DayKind(StrEnum):
-    """How a date differs from its weekday: closed, open all day, or open until a time."""
-
-    CLOSED = "CLOSED"
-    OPEN = "OPEN"
-    HALF = "HALF"
-
-
 class Roll(StrEnum):
     """What happens to a fire time on a closed day: skipped, or moved to the next open day, to the
     previous one, or to the next within the month, otherwise the previous one (ISDA's business day
@@ -46,18 +39,6 @@ class Roll(StrEnum):
     FOLLOWING = "FOLLOWING"
     PRECEDING = "PRECEDING"
     MODIFIED_FOLLOWING = "MODIFIED_FOLLOWING"
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialDay:
-    """One date that differs from its weekday; ``until`` is the last open minute of a half day,
-    local wall time.
-    """
-
-    day: date
-    kind: DayKind = DayKind.CLOSED
-    name: str = ""
-    until: time | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
-from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
+from django_durable_tasks.choices import Action
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.rules.recurring.calendars import FARTHEST, BusinessDays, Roll, days_from
 from django_durable_tasks.rules.recurring.timetables.types import Count, Fire, Timetable
@@ -61,14 +61,6 @@ class SkippedRange:
     exact: bool
     outcome: str
     reason: str
-
-
-class Action(StrEnum):
-    """What an operator does with one fire time."""
-
-    SKIP = "SKIP"
-    MOVE = "MOVE"
-    ADD = "ADD"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,9 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
-from django_durable_tasks.rules.recurring.misfires import (
-    QUARANTINED,
-    RUN,
-    FireOutcome,
-    RecurringStatus,
-)
+from django_durable_tasks.rules.recurring.misfires import QUARANTINED, RUN
 from django_durable_tasks.rules.tasks.explanations import ago
 
 

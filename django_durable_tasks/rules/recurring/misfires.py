@@ -10,61 +10,11 @@ from enum import StrEnum
 from hashlib import blake2b
 from itertools import islice
 
+from django_durable_tasks.choices import OPEN, OPEN_RUN, CatchUp, CatchUpOrder, Overlap, Status
+from django_durable_tasks.rules.limits import Open
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, SkippedRange
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.workflows import OPEN_RUN
 
 # Statuses of recurring tasks, outcomes of fire times, and the policies for misfires and overlaps.
-
-
-class RecurringStatus(StrEnum):
-    """The status of a recurring task."""
-
-    ACTIVE = "ACTIVE"
-    PAUSED = "PAUSED"
-    CANCELLED = "CANCELLED"
-
-
-class CatchUp(StrEnum):
-    """The policy for fire times that were detected too late (misfires)."""
-
-    RUN_ALL_MISSED = "RUN_ALL_MISSED"
-    RUN_ONE_NOW = "RUN_ONE_NOW"
-    SKIP_MISSED = "SKIP_MISSED"
-
-
-class CatchUpOrder(StrEnum):
-    """Which of the missed fire times runs first."""
-
-    OLDEST = "OLDEST"
-    NEWEST = "NEWEST"
-
-
-class Overlap(StrEnum):
-    """The policy for a fire time while a run of an earlier one is open."""
-
-    ALLOW = "ALLOW"
-    SKIP = "SKIP"
-    QUEUE_ONE = "QUEUE_ONE"
-    QUEUE_ALL = "QUEUE_ALL"
-    CANCEL_RUNNING = "CANCEL_RUNNING"
-    REPLACE_PENDING = "REPLACE_PENDING"
-
-
-class FireOutcome(StrEnum):
-    """The outcome of a fire time in the ledger."""
-
-    DISPATCHED = "DISPATCHED"
-    ROLLED = "ROLLED"
-    MANUAL = "MANUAL"
-    SKIPPED_OVERLAP = "SKIPPED_OVERLAP"
-    SKIPPED_CALENDAR = "SKIPPED_CALENDAR"
-    SKIPPED_QUOTA = "SKIPPED_QUOTA"
-    MISSED = "MISSED"
-    EXPIRED = "EXPIRED"
-    PAUSED = "PAUSED"
-    OVERRIDDEN = "OVERRIDDEN"
-    FAILED_TO_CREATE = "FAILED_TO_CREATE"
 
 
 QUARANTINED = "QUARANTINED"
@@ -287,20 +237,6 @@ def _left_out(
 
 RUN = "workflow run"
 """The name of an open workflow run in the reasons of ledger entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """An open task with an overlap key: whether it runs, and whether it waits for another one.
-
-    ``workflow``: it is the open run of a workflow that a task with the key started; ``task_id`` is
-    then the id of the run.
-    """
-
-    task_id: uuid.UUID
-    running: bool = False
-    held: bool = False
-    workflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

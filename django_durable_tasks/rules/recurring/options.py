@@ -8,20 +8,20 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypedDict
 
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
-from django_durable_tasks.rules.recurring.calendars import Roll
-from django_durable_tasks.rules.recurring.misfires import CatchUp, CatchUpOrder, Overlap
-from django_durable_tasks.rules.recurring.timetables.builder import checked as checked_parts
-from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
-from django_durable_tasks.rules.recurring.timetables.zones import zone_name
-from django_durable_tasks.rules.tasks.options import (
+from django_durable_tasks.option_values import (
     checked_count,
     checked_key,
     checked_name,
     instant,
     seconds,
 )
+from django_durable_tasks.rules.recurring.calendars import Roll
+from django_durable_tasks.rules.recurring.timetables.builder import checked as checked_parts
+from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.rules.recurring.timetables.zones import zone_name
 
 # Checks the options of a schedule: from the keyword arguments of ``upsert`` to the columns of a
 # RecurringTask.

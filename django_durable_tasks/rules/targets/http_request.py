@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget
+from django_durable_tasks.masking import MASK, masked_text, masked_url
+from django_durable_tasks.option_values import KEY_MAX, checked_key
 from django_durable_tasks.rules.targets.addresses import AddressPolicy, TargetUrl, parsed_url
 from django_durable_tasks.rules.targets.answers import RetryStatuses, checked_statuses
-from django_durable_tasks.rules.tasks.arguments import MASK, masked_text, masked_url
-from django_durable_tasks.rules.tasks.options import KEY_MAX, checked_key
 
 # Rules for the headers of requests to outside servers: which a caller may set, and which values
 # are masked where requests are displayed.

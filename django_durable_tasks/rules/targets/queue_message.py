@@ -8,14 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django_durable_tasks.conf import TENANT
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.rules.tasks.options import checked_headers
 
 # The most bytes of a name in AMQP, and characters of a content type, to which a charset is added.
 _NAME_MAX, _CONTENT_TYPE_MAX = 255, 200
 _EXCHANGE = "exchange:"
-TENANT = "{tenant}"
-"""Stands for the slug of the tenant in an entry of QUEUE_ALLOW or API_QUEUES."""
 _SLUG = "[-a-zA-Z0-9_]+"
 # Celery takes a message with the header `task` for a task, and reads the others of its protocol 2.
 # Kombu decompresses a body by `compression`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from django_durable_tasks.rules.states import LogStatus, OnOrphan, Status
+from django_durable_tasks.choices import LogStatus, OnOrphan, Status
 
 # Which runs of a dead node are charged with its death, and when each of them starts again. Pure.
 #

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import Status
 
 # The comment that a task stores about an operator's action: the action, the user and the reason.
 
@@ -120,16 +120,6 @@ def ago(seconds: float) -> str:
         minutes = whole % 3_600 // 60
         return f"{whole // 3_600} h {minutes} min" if minutes else f"{whole // 3_600} h"
     return f"{whole // 86_400} d"
-
-
-def waiting(number: int) -> str:
-    """Return how many tasks wait, as words."""
-    return "1 task waits" if number == 1 else f"{number} tasks wait"
-
-
-def no_worker(name: str, queue: str, number: int) -> str:
-    """Return the sentence about ``number`` waiting tasks that no worker of their queue has."""
-    return f"No live worker of queue {queue} has the task {name}: {waiting(number)}."
 
 
 def explain(it: TaskSituation) -> list[Sentence]:

@@ -7,15 +7,31 @@ import functools
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from string import Formatter
 from typing import Any
 
-from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
-from django_durable_tasks.rules.dependencies import OnUpstreamFailure, chosen
+from django_durable_tasks.choices import (
+    OnOrphan,
+    OnUpstreamFailure,
+    UniqueOnConflict,
+)
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    InvalidOption,
+)
+from django_durable_tasks.option_values import (
+    checked_count,
+    checked_key,
+    checked_name,
+    chosen,
+    hint,
+    instant,
+    maybe_seconds,
+    seconds,
+)
 from django_durable_tasks.rules.limits import (
     HEAVIEST,
     PerKey,
@@ -24,97 +40,13 @@ from django_durable_tasks.rules.limits import (
     places_option,
     rate_option,
 )
-from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 from django_durable_tasks.rules.tasks.arguments import encode
 
 # Conversion of durations: numbers of seconds and timedeltas in the API, floats of seconds
 # internally.
 
 
-# Seconds: the longest duration that every database can add to its current time.
-LONGEST = 100 * 31_557_600
-
-
-def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
-    """Return the duration in seconds; raises InvalidOption with the name of the option."""
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
-        raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")
-    if number < minimum:
-        raise InvalidOption(f"{name}={value!r}: it must be {minimum:g} seconds or more.")
-    if number > LONGEST:
-        raise InvalidOption(f"{name}={value!r}: it must be a hundred years or less.")
-    return float(number)
-
-
-def maybe_seconds(name: str, value: object, *, minimum: float = 0.0) -> float | None:
-    """Return the duration in seconds, or None for None; raises InvalidOption."""
-    return None if value is None else seconds(name, value, minimum=minimum)
-
-
-def instant(name: str, value: object) -> datetime:
-    """Return the aware datetime; raises InvalidOption for a naive one and for anything else."""
-    if not isinstance(value, datetime):
-        raise InvalidOption(f"{name}={value!r}: give an aware datetime.")
-    if value.tzinfo is None or value.utcoffset() is None:
-        raise InvalidOption(
-            f"{name}={value!r} is naive: give it a time zone, for example"
-            " datetime.datetime.now(datetime.UTC)."
-        )
-    return value
-
-
 # Suggestions for options that a durable task does not have.
-
-
-_ROW = (
-    "Leave it out: the task is in the database, and runs again if its worker dies; see on_orphan"
-    " and max_crashes."
-)
-_ALWAYS = "Leave it out: the arguments are always checked against the signature, at the call."
-_PYDANTIC = (
-    "Not possible: arguments are stored as JSON. Validate them in the function,"
-    " Model.model_validate(...)."
-)
-_NO_ARGUMENTS = "Leave it out: messages carry no arguments, and rows store them as JSON."
-_ROUTE = "Write queue=..."
-_REASONS = {
-    "acks_late": _ROW,
-    "acks_on_failure_or_timeout": _ROW,
-    "reject_on_worker_lost": _ROW,
-    "base": (
-        "Give it to @durable_task: a class derived from"
-        " django_durable_tasks.celery.task.DurableTask."
-    ),
-    "compression": _NO_ARGUMENTS,
-    "default_retry_delay": "Give it to @durable_task, or raise self.retry(countdown=...).",
-    "exchange": _ROUTE,
-    "expires": "Write expires_in=...",
-    "max_retries": "Write max_attempts=..., which counts the first attempt too: max_retries + 1.",
-    "pydantic": _PYDANTIC,
-    "pydantic_context": _PYDANTIC,
-    "pydantic_dump_kwargs": _PYDANTIC,
-    "pydantic_strict": _PYDANTIC,
-    "routing_key": _ROUTE,
-    "serializer": _NO_ARGUMENTS,
-    "soft_time_limit": "Write soft_timeout=...",
-    "throws": (
-        "Leave it out: it only changes how Celery logs an error. Errors that must not be retried:"
-        " give_up_on=..."
-    ),
-    "time_limit": "Write timeout=...",
-    "typing": _ALWAYS,
-}
-"""Options of Celery's decorator, and their replacements."""
-
-
-def hint(option: str, known: Iterable[str]) -> str:
-    """Return what to write instead of this option: the replacement of Celery's option, otherwise
-    the closest valid name, otherwise an empty text.
-    """
-    if option in _REASONS:
-        return _REASONS[option]
-    return did_you_mean(option, known)
 
 
 # The delay before the next attempt of a failed task.
@@ -208,39 +140,12 @@ def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) 
 # the row when the task is created.
 
 
-KEY_MAX = 200
 ATTEMPTS_MAX = 1_000
 BATCH_MAX = 1_000
 HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
-_NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
 _OF_TASKS = ("rate_limit", "max_concurrency")
 
 Exceptions = tuple[type[BaseException], ...]
-
-
-def checked_name(option: str, value: object) -> str:
-    """Return a task or queue name; raises InvalidOption."""
-    if not isinstance(value, str) or not _NAME.match(value):
-        raise InvalidOption(
-            f"{option}={value!r}: give 1 to 200 characters of A-Z a-z 0-9 _ . : / -"
-        )
-    return value
-
-
-def checked_key(option: str, value: object) -> str:
-    """Return a key of at most 200 printable characters; raises InvalidOption."""
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise InvalidOption(f"{option}={value!r}: give a non-empty string of printable characters.")
-    if len(value) > KEY_MAX:
-        raise InvalidOption(f"{option} has {len(value)} characters, at most {KEY_MAX} are allowed.")
-    return value
-
-
-def checked_count(option: str, value: object, low: int, high: int) -> int:
-    """Return a whole number in the range; raises InvalidOption."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidOption(f"{option}={value!r}: give a whole number from {low} to {high}.")
-    return value
 
 
 def _choice(option: str, value: object, names: type[OnOrphan] | type[UniqueOnConflict]) -> str:
@@ -616,3 +521,16 @@ def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[s
         ) from None
     except Exception as error:  # noqa: BLE001 - formatting calls the arguments' own code
         raise InvalidOption(f"{option}={template!r}: {type(error).__name__}: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One task to create: ``Schedule(send_reminder, (event.pk,), run_at=...)``; options as for
+    ``.using()``.
+    """
+
+    task: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    run_at: datetime | None = None
+    options: dict[str, Any] = field(default_factory=dict)

@@ -8,24 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.target_types import TargetType
+from django_durable_tasks.choices import Status, TargetType
 
 # UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
 # of every index.
-
-
-def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
-    """Return the UUIDv7 of this millisecond (UTC) and of 10 random bytes."""
-    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(randomness, "big")
-    return uuid.UUID(int=value & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
-
-
-def first_uuid7_of(unix_ms: int) -> uuid.UUID:
-    """Return the smallest UUIDv7 of this millisecond: every task created before it has a smaller
-    id.
-    """
-    return uuid7(unix_ms, bytes(10))
 
 
 # The trace in which a task was created, stored among the options of its row.

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import Status
 from tests.chaos.records import Change, History, Interval, Limit, Worker
 
 IDLE = 20.0

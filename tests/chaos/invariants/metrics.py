@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from django_durable_tasks.choices import TERMINAL
 from django_durable_tasks.rules.metrics import DELAYS, MINUTE
-from django_durable_tasks.rules.states import TERMINAL
 from tests.chaos.invariants.runs import starts
 from tests.chaos.records import History, Series
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
-from django_durable_tasks.rules.states import TRANSITIONS, Status
+from django_durable_tasks.choices import Status
+from django_durable_tasks.rules.states import TRANSITIONS
 from tests.chaos.records import Change, History, Term
 
 MOVES = frozenset(

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from django_durable_tasks.rules.states import TERMINAL
+from django_durable_tasks.choices import TERMINAL
 from tests.chaos.records import ACCEPTED, Change, History, Mark
 
 

@@ -13,8 +13,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import list_of, messages_of, operator, page_of, staff, text
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import (

@@ -10,8 +10,8 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, Limit, Task
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import APP, list_of, messages_of, operator
 from tests.factories import a_task
 from tests.repetitions import repetitions

@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, QueueControl, Task
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import act, list_of, page_of, staff
 from tests.factories import a_paused_queue, a_task
 

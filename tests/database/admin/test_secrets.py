@@ -8,8 +8,8 @@ import pytest
 from django.urls import reverse
 
 from django_durable_tasks import durable_task
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Task, TaskExecutionLog
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import list_of, operator, page_of, staff
 from tests.factories import a_log_row, a_task
 

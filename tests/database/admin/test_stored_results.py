@@ -12,8 +12,8 @@ import pytest
 from django_celery_results.models import TaskResult
 
 from django_durable_tasks.admin import display
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import TaskExecutionLog
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import operator, page_of
 from tests.factories import a_log_row, a_task
 

@@ -9,8 +9,8 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import TaskDependency, WorkflowRun
-from django_durable_tasks.rules.states import Status
 from tests.database.admin.site import page_of, text
 from tests.database.admin.workflow_actions import (
     STEPS,

@@ -8,7 +8,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import Status
 from tests.database.admin.site import list_of, page_of
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import of

@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.models import NotificationSetting, Task
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.api.client import SETTINGS, ApiClient, a_client, pointers
 
 pytestmark = pytest.mark.django_db

@@ -16,7 +16,7 @@ from django_durable_tasks import process_state
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import NotificationEvent, Task, TenantQuota
-from django_durable_tasks.rules.target_types import BULK_OPERATION_TASK
+from django_durable_tasks.task_names import BULK_OPERATION_TASK
 from tests.database.api.client import ApiClient, call
 from tests.database.encryption.keys import queued
 from tests.delivery import deliver

@@ -17,8 +17,8 @@ from django.utils import timezone
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import AuditEntry, RecurringTask, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tenants import ApiScope
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.notifications.sending import SETTINGS as SENDING

@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 from django.test import Client
 
+from django_durable_tasks.choices import FLAGS, EventType
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
-from django_durable_tasks.rules.notifications import FLAGS, EventSubject, EventType
+from django_durable_tasks.rules.notification_events import EventSubject
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING

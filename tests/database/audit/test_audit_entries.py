@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import ports
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.engine import audit
 from django_durable_tasks.engine.audit import acting, recorded
 from django_durable_tasks.engine.tasks import operator_actions
@@ -28,7 +29,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.operations.registry import OPERATIONS
-from django_durable_tasks.rules.audit import CHANGES_MAX_BYTES, AuditSource
+from django_durable_tasks.rules.audit import CHANGES_MAX_BYTES
 from tests.database.api.client import a_tenant
 from tests.database.audit.operations_by_key import SCENARIOS, WHO, entries_of
 from tests.database.dependencies.worker_and_leader import succeed

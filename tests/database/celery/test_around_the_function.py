@@ -16,8 +16,8 @@ from celery.exceptions import Retry as CeleryRetry
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.celery.task import DurableTask
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import trace, trace_batches
 from tests.factories import QUEUE, a_task
 from tests.project.observed import SLOWLY, Stubborn

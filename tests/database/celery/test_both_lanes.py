@@ -12,8 +12,8 @@ from celery import current_app
 
 from django_durable_tasks.celery.execution import batch_runs
 from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import trace, trace_batches
 from tests.factories import QUEUE, a_task
 from tests.project import observed

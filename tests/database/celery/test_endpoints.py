@@ -13,6 +13,7 @@ import pytest
 from celery.exceptions import Ignore
 
 from django_durable_tasks import http_callback, process_state
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import operator_limits, release
 from django_durable_tasks.engine.limits.config import RecentLimits
@@ -21,7 +22,6 @@ from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening

@@ -19,6 +19,7 @@ from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
 from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db import connections
@@ -26,7 +27,6 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import OccurrenceRecord, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.jobs import Job, Prune
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.threads import PeriodicThread

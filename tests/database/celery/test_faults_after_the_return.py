@@ -22,11 +22,11 @@ from django.db.backends.utils import CursorWrapper
 from django_durable_tasks import Schedule, conf, durable_task
 from django_durable_tasks.celery.execution import batch_runs, endings
 from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.choices import Status
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.engine.db import postgresql
 from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import trace, trace_batch
 from tests.factories import NOOP, QUEUE, a_task
 from tests.project.observed import SLOWLY

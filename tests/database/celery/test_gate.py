@@ -23,10 +23,10 @@ from django_durable_tasks import durable_task
 from django_durable_tasks.celery.execution import signal_handlers
 from django_durable_tasks.celery.execution.live_runs import process_runs
 from django_durable_tasks.celery.publishing.prepared_messages import HEADER, parse
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import IsolationTooStrict
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.project import tasks

@@ -13,8 +13,8 @@ from celery import Celery, current_app, signals
 
 from django_durable_tasks.celery.execution import worker_node
 from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.factories import NOOP, a_run, a_task
 
 pytestmark = pytest.mark.django_db(transaction=True)

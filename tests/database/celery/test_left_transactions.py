@@ -10,8 +10,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import trace, trace_batches
 from tests.factories import QUEUE, a_task
 from tests.project import leaving

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from celery import current_app
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.targets.internal_tasks import CeleryTaskNotAllowed
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_task

@@ -9,9 +9,9 @@ import pytest
 from celery.exceptions import Retry
 
 from django_durable_tasks import durable_task
+from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.states import Status
 from tests.delivery import deliver
 from tests.factories import a_task
 

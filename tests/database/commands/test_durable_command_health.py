@@ -10,12 +10,12 @@ import pytest
 from django.db import OperationalError
 from django.urls import reverse
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.cluster import nodes, status
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.management.durable import status as health_command
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.database.admin.site import list_of, operator
 from tests.database.commands.durable_command import durable

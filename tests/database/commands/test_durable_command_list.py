@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, NodeKind
-from django_durable_tasks.rules.states import Status
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_dead_letter, a_node, a_paused_queue, a_task, a_tenant, many_tasks
 

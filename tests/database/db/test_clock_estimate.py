@@ -15,12 +15,12 @@ from django.db import transaction
 from django_durable_tasks import host_clock, process_state
 from django_durable_tasks.celery.execution.endings import outcome_of
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import clock
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.rules.states import Status
 from tests.process_state import new_process_state
 from tests.project import bodies
 

@@ -14,6 +14,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.utils.module_loading import import_string
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.connections import (
     close_all,
@@ -25,7 +26,6 @@ from django_durable_tasks.engine.db.connections import (
 from django_durable_tasks.engine.db.errors import retry_on_deadlock
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.transitions import StartedRun
-from django_durable_tasks.rules.states import Status
 from tests.factories import a_task
 
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"

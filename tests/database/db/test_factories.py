@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import OPEN, Status
 from tests.factories import (
     a_dead_letter,
     a_log_row,

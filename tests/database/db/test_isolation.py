@@ -15,16 +15,15 @@ from django.db import OperationalError, connection
 from django.db.models.signals import pre_delete
 
 from django_durable_tasks import durable_task
+from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.errors import Isolation
 from django_durable_tasks.engine.recurring import ledger
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limits import LOCK
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.models.tasks import uuid7
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.task_values import uuid7
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import end, question

@@ -14,7 +14,8 @@ from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.workflows import AddedTasks, edges_to
+from django_durable_tasks.rules.dependencies import edges_to
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from django_durable_tasks.choices import Gate
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.dependencies import edges, edit, resolve
 from django_durable_tasks.engine.dependencies import replay as dependency_replay
@@ -22,8 +23,8 @@ from django_durable_tasks.engine.transitions import attempt_log
 from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
-from django_durable_tasks.rules.dependencies import Gate
-from django_durable_tasks.rules.workflows import AddedTasks, edges_to
+from django_durable_tasks.rules.dependencies import edges_to
+from django_durable_tasks.rules.workflows import AddedTasks
 from tests.database.dependencies import random_graphs as drawn
 from tests.database.dependencies.history_graph import HistoryGraph
 from tests.database.dependencies.random_graphs import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.limits import release, waitlist
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import (
     claim,
     end,

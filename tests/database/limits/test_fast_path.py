@@ -17,13 +17,13 @@ from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db import connections
 from django_durable_tasks.engine.db.background_refresh import Refresher
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
 from django_durable_tasks.engine.limits.backpressure import RecentQueueState, late
 from django_durable_tasks.models import BatchMessage, Task
-from django_durable_tasks.rules.states import Status
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.messages import take_messages, take_task_messages
 from tests.process_state import new_process_state

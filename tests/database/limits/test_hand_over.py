@@ -13,6 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db import connections as dedicated
@@ -20,7 +21,6 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import release
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting

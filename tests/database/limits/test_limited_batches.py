@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import limit
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import NOOP, a_task, a_tenant, many_tasks, take_batch

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.engine.db.clock import database_now
@@ -19,7 +20,6 @@ from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Node, NodeKind, Task, Tenant
 from django_durable_tasks.process_state import of
 from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import QueueDemand
 from tests.factories import a_task
 

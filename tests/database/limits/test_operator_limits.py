@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import overlap, release
@@ -16,7 +17,6 @@ from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from tests.database.limits.limited_tasks import claim, end, limit, limited_tasks, release_waiting
 from tests.factories import NOOP, QUEUE, a_task
 from tests.project import limited

@@ -10,11 +10,12 @@ from datetime import datetime
 import pytest
 from django.db import connection, transaction
 
+from django_durable_tasks.choices import MetricKind
 from django_durable_tasks.engine import metrics
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.metrics import ChartData, ending_series, read_points
 from django_durable_tasks.models import MetricSeries
-from django_durable_tasks.rules.metrics import PERIODS, MetricKind, SeriesKey
+from django_durable_tasks.rules.metrics import PERIODS, SeriesKey
 from tests.database.pages import Touched, touched_by
 from tests.repetitions import rows
 

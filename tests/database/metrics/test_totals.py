@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from django_durable_tasks.choices import FireOutcome, MetricKind, Status
 from django_durable_tasks.engine import metrics, transitions
+from django_durable_tasks.engine.cluster.gauges import OTHER
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.metrics import count_attempts
@@ -22,9 +24,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     UncountedEnding,
 )
-from django_durable_tasks.rules.metrics import GAP_KEPT, OTHER, Distribution, MetricKind
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.metrics import GAP_KEPT, Distribution
 from django_durable_tasks.scheduler.jobs import CountMetrics
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.factories import a_log_row, a_task, a_tenant, many_tasks

@@ -14,8 +14,8 @@ from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import NotificationEvent, NotificationSetting, Task
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
 from django_durable_tasks.targets.http_callback import DeliveryRetry
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.delivery import deliver
 
 SETTINGS: dict[str, Any] = {

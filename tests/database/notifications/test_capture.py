@@ -15,8 +15,8 @@ from django_durable_tasks.engine.notification_events import RecentSubscriptions
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.engine.transitions.guarded_update import watching
 from django_durable_tasks.models import NotificationEvent, Task
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.notifications.sending import a_setting, events, types
 from tests.factories import a_run, a_task, a_tenant
 

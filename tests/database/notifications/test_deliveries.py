@@ -25,10 +25,10 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
 from django_durable_tasks.rules.targets.http_request import derived_secret, verify
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.targets import notification_delivery
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.choices import EventType
 from django_durable_tasks.engine import notifications
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.notification_events import notification_events
 from django_durable_tasks.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.rules.notifications import EventType
 from tests.database.notifications.sending import (
     a_webhook,
     create_deliveries,

@@ -11,8 +11,8 @@ import pytest
 
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeliveryAttempt, Task
-from django_durable_tasks.rules.notifications import WATCHDOG_TASK
 from django_durable_tasks.scheduler.jobs import ProbeWorkers
+from django_durable_tasks.task_names import WATCHDOG_TASK
 from tests.database.notifications.sending import SETTINGS, a_setting, result, run, types
 from tests.http_servers import Listener, answer, answering, listening
 

@@ -9,12 +9,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
+from django_durable_tasks.choices import DayKind, FireOutcome, SpecialDay
 from django_durable_tasks.engine.recurring import calendars, ledger, tick_plan
 from django_durable_tasks.engine.recurring.ledger import LedgerEntry
 from django_durable_tasks.engine.recurring.tick_plan import KnownSchedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.recurring.calendars import DayKind, SpecialDay
-from django_durable_tasks.rules.recurring.misfires import FireOutcome
 from tests.database.recurring.schedules import (
     START,
     a_schedule,

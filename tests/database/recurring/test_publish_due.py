@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.recurring import tick_plan, trigger
 from django_durable_tasks.models import Limit, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.rules.states import Status
 from tests.database.recurring.schedules import START, a_schedule, at
 from tests.factories import a_task, a_tenant
 from tests.messages import take_task_messages

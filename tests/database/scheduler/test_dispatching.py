@@ -9,13 +9,13 @@ from typing import Any, Self
 import pytest
 
 from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.choices import Status
 from django_durable_tasks.due_index.memory import DueEntry
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import nodes, queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.scheduler.loop import Scheduler
 from tests.factories import QUEUE, a_node, a_task, many_tasks

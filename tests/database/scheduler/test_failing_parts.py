@@ -17,12 +17,12 @@ from django.db import OperationalError
 
 from django_durable_tasks.celery.execution.worker_node import NodeBeat
 from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.choices import Status
 from django_durable_tasks.due_index.memory import MemoryDueIndex
 from django_durable_tasks.engine.cluster.nodes import NodeReport
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.notifier.listener import Listener
 from django_durable_tasks.notifier.notify_on_commit import Notification
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.threads import Steps

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.cluster import nodes
 from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.concurrency.racing import no_errors, race

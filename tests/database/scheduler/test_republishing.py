@@ -12,6 +12,7 @@ from celery import current_app
 from kombu import Producer
 
 from django_durable_tasks.celery.publishing import broker_outage, publisher
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure, config
@@ -19,7 +20,6 @@ from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler import republishing
 from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler

@@ -12,10 +12,10 @@ import pytest
 from django.db import connection, connections
 
 from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.maintenance import JobSchedule

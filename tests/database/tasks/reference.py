@@ -7,7 +7,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from django_durable_tasks.rules.states import OPEN, REPLAYABLE, LogStatus, Status
+from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Status
 
 SOON, HOUR, DAY = 5.0, 3_600.0, 86_400.0
 """How far a test's clock runs ahead, in seconds: new tasks are due SOON, retries in an HOUR, and

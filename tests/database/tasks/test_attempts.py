@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import registry
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, operator_actions
@@ -19,11 +20,9 @@ from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import InvalidArguments
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.rules.tasks.options import Schedule, task_options
 from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import Schedule
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import (

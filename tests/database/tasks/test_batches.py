@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
@@ -20,7 +21,6 @@ from django_durable_tasks.engine.tasks import attempts, batches, claim, operator
 from django_durable_tasks.engine.transitions import Success
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.states import LogStatus, Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch

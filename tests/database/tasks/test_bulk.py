@@ -13,6 +13,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from django_durable_tasks import PerKey, Workflow, ports, registry
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.db.statements import statement
@@ -21,7 +22,6 @@ from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.options import CallOptions
 from django_durable_tasks.rules.tasks.task_values import NewTask
 from django_durable_tasks.signals import tasks_transitioned

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.cluster import queues
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.limits import backpressure
@@ -22,7 +23,6 @@ from django_durable_tasks.engine.transitions import runs
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import UNSERVED_AFTER, QueueDemand
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.database.transitions.transition_calls import PLACE

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
+from django_durable_tasks.choices import REPLAYABLE, LogStatus, Resolution, Status
 from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.exceptions import (
     InvalidArguments,
@@ -16,7 +17,6 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
 )
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.states import REPLAYABLE, LogStatus, Resolution, Status
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.signals import dead_letters_grew
 from tests.database.transitions.transition_calls import HOPELESS, PLACE, end, question

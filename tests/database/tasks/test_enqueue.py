@@ -14,6 +14,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.tasks import enqueue, new_task
@@ -27,8 +28,7 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.states import Status
-from django_durable_tasks.rules.workflows import Schedule
+from django_durable_tasks.rules.tasks.options import Schedule
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import Task, TaskRequest
-from django_durable_tasks.rules.states import Status
 from tests.database.transitions.transition_calls import question
 from tests.factories import many_tasks
 

@@ -11,11 +11,11 @@ from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
-from django_durable_tasks.rules.states import OPEN, Status
-from django_durable_tasks.rules.tasks.task_values import uuid7
+from django_durable_tasks.models.tasks import uuid7
 from tests.factories import a_dead_letter, a_log_row, a_node, a_task
 
 pytestmark = pytest.mark.django_db

@@ -13,13 +13,13 @@ from django.db import connection
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.states import TERMINAL, WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler import reap_dead_nodes

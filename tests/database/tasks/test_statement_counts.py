@@ -14,6 +14,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import connections as ours
 from django_durable_tasks.engine.db.clock import database_now
@@ -25,8 +26,7 @@ from django_durable_tasks.engine.tasks.operator_actions import TaskEdit, edit_wa
 from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import LogStatus, Status
-from django_durable_tasks.rules.workflows import Schedule
+from django_durable_tasks.rules.tasks.options import Schedule
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from tests.database.transitions.transition_calls import (

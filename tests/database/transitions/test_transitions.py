@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
+from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
-from django_durable_tasks.rules.states import TERMINAL, TRANSITIONS, WITH_DUE_AT, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.transitions.transition_calls import (

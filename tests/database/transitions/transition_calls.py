@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine import transitions
 from django_durable_tasks.engine.db import tables
 from django_durable_tasks.engine.db.clock import database_now
@@ -18,7 +19,6 @@ from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.engine.transitions import StartedRun
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.rules.tasks.task_values import Run
 from tests.factories import QUEUE, a_run, a_task, take_these

@@ -12,6 +12,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.models import (
@@ -30,7 +31,6 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.states import Status
 from tests.database.dependencies.worker_and_leader import of, succeed
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.engine.metrics import count_attempts
 from django_durable_tasks.engine.tasks import operator_actions
@@ -18,7 +19,6 @@ from django_durable_tasks.models import (
     TaskDependency,
 )
 from django_durable_tasks.models import WorkflowRun as Run
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.workflows import Workflow
 from tests.database.dependencies.worker_and_leader import (
     begin,

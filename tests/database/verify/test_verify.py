@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.verify import check as verify_check
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.engine.verify.runner import CHECKS, RepairResult
@@ -20,7 +21,6 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.verify import Finding, Severity
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (

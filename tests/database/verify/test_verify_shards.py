@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.rules.states import Status
 from django_durable_tasks.rules.tasks.claims import shard_of
 from django_durable_tasks.rules.verify import Finding
 from tests.database.verify.corruptions import DAMAGES

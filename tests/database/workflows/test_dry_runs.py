@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.choices import DependencyType, OnUpstreamFailure
 from django_durable_tasks.engine.db import commit_hooks, tables
 from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.engine.workflows.operations import GraphReport
@@ -25,7 +26,6 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.dependencies import DependencyType, OnUpstreamFailure
 from django_durable_tasks.rules.workflows import Step
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.dependencies.worker_and_leader import (

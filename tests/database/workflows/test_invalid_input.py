@@ -10,6 +10,7 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.celery.execution.endings import outcome_of
+from django_durable_tasks.choices import Status
 from django_durable_tasks.engine.dependencies import edit, resolve
 from django_durable_tasks.exceptions import (
     DependencyCycle,
@@ -22,9 +23,8 @@ from django_durable_tasks.exceptions import (
     UnknownTask,
 )
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.rules.dependencies import edges_to
 from django_durable_tasks.rules.tasks.options import task_options
-from django_durable_tasks.rules.workflows import edges_to
 from tests.database.dependencies.worker_and_leader import (
     begin,
     of,

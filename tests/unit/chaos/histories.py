@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from django_durable_tasks.rules.notifications import NOTIFICATION_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.chaos.records import (
     Change,
     CreationCount,

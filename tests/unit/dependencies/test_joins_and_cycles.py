@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import TERMINAL, DependencyType, OnUpstreamFailure, WorkflowStatus
 from django_durable_tasks.exceptions import InvalidOption, InvalidReference, ResultTooLarge
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.option_values import chosen
 from django_durable_tasks.rules.dependencies import (
     DELETED,
-    DependencyType,
     EdgeCounts,
     JoinDecision,
-    OnUpstreamFailure,
-    chosen,
     cycle_in,
     edge_outcome,
     join_decision,
@@ -28,19 +28,16 @@ from django_durable_tasks.rules.dependencies import (
     needed,
     needed_of,
 )
-from django_durable_tasks.rules.states import TERMINAL
-from django_durable_tasks.rules.workflows import (
-    COUNTS,
+from django_durable_tasks.rules.references import (
     MARK,
     Reference,
-    WorkflowStatus,
     check_size,
     references_in,
     referred,
     resolved,
-    verdict,
     written,
 )
+from django_durable_tasks.rules.workflows import verdict
 
 OUTCOMES = sorted({*map(str, TERMINAL), DELETED})
 _ALL_WAYS = list(itertools.product(DependencyType, OUTCOMES, OnUpstreamFailure))

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
-from django_durable_tasks.rules.states import Status
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 STATUSES = tuple(str(status) for status in Status)

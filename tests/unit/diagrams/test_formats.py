@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import Status
 from django_durable_tasks.diagrams import FORMATS, draw, model
 from django_durable_tasks.diagrams.model import (
     KINDS,
@@ -25,7 +26,6 @@ from django_durable_tasks.diagrams.model import (
     columns,
 )
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.states import Status
 from tests.unit.diagrams.graphs import (
     START,
     STATUSES,

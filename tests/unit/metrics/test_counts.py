@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import MetricKind
 from django_durable_tasks.rules.metrics import (
     ALL_TENANTS,
     BUCKETS,
     CountedDurations,
     Distribution,
     Duration,
-    MetricKind,
     SeriesKey,
     summed,
 )

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import Action, DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 from django_durable_tasks.rules.recurring.effective import (
-    Action,
     Agenda,
     Override,
     PlannedRun,

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, DayKind, Roll, SpecialDay
+from django_durable_tasks.choices import DayKind, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 from django_durable_tasks.rules.recurring.effective import (
     Agenda,
     PlannedRun,

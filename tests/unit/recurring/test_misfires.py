@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll, SpecialDay
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, SpecialDay
+from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
 from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, agenda
-from django_durable_tasks.rules.recurring.misfires import (
-    AT_ONCE,
-    CatchUp,
-    CatchUpOrder,
-    Policy,
-    choose,
-)
+from django_durable_tasks.rules.recurring.misfires import AT_ONCE, Policy, choose
 from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.masking import MASK
 from django_durable_tasks.rules.targets.answers import (
     BACKOFF,
     RETRY_AFTER_MAX,
@@ -23,7 +24,6 @@ from django_durable_tasks.rules.targets.answers import (
     retry_after,
 )
 from django_durable_tasks.rules.targets.http_request import checked_request_headers, masked_headers
-from django_durable_tasks.rules.tasks.arguments import MASK
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 ANY = checked_statuses(None, None)

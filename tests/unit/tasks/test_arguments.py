@@ -25,7 +25,8 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
     UnserializableResult,
 )
-from django_durable_tasks.rules.tasks.arguments import CallShape, bind, encode, encode_result
+from django_durable_tasks.registry import CallShape, bind
+from django_durable_tasks.rules.tasks.arguments import encode, encode_result
 
 KIB = 1024
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.choices import OnOrphan
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.states import OnOrphan
-from django_durable_tasks.rules.target_types import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from django_durable_tasks.rules.tasks.options import CallOptions, call_options, task_options
 from django_durable_tasks.rules.workflows import END
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 
 REFUSED: dict[str, Any] = {
     "timeout": 5,

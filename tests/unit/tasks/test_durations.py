@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.options import instant, maybe_seconds, seconds
+from django_durable_tasks.option_values import instant, maybe_seconds, seconds
 
 
 @given(st.floats(min_value=0, max_value=3e9) | st.integers(min_value=0, max_value=3_000_000_000))

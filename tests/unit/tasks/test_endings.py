@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.states import TRANSITIONS, LogStatus, Status
+from django_durable_tasks.choices import LogStatus, Status
+from django_durable_tasks.rules.states import TRANSITIONS
 from django_durable_tasks.rules.tasks.endings import (
     Budgets,
     EndingKind,

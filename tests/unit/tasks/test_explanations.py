@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.states import Status
+from django_durable_tasks.choices import Status
 from django_durable_tasks.rules.tasks.explanations import (
     Level,
     OutstandingMessage,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.rules.tasks.arguments import (
+from django_durable_tasks.masking import (
     MASK,
     masked,
     masked_excerpt,
@@ -183,7 +183,7 @@ def test_the_cost_of_masking_is_bounded_by_what_is_kept(monkeypatch: pytest.Monk
         lengths.append(len(text))
         return text
 
-    monkeypatch.setattr("django_durable_tasks.rules.tasks.arguments.masked_text", measured)
+    monkeypatch.setattr("django_durable_tasks.masking.masked_text", measured)
     shown = masked_excerpt("x" * 50_000_000, NAMES, 1_000)
     assert (shown[-5:], len(shown)) == ("[cut]", 1_000 - 16 + 9)
     assert lengths == [4_000]

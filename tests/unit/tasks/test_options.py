@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from django_durable_tasks import durable_task, registry
+from django_durable_tasks.choices import OnOrphan, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.states import OnOrphan, UniqueOnConflict
 from django_durable_tasks.rules.tasks.options import (
     Backoff,
     CallOptions,

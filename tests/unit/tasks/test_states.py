@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.rules.states import (
-    OPEN,
-    REPLAYABLE,
-    TERMINAL,
-    TRANSITIONS,
-    WITH_DUE_AT,
-    Status,
-)
-from django_durable_tasks.rules.workflows import Schedule, followups_of
+from django_durable_tasks.choices import OPEN, REPLAYABLE, TERMINAL, WITH_DUE_AT, Status
+from django_durable_tasks.rules.states import TRANSITIONS
+from django_durable_tasks.rules.tasks.options import Schedule
+from django_durable_tasks.rules.workflows import followups_of
 
 MOVES = TRANSITIONS.values()
 

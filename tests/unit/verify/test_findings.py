@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.states import OPEN, Status
+from django_durable_tasks.choices import OPEN, Status
+from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.rules.verify import (
     Finding,
     NextRun,
@@ -25,7 +26,7 @@ from django_durable_tasks.rules.verify import (
     wrong_next_run,
     wrong_status,
 )
-from django_durable_tasks.rules.workflows import COUNTS, verdict
+from django_durable_tasks.rules.workflows import verdict
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

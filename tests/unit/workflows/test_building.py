@@ -17,16 +17,8 @@ from django_durable_tasks.exceptions import (
     InvalidReference,
     WorkflowTooLarge,
 )
-from django_durable_tasks.rules.workflows import (
-    END,
-    AddedTasks,
-    Builder,
-    Plan,
-    PlannedEdge,
-    PlannedTask,
-    Step,
-    edges_to,
-)
+from django_durable_tasks.rules.dependencies import PlannedEdge, edges_to
+from django_durable_tasks.rules.workflows import END, AddedTasks, Builder, Plan, PlannedTask, Step
 
 HERE = uuid.UUID(int=1)
 Point = namedtuple("Point", "x y")

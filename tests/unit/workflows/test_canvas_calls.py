@@ -9,7 +9,8 @@ from celery import chain, chord, group
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.exceptions import InvalidReference
-from django_durable_tasks.rules.workflows import END, MAP, STARMAP, Reference, TaskId, written
+from django_durable_tasks.rules.references import Reference, TaskId, written
+from django_durable_tasks.rules.workflows import END, MAP, STARMAP
 from django_durable_tasks.workflows import canvas
 from tests.project.tasks import echo, noop, third_time_lucky, urgent
 from tests.unit.workflows.canvas_tasks import (

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
+from django_durable_tasks.option_values import seconds
 from django_durable_tasks.rules.recurring.timetables.types import (
     Count,
     Fire,
@@ -23,7 +24,6 @@ from django_durable_tasks.rules.recurring.timetables.wall_times import (
     WallTimetable,
 )
 from django_durable_tasks.rules.recurring.timetables.zones import DAY, reading, zone
-from django_durable_tasks.rules.tasks.options import seconds
 
 # A timetable given as a list of instants. Each one is a fire time.
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.rules.recurring.calendars import (
     BusinessDays,
-    DayKind,
-    SpecialDay,
     combined,
     days_from,
     from_holidays,
