@@ -39,7 +39,7 @@ _ROWS = """
 
 def _write(status: str, number: int, start: int, created: int) -> None:
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.publishing.routing import queue_of
+    from django_durable_tasks.celery.routing import queue_of
 
     given: dict[str, Any] = {
         "status": status,
@@ -92,13 +92,13 @@ def claim() -> dict[str, float]:
     percentile.
     """
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.publishing.routing import queue_of
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.db.connections import dedicated_connection
-    from django_durable_tasks.engine.limits import backpressure
-    from django_durable_tasks.engine.limits.backpressure import heads
-    from django_durable_tasks.engine.tasks import claim as task_claim
+    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.limits import backpressure
+    from django_durable_tasks.limits.backpressure import heads
     from django_durable_tasks.models import Task
+    from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.store.connections import dedicated_connection
+    from django_durable_tasks.tasks import claim as task_claim
 
     node, queue, took = uuid.uuid4(), queue_of(noop.name, None), list[float]()
     for _ in range(CLAIMS + 5):

@@ -50,7 +50,7 @@ class Clock:
 
 
 def _run_of(started: Any, node: uuid.UUID) -> Any:
-    from django_durable_tasks.rules.tasks.task_values import Run
+    from django_durable_tasks.task_values import Run
 
     values = {name: value for name, value in started._asdict().items() if name in Run._fields}
     values |= {"task_id": started.id, "attempt": started.attempts, "node": node}
@@ -60,11 +60,11 @@ def _run_of(started: Any, node: uuid.UUID) -> Any:
 
 def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
     """Claim, start and end the due tasks of the queue one by one; return their ids."""
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.limits import backpressure
-    from django_durable_tasks.engine.limits.backpressure import heads
-    from django_durable_tasks.engine.tasks.claim import claim
-    from django_durable_tasks.engine.transitions.runs import NewRun, start, succeed
+    from django_durable_tasks.limits import backpressure
+    from django_durable_tasks.limits.backpressure import heads
+    from django_durable_tasks.states.runs import NewRun, start, succeed
+    from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.tasks.claim import claim
 
     clock.time("heads", heads)
     backpressure.snapshot()
@@ -88,7 +88,7 @@ def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
 
 def _in_batch(clock: Clock, queue: str, name: str, node: uuid.UUID) -> list[uuid.UUID]:
     """Take and end the due tasks of this name together; return their ids."""
-    from django_durable_tasks.engine.transitions.batches import Success, succeed_many, take_due
+    from django_durable_tasks.states.batches import Success, succeed_many, take_due
 
     run_ids = [uuid.uuid4() for _ in range(BATCH)]
     taken = clock.time("take", lambda: take_due(queue, name, run_ids, node, _LEASE))
@@ -102,9 +102,9 @@ def _in_batch(clock: Clock, queue: str, name: str, node: uuid.UUID) -> list[uuid
 def operations(rounds: int) -> dict[str, float]:
     """Return the median of each operation in microseconds."""
     from benchmarks.project.tasks import batched_noop, noop
-    from django_durable_tasks.celery.publishing.routing import queue_of
-    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.celery.routing import queue_of
     from django_durable_tasks.models import Task
+    from django_durable_tasks.store.connections import dedicated_connection
 
     node, queue, clock = uuid.uuid4(), queue_of(noop.name, None), Clock()
     with dedicated_connection():

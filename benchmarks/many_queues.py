@@ -64,8 +64,8 @@ def _insert_tenants(last: int) -> None:
 
 
 def _write(name: str, status: str, places: list[tuple[str, int]], due: float) -> None:
-    from django_durable_tasks.engine.db.clock import database_now
     from django_durable_tasks.models import Task
+    from django_durable_tasks.store.clock import database_now
 
     at = database_now() + timedelta(seconds=due)
     Task.objects.unguarded().bulk_create(
@@ -184,10 +184,10 @@ def _claim() -> int:
     """Claim what is due, in the queues in which a task is due, as a poll does."""
     import uuid
 
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.limits.backpressure import read_heads
-    from django_durable_tasks.engine.tasks import claim
-    from django_durable_tasks.rules.tasks.claims import QueueDemand
+    from django_durable_tasks.limits.backpressure import read_heads
+    from django_durable_tasks.states.demand import QueueDemand
+    from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.tasks import claim
 
     now, node = database_now(), uuid.uuid4()
     demands = [QueueDemand(head.queue, TOGETHER, levels=head.levels) for head in read_heads(now)]
@@ -196,8 +196,8 @@ def _claim() -> int:
 
 
 def _release() -> int:
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.limits import release
+    from django_durable_tasks.limits import release
+    from django_durable_tasks.store.clock import database_now
 
     return release.release_waiting(database_now(), TOGETHER)
 
@@ -207,7 +207,7 @@ def scopes(queues: int, keys: int) -> dict[str, float]:
     alternate rounds. Return the medians in milliseconds, the ratios, and the resident memory of this
     process after the first round in one scope and at the end.
     """
-    from django_durable_tasks.engine.db.connections import dedicated_connection
+    from django_durable_tasks.store.connections import dedicated_connection
 
     took, memory = defaultdict[str, list[float]](list), list[float]()
     for number in range(2 * (ROUNDS + 1)):

@@ -93,9 +93,9 @@ def later(n: int, rate: int, ahead: float, task: str = "stamp") -> float:
     then be caused by this process.
     """
     from benchmarks.project import tasks
-    from django_durable_tasks.engine.tasks.enqueue import insert_many
-    from django_durable_tasks.engine.tasks.new_task import Call, new_task
-    from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+    from django_durable_tasks.tasks.enqueue import insert_many
+    from django_durable_tasks.tasks.new_task import Call, new_task
+    from django_durable_tasks.tasks.options import CallOptions, call_options
 
     began, moments = time.perf_counter(), instants(n, rate, ahead)
     registered = getattr(tasks, task).using().registered
@@ -222,8 +222,8 @@ def insert_schedules(n: int, every: float, ahead: float = 0.0) -> None:
 
 def tick(n: int, due: int, ticks: int) -> float:
     """Fire ``due`` of n schedules, at most ``ticks`` times; return the median duration."""
-    from django_durable_tasks.engine.db.connections import dedicated_connection
-    from django_durable_tasks.engine.recurring import trigger
+    from django_durable_tasks.schedules import trigger
+    from django_durable_tasks.store.connections import dedicated_connection
 
     _truncate()
     base, far, ticks = timezone.now(), 31_536_000, min(ticks, n // due)

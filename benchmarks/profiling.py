@@ -70,11 +70,11 @@ def _run(n: int) -> Callable[[], None]:
 
     from benchmarks.project import celery_app
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.publishing.prepared_messages import _BODY, _headers
-    from django_durable_tasks.celery.publishing.routing import queue_of
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.db.connections import dedicated_connection
-    from django_durable_tasks.engine.tasks import claim
+    from django_durable_tasks.celery.prepared_messages import _BODY, _headers
+    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.store.connections import dedicated_connection
+    from django_durable_tasks.tasks import claim
 
     noop.schedule_many([(number,) for number in range(n)])
     messages = claim.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
@@ -108,10 +108,10 @@ def _batches(n: int) -> Callable[[], None]:
 
     from benchmarks.project import celery_app
     from benchmarks.project.tasks import batched_noop
-    from django_durable_tasks.celery.execution import batch_runs, worker_node
-    from django_durable_tasks.celery.publishing.routing import queue_of
-    from django_durable_tasks.engine.tasks.batches import TOKEN_BYTES
+    from django_durable_tasks.celery import batch_runs, worker_node
+    from django_durable_tasks.celery.routing import queue_of
     from django_durable_tasks.models import Task
+    from django_durable_tasks.tasks.batches import TOKEN_BYTES
 
     batched_noop.schedule_many([(number,) for number in range(n)])
     task, queue = celery_app.tasks[batched_noop.name], queue_of(batched_noop.name, None)
@@ -132,9 +132,9 @@ def _recurring(n: int) -> Callable[[], None]:
 
     from benchmarks.ours import insert_schedules
     from django_durable_tasks.conf import settings
-    from django_durable_tasks.engine.db.clock import database_now
-    from django_durable_tasks.engine.db.connections import dedicated_connection
-    from django_durable_tasks.engine.recurring import trigger
+    from django_durable_tasks.schedules import trigger
+    from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.store.connections import dedicated_connection
 
     every = 10
     insert_schedules(n, every)

@@ -10,12 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_durable_tasks.callbacks.tasks import http_callback, queue_message
     from django_durable_tasks.choices import SpecialDay
     from django_durable_tasks.decorators import durable_task, recurring
-    from django_durable_tasks.rules.limits import PerKey
-    from django_durable_tasks.rules.tasks.options import Retry, Schedule
-    from django_durable_tasks.targets.http_callback import http_callback
-    from django_durable_tasks.targets.queue_message import queue_message
+    from django_durable_tasks.limits.scopes import PerKey
+    from django_durable_tasks.tasks.options import Retry, Schedule
     from django_durable_tasks.workflows import Workflow
 
 __version__ = "0.1.0.dev0"
@@ -34,14 +33,14 @@ __all__ = [
 
 _HOMES = {
     "durable_task": "django_durable_tasks.decorators",
-    "http_callback": "django_durable_tasks.targets.http_callback",
-    "queue_message": "django_durable_tasks.targets.queue_message",
+    "http_callback": "django_durable_tasks.callbacks.tasks",
+    "queue_message": "django_durable_tasks.callbacks.tasks",
     "recurring": "django_durable_tasks.decorators",
-    "Schedule": "django_durable_tasks.rules.tasks.options",
+    "Schedule": "django_durable_tasks.tasks.options",
     "SpecialDay": "django_durable_tasks.choices",
     "Workflow": "django_durable_tasks.workflows",
-    "PerKey": "django_durable_tasks.rules.limits",
-    "Retry": "django_durable_tasks.rules.tasks.options",
+    "PerKey": "django_durable_tasks.limits.scopes",
+    "Retry": "django_durable_tasks.tasks.options",
 }
 
 

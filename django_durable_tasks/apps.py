@@ -26,25 +26,24 @@ class DurableTasksConfig(AppConfig):
 
         The imports are inside the function, because they need the loaded models.
         """
-        from django_durable_tasks import checks
-        from django_durable_tasks.celery import call_guard
-        from django_durable_tasks.celery.execution import (  # noqa: F401
+        from django_durable_tasks import (
+            checks,
+            internal_tasks,  # noqa: F401 - registers its tasks in every process, as the two below
+        )
+        from django_durable_tasks.callbacks import tasks as callback_tasks  # noqa: F401
+        from django_durable_tasks.celery import (  # noqa: F401
             batch_runs,
+            call_guard,
+            filesystem,
             signal_handlers,
             worker_node,
         )
-        from django_durable_tasks.celery.transports import filesystem
-        from django_durable_tasks.due_index import verify as verify_due_index
-        from django_durable_tasks.engine.db.connections import release_databases
-        from django_durable_tasks.engine.db.tables import write_first_rows
-        from django_durable_tasks.engine.verify import runner
-        from django_durable_tasks.management.durable.recurring import after_migrate
-        from django_durable_tasks.targets import (  # noqa: F401 - registers their tasks in every process
-            http_callback,
-            internal_tasks,
-            notification_delivery,
-            queue_message,
-        )
+        from django_durable_tasks.command.recurring import after_migrate
+        from django_durable_tasks.notifications import task as notification_task  # noqa: F401
+        from django_durable_tasks.store.connections import release_databases
+        from django_durable_tasks.store.tables import write_first_rows
+        from django_durable_tasks.verify import due_index as verify_due_index
+        from django_durable_tasks.verify import runner
 
         filesystem.register()
         call_guard.install()
@@ -66,14 +65,13 @@ class DurableTasksConfig(AppConfig):
 
 
 def _bind_ports() -> None:
-    from django_durable_tasks.celery import inspect
-    from django_durable_tasks.celery.publishing import broker_outage, publisher, routing
-    from django_durable_tasks.engine import manager_operations
-    from django_durable_tasks.engine.cluster import queues
-    from django_durable_tasks.engine.limits import backpressure
-    from django_durable_tasks.engine.recurring import calendars
-    from django_durable_tasks.engine.tasks import requests
-    from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
+    from django_durable_tasks.celery import broker_outage, inspect, publisher, routing
+    from django_durable_tasks.cluster import queues
+    from django_durable_tasks.limits import backpressure
+    from django_durable_tasks.operations import manager_operations
+    from django_durable_tasks.scheduler.notify_on_commit import OnCommitNotifier
+    from django_durable_tasks.schedules import calendars
+    from django_durable_tasks.tasks import requests
 
     ports.bind(
         publish_port=publisher.publish_claimed_after_commit,
@@ -95,7 +93,7 @@ def _bind_ports() -> None:
     )
     if _traces_are_wanted():
         try:
-            from django_durable_tasks.tracing import OpenTelemetryTraces
+            from django_durable_tasks.metrics.tracing import OpenTelemetryTraces
         except ImportError as error:
             raise conf.InvalidSetting(_NO_OTEL) from error
         ports.bind_traces(OpenTelemetryTraces())

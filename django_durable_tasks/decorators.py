@@ -16,16 +16,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 from celery import shared_task
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import endings
 from django_durable_tasks.celery.calls import Using
-from django_durable_tasks.celery.execution import endings
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import checked_key, hint
 from django_durable_tasks.registry import Declaration, Registered
-from django_durable_tasks.rules.recurring.options import CODE, KINDS, ScheduleOptions, columns
-from django_durable_tasks.rules.tasks.options import checked_defaults, task_options
+from django_durable_tasks.schedules.options import CODE, KINDS, ScheduleOptions, columns
+from django_durable_tasks.tasks.options import checked_defaults, task_options
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -1,5 +1,5 @@
 """The clock of this host: for estimates, texts and SQLite. The database's clock decides what is due
-(``engine/db/clock.py``).
+(``store/clock.py``).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-_LIVE_RUNS = "django_durable_tasks.celery.execution.live_runs"
+_LIVE_RUNS = "django_durable_tasks.celery.live_runs"
 TASK_FIELDS = ("task_id", "task_name", "attempt", "queue", "node", "tenant", "duration")
 """The names under which the project logs these values, in ``extra`` too."""
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -108,7 +108,7 @@ class DeadLetterOperations(Protocol):
 
 
 class QueueOperations(Protocol):
-    """The operations on a queue, provided by ``engine/cluster/queues.py``."""
+    """The operations on a queue, provided by ``cluster/queues.py``."""
 
     def pause(self, name: str, *, by: str, reason: str) -> None:
         """Pause a queue: its tasks are neither published nor started."""
@@ -276,7 +276,7 @@ class ApplyRequests(Protocol):
 
 
 class Traces(Protocol):
-    """Creates the spans of tasks, provided by ``tracing.py`` if TRACES is set."""
+    """Creates the spans of tasks, provided by ``metrics.tracing.py`` if TRACES is set."""
 
     def created(
         self, name: str, queue: str, task_id: str, number: int, upstreams: Sequence[str]

@@ -18,8 +18,8 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     UnknownTask,
 )
-from django_durable_tasks.rules.tasks.options import TaskOptions
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.tasks.options import TaskOptions
 
 
 @dataclass(frozen=True, slots=True)

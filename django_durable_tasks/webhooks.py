@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSignature
-from django_durable_tasks.rules.targets.http_request import TOLERANCE, secret_bytes, verify
+from django_durable_tasks.targets.http_request import TOLERANCE, secret_bytes, verify
 
 Secrets = str | Sequence[str] | Callable[[HttpRequest], Sequence[str]]
 View = Callable[..., HttpResponse]

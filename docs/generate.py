@@ -11,7 +11,7 @@ from pathlib import Path
 from django_durable_tasks import exceptions
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.conf import InvalidSetting, Settings
-from django_durable_tasks.rules.states import TRANSITIONS, Transition
+from django_durable_tasks.states.machine import TRANSITIONS, Transition
 from docs.operator_pages import checks_page, commands_page
 
 ROOT = Path(__file__).resolve().parent

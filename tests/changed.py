@@ -38,7 +38,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
         "django_durable_tasks/diagrams/",
         ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
     ),
-    ("django_durable_tasks/engine/db/sql/", _SQL),
+    ("django_durable_tasks/store/sql/", _SQL),
     ("django_durable_tasks/engine/transitions/", _SQL),
     ("django_durable_tasks/engine/", ("database", "crash_points@postgresql", SMOKE)),
     ("django_durable_tasks/models/", ("database", SMOKE)),

@@ -11,9 +11,9 @@ from typing import Any
 from celery import current_app, signals
 from celery.app.trace import build_tracer
 
-from django_durable_tasks.celery.execution.batch_runs import run_batch
-from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER
+from django_durable_tasks.celery.batch_runs import run_batch
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.celery.prepared_messages import HEADER
 from django_durable_tasks.models import Task
 
 

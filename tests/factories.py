@@ -19,9 +19,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batches
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     DeadLetter,
@@ -34,8 +31,11 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
-from django_durable_tasks.rules.tasks.claims import shard_of
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.demand import shard_of
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, batches
 
 QUEUE = "test"
 NOOP = "tests.project.tasks.noop"

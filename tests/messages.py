@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app
 
-from django_durable_tasks.celery.publishing.prepared_messages import BATCH_HEADER, Envelope, parse
+from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, Envelope, parse
 
 
 def take_messages(queue: str) -> list[Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django.db import connections
 
-from django_durable_tasks.engine.db.connections import close_all
+from django_durable_tasks.store.connections import close_all
 from tests.backends import POOLED_ADDRESS, behind_pooler
 from tests.starting import start_pgbouncer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.scheduler.republishing import Comparison, _Published
 
 

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
-from django_durable_tasks.engine.db.tables import write_first_rows
+from django_durable_tasks.store.tables import write_first_rows
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 """Tables whose rows a flush deletes and inserts again unchanged."""

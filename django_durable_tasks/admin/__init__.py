@@ -2,13 +2,17 @@
 
 from django_durable_tasks.admin.audit_entries import AuditEntryAdmin
 from django_durable_tasks.admin.calendars import CalendarAdmin
+from django_durable_tasks.admin.cluster import (
+    LimitAdmin,
+    NodeAdmin,
+    QueueControlAdmin,
+    SchedulerLeaseAdmin,
+)
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
 from django_durable_tasks.admin.execution_log import EndpointAdmin, TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
-from django_durable_tasks.admin.nodes import NodeAdmin, SchedulerLeaseAdmin
 from django_durable_tasks.admin.notification_settings import NotificationSettingAdmin
-from django_durable_tasks.admin.queues import LimitAdmin, QueueControlAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
 from django_durable_tasks.admin.tasks import TaskAdmin
 from django_durable_tasks.admin.tenants import ApiKeyAdmin, TenantAdmin

@@ -25,7 +25,6 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.admin import dependencies_cell, display
 from django_durable_tasks.admin.display import page_of
 from django_durable_tasks.admin.fields import InstantField, JsonField
-from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations.operation import (
@@ -36,6 +35,7 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Reason,
 )
+from django_durable_tasks.workflows.operations import GraphReport
 
 # The form of an operation, created from the fields in the registry.
 

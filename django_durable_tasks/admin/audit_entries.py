@@ -13,10 +13,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
-from django_durable_tasks.engine.audit import of_task
+from django_durable_tasks.audit import OBJECT_TYPES, of_task
 from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.operations.registry import OPERATIONS
-from django_durable_tasks.rules.audit import OBJECT_TYPES
 
 _AT = display.instant_of("at", _("at"))
 _PAGES = {

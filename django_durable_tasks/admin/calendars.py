@@ -30,8 +30,6 @@ from django_durable_tasks.admin.fields import OPENED, EditForm, refuse
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.choices import DayKind, SpecialDay
-from django_durable_tasks.engine.recurring import calendars
-from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
@@ -41,12 +39,14 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.operations.schedules import DELETE, SAVE
-from django_durable_tasks.rules.recurring.calendars import (
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.schedules.business_days import (
     MOST_CHARACTERS,
     BusinessDays,
     from_holidays,
     from_ics,
 )
+from django_durable_tasks.schedules.schedule_cache import business_days
 
 # The dates of a calendar as editable text lines, ``2026-12-24 HALF 14:00 Christmas Eve``, and as a
 # table of a year.

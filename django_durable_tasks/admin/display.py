@@ -24,7 +24,7 @@ from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.tasks.explanations import ago
+from django_durable_tasks.tasks.explanations import ago
 
 NOTHING = "-"
 _ERROR_LINE = 120

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin.display import instant
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.rules.recurring.timetables import zones
+from django_durable_tasks.schedules.timetables import zones
 
 # Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
 # to fields.

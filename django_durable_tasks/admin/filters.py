@@ -17,11 +17,11 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import staff_tenants
-from django_durable_tasks.engine.cluster.status import LATE
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.models import Task, Tenant, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet, first_uuid7_of
-from django_durable_tasks.rules.recurring.misfires import ENDED, MAX_RUNS, QUARANTINED
+from django_durable_tasks.schedules.misfires import ENDED, MAX_RUNS, QUARANTINED
+from django_durable_tasks.store.clock import database_now
 
 # The filters and searches of the lists. The choices of a filter cost at most one bounded
 # statement. Lists whose filters have no index bound them by ``readonly``.

@@ -23,13 +23,13 @@ from django_durable_tasks.admin import actions, dependencies_cell, display
 from django_durable_tasks.admin.actions import PendingOperation, respond
 from django_durable_tasks.choices import REPLAYABLE, Gate, Status, WorkflowStatus
 from django_durable_tasks.diagrams import FORMATS, Diagram, draw
-from django_durable_tasks.engine.workflows import graph_data
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import APP, Operation
 from django_durable_tasks.operations.workflows import ADD, REMOVE
-from django_durable_tasks.rules.tasks.explanations import Level, Sentence
+from django_durable_tasks.tasks.explanations import Level, Sentence
+from django_durable_tasks.workflows import graph_data
 
 # Dependency diagrams on pages and as files. The nodes of the SVG link to the pages of their tasks.
 

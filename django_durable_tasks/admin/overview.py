@@ -23,6 +23,14 @@ from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
+from django_durable_tasks.cluster.queues import (
+    MISROUTED_FOR,
+    Depth,
+    shown_count,
+    shown_total,
+    totals,
+)
+from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.diagrams.charts import (
     LINE_COLOURS,
     OTHER_COLOUR,
@@ -34,20 +42,12 @@ from django_durable_tasks.diagrams.charts import (
     stacked_bars,
     swatch,
 )
-from django_durable_tasks.engine.cluster.queues import (
-    MISROUTED_FOR,
-    Depth,
-    shown_count,
-    shown_total,
-    totals,
-)
-from django_durable_tasks.engine.cluster.status import Overview, overview
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits.operator_limits import limit_waits
-from django_durable_tasks.engine.metrics import ChartData, ending_series, read_points
+from django_durable_tasks.limits.operator_limits import limit_waits
+from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
+from django_durable_tasks.metrics.series import PERIODS, ChartPeriod, ChartPoint, Duration
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.rules.metrics import PERIODS, ChartPeriod, ChartPoint, Duration
-from django_durable_tasks.rules.tasks.explanations import ago
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks.explanations import ago
 
 # The charts: endings per minute by status, and how long tasks waited and ran.
 

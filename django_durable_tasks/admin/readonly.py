@@ -18,8 +18,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import filters, staff_tenants
+from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.engine.audit import acting
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import Operation
 

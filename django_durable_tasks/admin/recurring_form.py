@@ -23,8 +23,6 @@ from django_durable_tasks.admin.fields import EditForm, InstantField, JsonField,
 from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap, RecurringStatus
-from django_durable_tasks.engine.recurring.explain import Preview, preview
-from django_durable_tasks.engine.recurring.schedules import upsert
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
@@ -33,12 +31,14 @@ from django_durable_tasks.models import (
     RecurringTask,
     Tenant,
 )
-from django_durable_tasks.rules.recurring.calendars import Roll
-from django_durable_tasks.rules.recurring.explain import FireTime
-from django_durable_tasks.rules.recurring.options import CODE, SETTINGS
-from django_durable_tasks.rules.recurring.timetables.builder import checked
-from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap
-from django_durable_tasks.rules.recurring.timetables.zones import zone, zone_names
+from django_durable_tasks.schedules.business_days import Roll
+from django_durable_tasks.schedules.explain import Preview, preview
+from django_durable_tasks.schedules.explanations import FireTime
+from django_durable_tasks.schedules.lifecycle import upsert
+from django_durable_tasks.schedules.options import CODE, SETTINGS
+from django_durable_tasks.schedules.timetables.builder import checked
+from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.schedules.timetables.zones import zone, zone_names
 
 # The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
 # ``upsert``.

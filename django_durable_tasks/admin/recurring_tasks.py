@@ -31,18 +31,18 @@ from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFi
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.admin.recurring_form import editing_for
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
-from django_durable_tasks.engine.cluster.status import LATE
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring.explain import upcoming
+from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.operations.schedules import OVERRIDE, REMOVE_OVERRIDE
-from django_durable_tasks.rules.recurring.misfires import QUARANTINED
-from django_durable_tasks.rules.recurring.timetables.builder import words
-from django_durable_tasks.rules.tasks.explanations import Level, Sentence
+from django_durable_tasks.schedules.explain import upcoming
+from django_durable_tasks.schedules.misfires import QUARANTINED
+from django_durable_tasks.schedules.timetables.builder import words
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks.explanations import Level, Sentence
 
 # The outcomes of the last fire times of the schedules on one page of a list.
 #

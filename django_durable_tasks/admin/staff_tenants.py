@@ -8,8 +8,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.tenants import access
 
 _FOUND = "_durable_tenants"
 

@@ -18,9 +18,7 @@ from django_durable_tasks.admin import display, filters, staff_tenants
 from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.engine.audit import recorded
-from django_durable_tasks.engine.db.clock import estimated_now
-from django_durable_tasks.engine.tenants import access
+from django_durable_tasks.audit import recorded
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, ApiKey, StaffTenant, Tenant
 from django_durable_tasks.operations.operation import Operation
@@ -31,7 +29,9 @@ from django_durable_tasks.operations.tenants import (
     SET_QUOTAS,
     UNASSIGN_STAFF,
 )
-from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, SCOPE_HELP, ApiScope, quotas_of
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.tenants import access
+from django_durable_tasks.tenants.values import NUMBERS, REQUESTS, SCOPE_HELP, ApiScope, quotas_of
 
 # The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
 # them.

@@ -20,13 +20,13 @@ from django_durable_tasks.admin import tasks as admin_tasks
 from django_durable_tasks.admin.graphs import CHOSEN_OPERATIONS, RUN_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.choices import Status, WorkflowStatus
+from django_durable_tasks.dependencies.joins import layers
 from django_durable_tasks.diagrams import Diagram
 from django_durable_tasks.diagrams.model import natural
 from django_durable_tasks.models import RecurringTask, Task, WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.rules.dependencies import layers
-from django_durable_tasks.rules.tasks.explanations import Level, Sentence
+from django_durable_tasks.tasks.explanations import Level, Sentence
 
 # The progress of a workflow run as a bar, and as text for screen readers.
 

@@ -12,12 +12,12 @@ from rest_framework.request import Request
 from django_durable_tasks import conf
 from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import Problem, invalid_header
-from django_durable_tasks.engine.db.clock import ReceivedTime, estimated_now
-from django_durable_tasks.engine.tenants import access, quotas
-from django_durable_tasks.engine.tenants.quotas import tenant_quotas
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
-from django_durable_tasks.rules.tenants import (
+from django_durable_tasks.store.clock import ReceivedTime, estimated_now
+from django_durable_tasks.tenants import access, quotas
+from django_durable_tasks.tenants.quotas import tenant_quotas
+from django_durable_tasks.tenants.values import (
     REQUESTS,
     ApiScope,
     RateDecision,

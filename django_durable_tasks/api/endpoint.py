@@ -30,9 +30,9 @@ from django_durable_tasks.api.fields import JsonParser, JsonRenderer, too_large
 from django_durable_tasks.api.openapi import EndpointSchema
 from django_durable_tasks.api.problems import InvalidPart, Problem, problem_of
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.rules.tenants import SCOPE_HELP, ApiScope, RateDecision
+from django_durable_tasks.tenants import quotas
+from django_durable_tasks.tenants.values import SCOPE_HELP, ApiScope, RateDecision
 
 # Addresses of the API, also if the project includes its URLs within another namespace.
 

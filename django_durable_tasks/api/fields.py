@@ -23,7 +23,7 @@ from django_durable_tasks.api import problems
 from django_durable_tasks.api.problems import InvalidPart, Problem, escaped
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
-from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH
+from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH
 
 # Reads JSON bodies strictly: bounded size and depth, no duplicate keys, and no values that a
 # database cannot store. Errors name the place.

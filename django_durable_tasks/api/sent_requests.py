@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.rules.notification_events import DATA_OF, EventMessage, Format
-from django_durable_tasks.rules.targets.answers import BACKOFF
-from django_durable_tasks.rules.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
+from django_durable_tasks.outbox.events import DATA_OF, EventMessage, Format
+from django_durable_tasks.targets.answers import BACKOFF
+from django_durable_tasks.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 
 _TAG = "webhooks"
 _TYPES: Mapping[Any, str] = {str: "string", int: "integer"}

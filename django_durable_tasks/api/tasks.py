@@ -44,12 +44,14 @@ from django_durable_tasks.api.lists import (
     shown_by,
 )
 from django_durable_tasks.api.problems import Problem, invalid_field, invalid_parameter
-from django_durable_tasks.celery.publishing.routing import refuse_task_queues
+from django_durable_tasks.audit import masked_arguments
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.queue_messages import refuse_other_tenants
+from django_durable_tasks.celery.routing import refuse_task_queues
 from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Status, TargetType
+from django_durable_tasks.conf import TENANT
+from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.engine.audit import masked_arguments
-from django_durable_tasks.engine.tasks.new_task import Call
-from django_durable_tasks.engine.tenants.quotas import check_payload, open_tasks
 from django_durable_tasks.exceptions import EncryptionError, IdempotencyConflict
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import MASK, masked, masked_text, text_for_tenants
@@ -57,13 +59,12 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.models.tasks import CELERY_MEMBERS, first_uuid7_of, target_config
 from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.references import MARK
-from django_durable_tasks.rules.targets.addresses import parsed_url
-from django_durable_tasks.rules.targets.queue_message import TENANT, refuse_other_tenants
-from django_durable_tasks.rules.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
-from django_durable_tasks.rules.tenants import ApiScope
-from django_durable_tasks.targets import http
+from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
+from django_durable_tasks.tenants.quotas import check_payload, open_tasks
+from django_durable_tasks.tenants.values import ApiScope
 
 # Targets as durable tasks: ``target_type`` and ``target_config`` of a request are the name and the
 # arguments of a registered task, and back.

@@ -33,18 +33,8 @@ from django_durable_tasks.api.fields import (
 from django_durable_tasks.api.openapi import KEY_SENT_MAX
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.tasks import without_secrets
+from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.engine.audit import acting
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import estimated_now
-from django_durable_tasks.engine.db.connections import TimeLimits, bound_transaction
-from django_durable_tasks.engine.db.errors import retry_on_deadlock
-from django_durable_tasks.engine.tenants.idempotent_requests import (
-    RequestIdentity,
-    StoredAnswer,
-    once,
-    rolled_back,
-)
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.operations.operation import (
     REASON_HELP,
@@ -53,6 +43,16 @@ from django_durable_tasks.operations.operation import (
     Operation,
     OperationResult,
     Reason,
+)
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import TimeLimits, bound_transaction
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.tenants.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    once,
+    rolled_back,
 )
 
 # Performs a write: in one transaction with the answer stored under its ``Idempotency-Key``, or as

@@ -10,17 +10,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery.publishing.routing import queue_of_options
 from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.celery.routing import queue_of_options
 from django_durable_tasks.did_you_mean import nearest
-from django_durable_tasks.engine.db.clock import estimated_now
-from django_durable_tasks.engine.tasks import enqueue
-from django_durable_tasks.engine.tasks.new_task import Call
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import LONGEST, instant, seconds
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.options import CallOptions, call_options
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}

@@ -10,13 +10,13 @@ from typing import Any
 from celery import current_app
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery.execution.live_runs import LiveRun
-from django_durable_tasks.engine.db.connections import dedicated_connection, on_sqlite
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.celery.live_runs import LiveRun
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.store.connections import dedicated_connection, on_sqlite
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.workflows.builder import AddedTasks
 
 
 class RunContext:

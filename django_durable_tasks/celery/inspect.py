@@ -14,14 +14,14 @@ from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery.publishing.broker_connection import BrokerConnection, failures_of
-from django_durable_tasks.celery.transports import filesystem
+from django_durable_tasks.celery import filesystem
+from django_durable_tasks.celery.broker_connection import BrokerConnection, failures_of
 from django_durable_tasks.choices import WITH_DUE_AT, Status
-from django_durable_tasks.engine.cluster import status
+from django_durable_tasks.cluster import status
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.recurring.timetables.zones import zone_name
-from django_durable_tasks.rules.tasks.explanations import Level, Sentence, TaskSituation, explain
+from django_durable_tasks.schedules.timetables.zones import zone_name
+from django_durable_tasks.tasks.explanations import Level, Sentence, TaskSituation, explain
 
 # Reads Celery's configuration for the system checks and the commands. Connects only if requested.
 

@@ -20,14 +20,14 @@ from django.db import Error, connections, transaction
 from kombu.utils.functional import maybe_list
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.publishing.prepared_messages import parse
+from django_durable_tasks.celery.prepared_messages import parse
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import WouldWaitForever
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.tasks import operator_actions
 
 # Projects store the id that ``.delay()`` returned and pass it to ``celery.result.AsyncResult`` and
 # ``app.control``. Both use only the result backend and messages. Celery has no hook there, so the

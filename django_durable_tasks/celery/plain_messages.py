@@ -16,9 +16,9 @@ from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import calls
-from django_durable_tasks.celery.execution.endings import text_of
-from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.celery.endings import text_of
 from django_durable_tasks.exceptions import DurableTasksError, PlainMessageRefused
+from django_durable_tasks.store.connections import dedicated_connection
 
 # Handles plain Celery messages for a durable task: creates a task if ACCEPT_PLAIN_MESSAGES is set,
 # refuses them otherwise.

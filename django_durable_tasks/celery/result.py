@@ -16,8 +16,6 @@ from celery.result import AsyncResult, assert_will_not_block
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import TERMINAL, Status
-from django_durable_tasks.engine.db.commit_hooks import is_uncommitted
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import (
     BodyFailed,
     InvalidOption,
@@ -28,7 +26,9 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
+from django_durable_tasks.store.commit_hooks import is_uncommitted
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode_result
 
 # Converts the exception of a task to JSON and back, so that ``get()`` can raise it in another
 # process.

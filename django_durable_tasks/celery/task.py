@@ -15,16 +15,15 @@ from celery import Task as CeleryTask
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import calls, plain_messages
+from django_durable_tasks.celery import calls, endings, gate, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution import endings, gate
-from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.prepared_messages import of_request
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.celery.prepared_messages import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.arguments import JSON_MAX_DEPTH, encode_result
-from django_durable_tasks.rules.tasks.options import TaskOptions
+from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode_result
+from django_durable_tasks.tasks.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
 # Characters of a state of ``update_state()``, as in the result backends of Celery and Django.

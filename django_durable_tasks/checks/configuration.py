@@ -13,33 +13,33 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.celery.publishing.routing import (
+from django_durable_tasks.celery.routing import (
     api_queue_patterns,
     configured_queues,
     unreachable_beat_entries,
     user_of,
 )
 from django_durable_tasks.checks.findings import FINDINGS
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import TENANT, InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.connections import on_sqlite
-from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     InvalidOption,
     InvalidSchedule,
     InvalidTarget,
 )
+from django_durable_tasks.limits import config
+from django_durable_tasks.limits import scopes as limits
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.rules.tasks.options import TaskOptions, checked_defaults, task_options
-from django_durable_tasks.rules.tenants import quotas_of
 from django_durable_tasks.scheduler.leader import terms
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.store.connections import on_sqlite
+from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
+from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options
+from django_durable_tasks.tenants.values import quotas_of
 
 # The system check of ``settings.DURABLE_TASKS``, and helpers with which other checks read it.
 

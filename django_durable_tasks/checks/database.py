@@ -12,9 +12,9 @@ from django.db import NotSupportedError, connections, transaction
 from django_durable_tasks.checks.configuration import listed, registered_options, valid_settings
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.conf import Settings
-from django_durable_tasks.engine.db.statements import text
 from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
+from django_durable_tasks.store.statements import text
 
 OLDEST: dict[str, tuple[int, ...]] = {
     "PostgreSQL": (14,),

@@ -1,0 +1,1 @@
+"""Counts per minute, their exposition for Prometheus, and spans of OpenTelemetry."""

@@ -24,11 +24,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.choices import FireOutcome, LogStatus, MetricKind
-from django_durable_tasks.engine.cluster.status import Gauges, read_gauges
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.db.errors import reason_of
-from django_durable_tasks.engine.metrics import read_totals
-from django_durable_tasks.rules.metrics import (
+from django_durable_tasks.cluster.status import Gauges, read_gauges
+from django_durable_tasks.metrics.counts import read_totals
+from django_durable_tasks.metrics.series import (
     ALL_TENANTS,
     BUCKETS,
     CountedDurations,
@@ -36,6 +34,8 @@ from django_durable_tasks.rules.metrics import (
     Duration,
     SeriesKey,
 )
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.errors import reason_of
 
 # The metrics with their names, texts and labels, from totals and gauges.
 #

@@ -13,14 +13,15 @@ from typing import Any
 from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
-from django_durable_tasks.encryption import decrypted, encrypted
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.encryption import (
+from django_durable_tasks.encryption import (
     MIXED,
     EncryptedValue,
     StorageLocation,
+    decrypted,
+    encrypted,
     stored_value,
 )
+from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 
 class DecryptingAttribute(DeferredAttribute):

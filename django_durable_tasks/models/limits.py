@@ -9,8 +9,8 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.limits.scopes import SCOPE_FORMS, Allowance, allowance_of
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
-from django_durable_tasks.rules.limits import SCOPE_FORMS, Allowance, allowance_of
 
 # Limit: an operator's limits of one scope. A row overrides code and settings.
 

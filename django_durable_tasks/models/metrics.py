@@ -8,9 +8,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import MetricKind
+from django_durable_tasks.metrics.series import SeriesKey
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.rules.metrics import SeriesKey
 
 # MetricSeries: the running total of one combination of queue, task and status. It never falls.
 

@@ -18,7 +18,7 @@ from django_durable_tasks.models.fields import (
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.rules.notifications import shown_config
+from django_durable_tasks.notifications.messages import shown_config
 
 # NotificationSetting: which events of a tenant are sent where.
 

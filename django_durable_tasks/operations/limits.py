@@ -7,7 +7,7 @@ from datetime import datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.operations.operation import (
     Argument,

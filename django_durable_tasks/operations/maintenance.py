@@ -16,14 +16,10 @@ from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.publishing import publisher
+from django_durable_tasks.audit import record_start
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.contrib.beat import importer
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.engine.audit import record_start
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.tasks import batches, claim, key_rotation, retention
-from django_durable_tasks.engine.verify import runner
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations.operation import (
@@ -33,6 +29,10 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Target,
 )
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import batches, claim, key_rotation, retention
+from django_durable_tasks.verify import runner
 
 logger = logging.getLogger("django_durable_tasks.operations")
 Progress = Callable[[str], None]

@@ -10,15 +10,15 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks import conf
-from django_durable_tasks.engine import notifications
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.operations.operation import Operation, OperationResult, Target
 
 
 def _create(tenant: Any, *, by: str, reason: str, **values: Any) -> OperationResult:
-    """Take the same keywords as ``engine.notifications.create_setting``."""
-    row = notifications.create_setting(tenant=tenant, by=by, reason=reason, **values)
+    """Take the same keywords as ``notifications.deliveries.create_setting``."""
+    row = deliveries.create_setting(tenant=tenant, by=by, reason=reason, **values)
     message = _now("Created notification setting %s.") % row.name
     return OperationResult({"created": 1}, message, value=row)
 
@@ -26,14 +26,14 @@ def _create(tenant: Any, *, by: str, reason: str, **values: Any) -> OperationRes
 def _change(
     setting: NotificationSetting, *, by: str, reason: str, **values: Any
 ) -> OperationResult:
-    """Take the same keywords as ``engine.notifications.change_setting``."""
-    row = notifications.change_setting(setting, by=by, reason=reason, **values)
+    """Take the same keywords as ``notifications.deliveries.change_setting``."""
+    row = deliveries.change_setting(setting, by=by, reason=reason, **values)
     message = _now("Changed notification setting %s.") % row.name
     return OperationResult({"changed": 1}, message, value=row)
 
 
 def _delete(setting: NotificationSetting, *, by: str, reason: str) -> OperationResult:
-    done = notifications.remove_setting([setting], by=by, reason=reason)
+    done = deliveries.remove_setting([setting], by=by, reason=reason)
     message = _now("Deleted notification setting %s.") % setting.name
     return OperationResult({"deleted": done}, message)
 
@@ -49,7 +49,7 @@ def _test(setting: NotificationSetting, *, by: str, reason: str) -> OperationRes
         raise TransitionRefused(
             "DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is sent. Set it to True first."
         )
-    task_id = notifications.create_test(setting, by, reason)
+    task_id = deliveries.create_test(setting, by, reason)
     message = _now("Created task %s, which sends the test message.") % task_id
     return OperationResult({"created": 1}, message, value=task_id)
 

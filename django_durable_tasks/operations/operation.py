@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.engine.workflows.operations import GraphReport
+from django_durable_tasks.workflows.operations import GraphReport
 
 APP = "django_durable_tasks"
 REASON_HELP = _("Why; kept with the name of the person who does it.")

@@ -11,7 +11,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import Action, CatchUpOrder, RecurringStatus
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Calendar, RecurringTask
 from django_durable_tasks.operations.operation import (
@@ -22,7 +21,8 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.rules.recurring.misfires import BackfillReport, Reprocess
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.schedules.misfires import BackfillReport, Reprocess
 
 # Operations on one schedule, a RecurringTask.
 
@@ -403,7 +403,7 @@ SCHEDULE_OPERATIONS = (
 
 
 def _save(name: str, *, by: str, reason: str, **values: Any) -> OperationResult:
-    """Take the same keywords as ``engine.recurring.calendars.upsert``."""
+    """Take the same keywords as ``schedules.calendars.upsert``."""
     saved = calendars.upsert(name, by=by, reason=reason, **values)
     return OperationResult({"saved": 1}, gettext("Saved calendar %s.") % name, value=saved)
 

@@ -11,7 +11,6 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -21,6 +20,7 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
+from django_durable_tasks.tasks import operator_actions
 
 WAITS_FOR_RETRY = Q(status=Status.PENDING, failures__gt=0)
 

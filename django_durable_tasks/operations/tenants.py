@@ -9,12 +9,12 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.callbacks import http
 from django_durable_tasks.choices import DeliveryType, KeyMode
-from django_durable_tasks.engine.audit import recorded
-from django_durable_tasks.engine.db.clock import estimated_now
-from django_durable_tasks.engine.tenants import access, quotas
 from django_durable_tasks.models import NotificationSetting, Tenant
 from django_durable_tasks.models.tenants import ApiKeyQuerySet
+from django_durable_tasks.notifications.messages import endpoint_of_setting, url_of
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -22,11 +22,11 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Target,
 )
-from django_durable_tasks.rules.notifications import endpoint_of_setting, url_of
-from django_durable_tasks.rules.targets.addresses import parsed_url
-from django_durable_tasks.rules.targets.http_request import endpoint_name
-from django_durable_tasks.rules.tenants import NUMBERS, REQUESTS, ApiScope
-from django_durable_tasks.targets import http
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.targets.addresses import parsed_url
+from django_durable_tasks.targets.http_request import endpoint_name
+from django_durable_tasks.tenants import access, quotas
+from django_durable_tasks.tenants.values import NUMBERS, REQUESTS, ApiScope
 
 
 def _set(

@@ -8,8 +8,6 @@ from typing import Any
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DependencyType, OnUpstreamFailure
-from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import GraphReport, RetryMode
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -20,6 +18,8 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
+from django_durable_tasks.workflows import operations
+from django_durable_tasks.workflows.operations import GraphReport, RetryMode
 
 # Operations on the approval or the hold of one task.
 

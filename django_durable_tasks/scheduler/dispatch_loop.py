@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
-from django_durable_tasks.celery.publishing import broker_outage, publisher
-from django_durable_tasks.celery.publishing.publisher import Dispatched
+from django_durable_tasks.celery import broker_outage, publisher
+from django_durable_tasks.celery.publisher import Dispatched
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index.memory import DueEntry, DueIndex
-from django_durable_tasks.engine.db import clock
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import backpressure, config
-from django_durable_tasks.engine.limits.backpressure import QueueHead, QueueSnapshot, read_heads
-from django_durable_tasks.engine.limits.config import refresh_limits
-from django_durable_tasks.engine.limits.waitlist import URGENT
-from django_durable_tasks.engine.tasks import batches
-from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.engine.tasks.batches import BatchHead
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.rules.tasks.claims import SHARDS, UNSERVED_AFTER, QueueDemand
+from django_durable_tasks.limits import backpressure, config
+from django_durable_tasks.limits.backpressure import QueueHead, QueueSnapshot, read_heads
+from django_durable_tasks.limits.config import refresh_limits
+from django_durable_tasks.limits.waitlist import URGENT
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
+from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER, QueueDemand
+from django_durable_tasks.store import clock
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.tasks import batches
+from django_durable_tasks.tasks import claim as task_claim
+from django_durable_tasks.tasks.batches import BatchHead
 
 # Order in which queues share a claim limit that is too low for all of them.
 

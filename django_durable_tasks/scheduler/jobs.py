@@ -11,35 +11,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_durable_tasks.celery.publishing import publisher
+from django_durable_tasks.audit import prune_audit
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index import fallback, redis
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.audit import prune_audit
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import ClockStep, ClockStepDetector, database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.limits import overlap, release
-from django_durable_tasks.engine.metrics import (
+from django_durable_tasks.dependencies import resolve
+from django_durable_tasks.limits import overlap, release
+from django_durable_tasks.metrics.counts import (
     CreationCounter,
     count_attempts,
     count_endings_without_attempt,
     count_occurrences,
     prune_minutes,
 )
-from django_durable_tasks.engine.notifications import prune_events
-from django_durable_tasks.engine.recurring import recompute
-from django_durable_tasks.engine.recurring.ledger import (
-    prune_ended,
-    prune_ledger,
-    prune_shadow_fires,
-)
-from django_durable_tasks.engine.tasks import operator_actions, requests, retention
-from django_durable_tasks.engine.tenants.bulk_operations import prune_operations
-from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
-from django_durable_tasks.engine.workflows import runs, start
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.notifications.deliveries import prune_events
+from django_durable_tasks.scheduler import redis_index, shared_index
+from django_durable_tasks.schedules import recompute
+from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger, prune_shadow_fires
+from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.tasks import operator_actions, requests, retention
+from django_durable_tasks.tenants.bulk_operations import prune_operations
+from django_durable_tasks.tenants.idempotent_requests import prune_requests
+from django_durable_tasks.workflows import runs, start
 
 # The type of a maintenance job, and the time slice of jobs that work in batches.
 
@@ -116,9 +112,9 @@ def apply_requests(now: datetime, monitor: HeartbeatMonitor) -> int:
 # A clock that is set forward needs no correction: everything is due early, and schedules treat the
 # fire times that were skipped as missed. When it is set back, these instants lie in the future:
 #
-# * the watermarks of schedules: they are set to now (``engine/recurring/recompute.py``);
+# * the watermarks of schedules: they are set to now (``schedules/recompute.py``);
 # * the end of the waits of tasks, such as back-offs: they are moved with the clock
-#   (``engine/transitions/endings.py``);
+#   (``states/endings.py``);
 # * the times at which messages are published again: they are shortened to REPUBLISH_AFTER;
 # * the pauses of endpoints: the next request probes them.
 #
@@ -239,7 +235,7 @@ def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
         return 0
     end, changed = time.monotonic() + SLICE, 0
     with dedicated_connection():
-        while number := notifications.create_due_deliveries(now, settings().BATCH_SIZE):
+        while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
             changed += number
             if time.monotonic() >= end:
                 break
@@ -264,9 +260,9 @@ def end_late_workflows(now: datetime, monitor: HeartbeatMonitor) -> int:
 
 def fill_due_index(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Fill the due index; does nothing without REDIS_URL. Returns 0: no task has changed."""
-    if redis.url() is not None:
+    if redis_index.url() is not None:
         with dedicated_connection():
-            fallback.fill_redis(now)
+            shared_index.fill_redis(now)
     return 0
 
 
@@ -311,7 +307,7 @@ class ProbeWorkers:
         if settings().WATCHDOG_URL is None or minute == self._minute:
             return 0
         with dedicated_connection():
-            notifications.create_probe(minute)
+            deliveries.create_probe(minute)
         self._minute = minute
         return 1
 
@@ -429,7 +425,7 @@ def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Check the conditions once; does nothing unless NOTIFICATIONS is on."""
     if settings().NOTIFICATIONS:
         with dedicated_connection():
-            notifications.watch_alerts(now)
+            deliveries.watch_alerts(now)
     return 0
 
 

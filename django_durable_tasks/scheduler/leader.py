@@ -1,7 +1,7 @@
 """A leader died: how the next one is elected, and why nothing breaks in between.
 
 1. All schedulers of a region compete for one row, ``SchedulerLease``. The three guarded UPDATEs on
-   it are in ``engine/cluster/nodes.py``: take an expired lease, renew the own one, release it.
+   it are in ``cluster/nodes.py``: take an expired lease, renew the own one, release it.
    The holder is a random id per process. ``term`` grows by one with each new leader.
 2. The leader renews the lease every LEADER_RENEW seconds, on a thread and connection of its own
    with short timeouts, so that a slow job does not cost the leadership.
@@ -33,11 +33,11 @@ from collections.abc import Callable
 
 from django.db import Error
 
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection, on_sqlite
 from django_durable_tasks.scheduler.threads import log_failure
 from django_durable_tasks.signals import leadership_changed
+from django_durable_tasks.store.connections import LEADER, dedicated_connection, on_sqlite
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _MARGIN = 0.1

@@ -16,23 +16,23 @@ from datetime import datetime
 from django.db import Error
 
 from django_durable_tasks import process_state
-from django_durable_tasks.celery.execution.worker_node import NodeBeat
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
+from django_durable_tasks.celery.worker_node import NodeBeat
+from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index.fallback import due_index
-from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db.errors import reason_of
-from django_durable_tasks.engine.recurring.trigger import PostponedSchedules
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.notifier.listener import Listeners
-from django_durable_tasks.rules.tasks.claims import SHARDS
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.maintenance import Maintenance
 from django_durable_tasks.scheduler.releasing import Releasing
 from django_durable_tasks.scheduler.republishing import Republishing
+from django_durable_tasks.scheduler.shared_index import due_index
 from django_durable_tasks.scheduler.threads import Steps, Waiter
 from django_durable_tasks.scheduler.triggering import Triggering
+from django_durable_tasks.schedules.trigger import PostponedSchedules
+from django_durable_tasks.states.demand import SHARDS
+from django_durable_tasks.store.errors import reason_of
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _DISPATCHING, _SLEEPING = "Dispatching", "Reading the next due time of all queues"

@@ -12,12 +12,9 @@ from functools import partial
 
 from django.db import Error
 
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor, NodeReport
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor, NodeReport
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.rules.tasks.claims import shards_of
 from django_durable_tasks.scheduler import jobs as scheduler_jobs
 from django_durable_tasks.scheduler.jobs import (
     CLOCK_EVERY,
@@ -48,6 +45,9 @@ from django_durable_tasks.scheduler.reap_dead_nodes import (
     reap_dead_nodes,
 )
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
+from django_durable_tasks.states.demand import shards_of
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 
 # Every job is idempotent and returns after a bounded slice of work. A job that changed something
 # runs again soon, after the other due jobs, until nothing is left.

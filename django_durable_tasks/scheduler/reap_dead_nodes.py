@@ -22,15 +22,15 @@
      lease for a while after their node was declared dead.
    * ``mark_lost_runs``: runs whose lease did not change for as long as it lasts, on any node.
 
-4. A run marked LOST is an attempt that crashed. ``engine/tasks/attempts.py`` retries the task
+4. A run marked LOST is an attempt that crashed. ``tasks/attempts.py`` retries the task
    or
    opens a dead letter, as configured. The task's epoch and run id change, so a worker that
    was only frozen cannot write a result any more.
 5. Which runs of a dead node are charged with the crash, and when their tasks start again, is
-   decided by ``rules/tasks/endings.py``.
+   decided by ``states/decisions.py``.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
-(``engine/tasks/attempts.py``). A dead scheduler needs no recovery of its own: tasks that it
+(``tasks/attempts.py``). A dead scheduler needs no recovery of its own: tasks that it
 claimed and did not publish have no message (``scheduler/republishing.py``), and its
 leadership expires (``scheduler/leader.py``).
 """
@@ -48,14 +48,14 @@ from django.db.models import Q
 
 from django_durable_tasks import registry
 from django_durable_tasks.choices import LogStatus
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.tasks import attempts
 from django_durable_tasks.models import Node, Task, TaskExecutionLog
-from django_durable_tasks.rules.tasks.endings import Crash, EndingKind, LostRun, Outcome, judged
+from django_durable_tasks.states.decisions import Crash, EndingKind, LostRun, Outcome, judged
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.tasks import attempts
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 LEASE_EXPIRED = "The lease of the run expired."

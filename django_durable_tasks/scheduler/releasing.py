@@ -5,7 +5,7 @@ two schedulers, or this thread and a claim, use the same capacity, the claim mak
 exceed it wait.
 
 While tasks wait for concurrency limits only, this is a safety net that runs once per POLL: the
-process of an ended run hands its capacity over (``engine/tasks/attempts.py``).
+process of an ended run hands its capacity over (``tasks/attempts.py``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from django.db import Error
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import release, waitlist
+from django_durable_tasks.limits import release, waitlist
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 
 _STEP = "Releasing tasks that wait for a limit"
 _TIME_LIMIT = 60.0

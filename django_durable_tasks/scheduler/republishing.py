@@ -34,20 +34,20 @@ from functools import partial
 from django.db.models import Count, Max, Q
 from django.db.models.functions import Coalesce
 
-from django_durable_tasks.celery.publishing import broker_outage, publisher
+from django_durable_tasks.celery import broker_outage, publisher
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import aware, database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.limits import backpressure, config
-from django_durable_tasks.engine.limits.backpressure import Fleet
-from django_durable_tasks.engine.tasks import batches, claim
 from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.limits import backpressure, config
+from django_durable_tasks.limits.backpressure import Fleet
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import aware, database_now
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.tasks import batches, claim
 
 _READING, _WINDOWS = "Reading the published tasks", "Counting the messages of queues"
 _TIME_LIMIT = 60.0

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import Error
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
+from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 # Isolates the steps of a scheduler: an exception ends only the step that raised it.
 

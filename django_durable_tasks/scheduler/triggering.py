@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
+from django_durable_tasks.schedules import trigger
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 
 _TIME_LIMIT = 60.0
 _RETRY_LOCKED_AFTER = 0.1

@@ -1,1 +1,1 @@
-"""The durable tasks that the package itself declares. Every worker registers them."""
+"""What the core knows of HTTP callbacks: addresses, requests, answers and endpoints."""

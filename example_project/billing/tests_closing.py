@@ -9,8 +9,8 @@ from django.core import mail
 from billing.jobs import closing
 from billing.models import Figure, Payment, Statement, Subscription
 from billing.tests_recurring import FIRE, JobTestCase
-from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import WorkflowRun
+from django_durable_tasks.workflows import runs
 
 
 class ClosingTests(JobTestCase):

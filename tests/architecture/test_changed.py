@@ -14,9 +14,9 @@ from tests.runs import PGBOUNCER, SMOKE, Run, planned
 from tests.selection import default_runs
 from tests.worktree import CannotCompare, changes
 
-CLAIM = "django_durable_tasks/engine/db/sql/claim.postgresql.sql"
+CLAIM = "django_durable_tasks/store/sql/claim.postgresql.sql"
 SCHEDULER = "django_durable_tasks/scheduler/loop.py"
-RULES = "django_durable_tasks/rules/tasks/options.py"
+RULES = "django_durable_tasks/tasks/options.py"
 ONE_TEST = "tests/processes/test_outages.py"
 
 
@@ -44,11 +44,11 @@ def test_checks_and_architecture_tests_run_after_every_change() -> None:
         ("docs/how-to/deploy_and_upgrade.md", {"documentation"}),
         (CLAIM, {"database", "crash_points"}),
         (
-            "django_durable_tasks/engine/tasks/claim.py",
+            "django_durable_tasks/tasks/claim.py",
             {"database", "crash_points", SMOKE, PGBOUNCER},
         ),
         (
-            "django_durable_tasks/celery/execution/worker_node.py",
+            "django_durable_tasks/celery/worker_node.py",
             {"database", "broker", SMOKE, PGBOUNCER},
         ),
         (SCHEDULER, {"database", "processes", SMOKE, PGBOUNCER}),
@@ -67,7 +67,7 @@ def test_sql_is_tested_on_each_database_and_broker_code_on_each_broker() -> None
         "mariadb",
         "sqlite",
     ]
-    runs = _beside_checks("django_durable_tasks/celery/execution/worker_node.py")
+    runs = _beside_checks("django_durable_tasks/celery/worker_node.py")
     assert [broker for _, broker in _servers(runs, "broker")] == ["rabbitmq", "redis", "filesystem"]
 
 

@@ -61,4 +61,4 @@ def test_a_rule_that_imports_a_model_breaks_a_contract(copy: Path) -> None:
     states.write_text(states.read_text() + f"\nimport {PACKAGE}.models.tasks\n")
     answer = _lint(copy)
     assert answer.returncode == 1, answer.stdout + answer.stderr
-    assert f"{PACKAGE}.rules.states -> {PACKAGE}.models.tasks" in answer.stdout
+    assert f"{PACKAGE}.states.machine -> {PACKAGE}.models.tasks" in answer.stdout

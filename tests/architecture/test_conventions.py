@@ -19,9 +19,9 @@ APPS = f"{PACKAGE}/apps.py"
 # Every command of a project would load the client of Redis, also without Redis.
 LAZY = frozenset(
     {
-        f"{PACKAGE}/celery/execution/worker_repairs.py",
-        f"{PACKAGE}/due_index/redis.py",
-        f"{PACKAGE}/due_index/redis.py",
+        f"{PACKAGE}/celery/worker_repairs.py",
+        f"{PACKAGE}/scheduler/redis_index.py",
+        f"{PACKAGE}/scheduler/redis_index.py",
     }
 )
 MANAGEMENT = f"{PACKAGE}/management/"

@@ -25,4 +25,4 @@ def test_no_module_has_a_meaningless_name() -> None:
 def test_a_module_named_utils_is_found_as_file_and_as_folder() -> None:
     assert forbidden_names("django_durable_tasks/utils.py")
     assert forbidden_names("django_durable_tasks/core/claims.py")
-    assert not forbidden_names("django_durable_tasks/engine/tasks/claim.py")
+    assert not forbidden_names("django_durable_tasks/tasks/claim.py")

@@ -1,4 +1,4 @@
-"""Only engine/transitions and engine/db/sql write a Task's status, and SQL is in its own files."""
+"""Only engine/transitions and store/sql write a Task's status, and SQL is in its own files."""
 
 import pytest
 
@@ -92,5 +92,5 @@ def test_prose_and_session_statements_are_not_sql() -> None:
 
 def test_an_sql_file_in_the_wrong_place_is_found() -> None:
     assert misplaced_sql("django_durable_tasks/models/claim.postgresql.sql")
-    assert misplaced_sql("django_durable_tasks/engine/db/sql/claim.sql")
-    assert not misplaced_sql("django_durable_tasks/engine/db/sql/claim_due.postgresql.sql")
+    assert misplaced_sql("django_durable_tasks/store/sql/claim.sql")
+    assert not misplaced_sql("django_durable_tasks/store/sql/claim_due.postgresql.sql")

@@ -67,5 +67,5 @@ def test_the_wheel_contains_nothing_else(wheel: Path) -> None:
 
 
 def test_a_missing_and_a_foreign_file_are_found() -> None:
-    assert _absent({f"{PACKAGE}/apps.py"}, [f"{PACKAGE}/engine/db/sql/claim.postgresql.sql"])
+    assert _absent({f"{PACKAGE}/apps.py"}, [f"{PACKAGE}/store/sql/claim.postgresql.sql"])
     assert _foreign({"tests/settings.py"})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.architecture.sources import docstrings, root_name
 
 VENDORS = "postgresql|mysql|mariadb|sqlite"
-SQL_FILE = re.compile(rf"django_durable_tasks/engine/db/sql/[a-z_]+\.({VENDORS})\.sql")
+SQL_FILE = re.compile(rf"django_durable_tasks/store/sql/[a-z_]+\.({VENDORS})\.sql")
 STATEMENT = re.compile(
     r"\b(INSERT\s+(IGNORE\s+|OR\s+\w+\s+)?INTO|UPDATE\s+\S+\s+SET|DELETE\s+FROM|SELECT\s.*\sFROM\s|FOR\s+(NO\s+KEY\s+)?UPDATE)\b",
     re.DOTALL,
@@ -67,11 +67,9 @@ def executed_literals(source: str) -> list[str]:
 
 
 def misplaced_sql(path: str) -> list[str]:
-    """Find an SQL file that is not `engine/db/sql/<verb>.<vendor>.sql`."""
+    """Find an SQL file that is not `store/sql/<verb>.<vendor>.sql`."""
     return (
-        []
-        if SQL_FILE.fullmatch(path)
-        else [f"{path}: SQL stands in engine/db/sql/<verb>.<vendor>.sql"]
+        [] if SQL_FILE.fullmatch(path) else [f"{path}: SQL stands in store/sql/<verb>.<vendor>.sql"]
     )
 
 

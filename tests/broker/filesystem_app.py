@@ -5,7 +5,7 @@ from pathlib import Path
 
 from celery import Celery
 
-from django_durable_tasks.celery.transports.filesystem import register
+from django_durable_tasks.celery.filesystem import register
 from tests.waiting import until
 
 register()

@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
-from django_durable_tasks.celery.transports.filesystem import register
+from django_durable_tasks.celery.filesystem import register
 
 
 def produce(url: str, queue: str, first: str, count: str) -> None:

@@ -13,7 +13,7 @@ from celery import Celery, current_app
 from django.conf import settings
 from kombu import Connection, Queue
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.celery import broker_connection, broker_outage
 from django_durable_tasks.ports import TaskMessage
 
 NAME = "tests.project.bodies.add"

@@ -13,12 +13,12 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connections
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
-from django_durable_tasks.celery.publishing.broker_outage import BrokerBreaker
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.celery import broker_connection, broker_outage, publisher
+from django_durable_tasks.celery.broker_outage import BrokerBreaker
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.store.clock import database_now
 from tests.backends import address, broker_settings
 from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.proxy import Proxy, proxy_to

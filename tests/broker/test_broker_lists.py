@@ -14,8 +14,7 @@ import redis
 from django.conf import settings as django_settings
 from kombu import Queue
 
-from django_durable_tasks.celery import inspect
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
+from django_durable_tasks.celery import broker_connection, broker_outage, inspect, publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
 from tests.backends import address, broker_settings

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.due_index import redis as redis_index
-from django_durable_tasks.due_index.memory import DueEntry, DueIndex, MemoryDueIndex
-from django_durable_tasks.due_index.redis import RedisConnection, RedisDueIndex
+from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex, MemoryDueIndex
+from django_durable_tasks.scheduler.redis_index import RedisConnection, RedisDueIndex
 from tests.backends import address
 from tests.repetitions import repetitions
 

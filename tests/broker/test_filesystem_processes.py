@@ -18,7 +18,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer
 
-from django_durable_tasks.celery.transports.filesystem import register
+from django_durable_tasks.celery.filesystem import register
 from tests.broker.filesystem_folder import RUBBISH, drained, noted, queue_folder, size, take_all
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
-from django_durable_tasks.celery.transports import filesystem
+from django_durable_tasks.celery import filesystem
 from tests.broker.filesystem_folder import (
     RUBBISH,
     bound,

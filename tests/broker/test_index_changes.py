@@ -10,11 +10,11 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import redis
-from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import Task
+from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler.redis_index import RedisDueIndex
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
 from tests.broker.listening_schedulers import (
     BY_BOTH,
     BY_POSTGRESQL,
@@ -36,15 +36,15 @@ __all__ = ["recorder", "url"]
 def index(rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisDueIndex]:
     """Return the shared index under REDIS_URL, empty."""
     settings.DURABLE_TASKS = {**CALM, "REDIS_URL": REDIS}
-    redis.close_idle()
+    redis_index.close_idle()
     notifying_unlimited(monkeypatch)
-    redis_connection = redis.connection()
+    redis_connection = redis_index.connection()
     assert redis_connection is not None
     index = RedisDueIndex(redis_connection)
     redis_connection.client.delete(*index._keys)
     yield index
     redis_connection.client.delete(*index._keys)
-    redis.close_idle()
+    redis_index.close_idle()
 
 
 def known(index: RedisDueIndex) -> dict[Any, datetime]:

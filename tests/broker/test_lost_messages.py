@@ -8,7 +8,7 @@ from celery import current_app
 from django.conf import settings as django_settings
 from kombu import Producer
 
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER, headers_of
+from django_durable_tasks.celery.prepared_messages import HEADER, headers_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
 from tests.processes.cluster import Cluster

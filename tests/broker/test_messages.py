@@ -9,7 +9,7 @@ from celery import current_app
 from django.conf import settings as django_settings
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery.publishing import publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.ports import TaskMessage
 from tests.processes.cluster import Cluster, Program, cluster_in

@@ -11,11 +11,11 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_durable_tasks import ports
-from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import RecurringTask, Task
-from django_durable_tasks.notifier import listener, notify_on_commit
-from django_durable_tasks.notifier.listener import Listeners
-from django_durable_tasks.notifier.notify_on_commit import CHANNEL, Notification, NotificationKind
+from django_durable_tasks.scheduler import listener, notify_on_commit
+from django_durable_tasks.scheduler.listener import Listeners
+from django_durable_tasks.scheduler.notify_on_commit import CHANNEL, Notification, NotificationKind
+from django_durable_tasks.states import transitions
 from tests.broker.listening_schedulers import (
     BY_POSTGRESQL,
     Recorder,

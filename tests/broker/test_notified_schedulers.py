@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.due_index import redis
-from django_durable_tasks.due_index.redis import RedisDueIndex
-from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
+from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler.redis_index import RedisDueIndex
 from django_durable_tasks.workflows import Workflow
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.cluster import SHORT, cluster_in
@@ -32,9 +32,9 @@ READY = {**SHORT, "FAST_PATH": False}
 def notifying(rows: None, settings: Any) -> Iterator[Any]:
     """Make this process send notifications as part of the installation."""
     settings.DURABLE_TASKS = dict(SLEEPY)
-    redis.close_idle()
+    redis_index.close_idle()
     yield settings
-    redis.close_idle()
+    redis_index.close_idle()
 
 
 def soon(seconds: float = 0.3) -> Any:
@@ -139,7 +139,7 @@ def test_two_schedulers_share_the_index_in_redis_and_continue_while_it_is_frozen
         cluster.worker(slots=2)
         cluster.scheduler(), cluster.scheduler()
         cluster.ready()
-        redis_connection = redis.connection()
+        redis_connection = redis_index.connection()
         assert redis_connection is not None
         index = RedisDueIndex(redis_connection)
         until(

@@ -9,8 +9,8 @@ import pytest
 from celery import chain, chord, current_app, group
 from django.conf import settings as django_settings
 
-from django_durable_tasks.celery.publishing import publisher
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER, celery_id_of
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery.prepared_messages import HEADER, celery_id_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage

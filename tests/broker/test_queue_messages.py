@@ -21,13 +21,12 @@ from kombu.serialization import prepare_accept_content
 from kombu.serialization import registry as serializers
 
 from django_durable_tasks import queue_message
-from django_durable_tasks.celery.publishing import queue_messages
+from django_durable_tasks.callbacks import queue_messages
 from django_durable_tasks.checks import check_celery
 from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.cluster import NodeKind
-from django_durable_tasks.rules.targets import queue_message as rules
 from tests.delivery import deliver
 from tests.factories import a_node, a_task
 from tests.processes.cluster import SHORT, Cluster, cluster_in
@@ -181,7 +180,7 @@ def test_no_message_is_a_task_for_a_worker_that_receives_it(
 ) -> None:
     arguments = {"queue": INVOICES, "headers": headers, "body": body, "content_type": kind}
     try:
-        message = rules.queue_message(arguments, [INVOICES])
+        message = queue_messages.queue_message(arguments, [INVOICES])
         queue_messages.publish(message, uuid.uuid4())
     except InvalidTarget:
         assert channel.basic_get(INVOICES, no_ack=True) is None

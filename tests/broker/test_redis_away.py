@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.due_index import redis
-from django_durable_tasks.due_index.memory import DueEntry
-from django_durable_tasks.due_index.redis import RedisConnection, RedisDueIndex
+from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler.due_index import DueEntry
+from django_durable_tasks.scheduler.redis_index import RedisConnection, RedisDueIndex
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
@@ -187,9 +187,9 @@ def test_the_index_expires_when_no_node_writes_to_it(redis_connection: RedisConn
 
 
 def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
-    redis.use_url(url)
+    redis_index.use_url(url)
     try:
-        redis_connection = redis.connection()
+        redis_connection = redis_index.connection()
         assert redis_connection is not None
         redis_connection.client.flushall()
         with redis_connection._breaker._lock:
@@ -198,5 +198,5 @@ def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
                 os._exit(0 if serves(RedisDueIndex(redis_connection))() else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        redis.use_url(None)
-        redis.close_idle()
+        redis_index.use_url(None)
+        redis_index.close_idle()

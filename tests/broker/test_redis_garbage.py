@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.due_index import fallback, redis
-from django_durable_tasks.due_index.redis import (
+from django_durable_tasks.limits.backpressure import SMALLEST_WINDOW
+from django_durable_tasks.models import Task
+from django_durable_tasks.scheduler import redis_index, shared_index
+from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.notify_on_commit import wake_channel
+from django_durable_tasks.scheduler.redis_index import (
     RedisConnection,
     RedisDueIndex,
     instant_ms,
     keys,
     scope,
 )
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
-from django_durable_tasks.models import Task
-from django_durable_tasks.notifier.notify_on_commit import wake_channel
-from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.store.clock import database_now
 from tests.broker.test_due_index import REDIS, due
 from tests.broker.test_redis_loader import redis_connection, rows_due
 from tests.database.commands.durable_command import durable
@@ -95,7 +95,7 @@ def test_an_unreadable_mark_does_not_count_and_the_index_is_filled_again(
     index.next_at()
     assert index.filled_until is None
     wanted = rows_due(5)
-    assert fallback.fill_redis(database_now()) == 1
+    assert shared_index.fill_redis(database_now()) == 1
     assert [
         row.task_id for row in index.pop_due(database_now() + timedelta(seconds=10), 10)
     ] == wanted
@@ -105,7 +105,7 @@ def test_an_unreadable_mark_does_not_count_and_the_index_is_filled_again(
 def test_a_mark_years_ahead_is_ignored(redis_connection: RedisConnection) -> None:
     redis_connection.client.set(keys()[2], instant_ms(database_now() + timedelta(days=3_000)))
     rows_due(5)
-    assert fallback.fill_redis(database_now()) == 1
+    assert shared_index.fill_redis(database_now()) == 1
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -127,7 +127,7 @@ def test_a_key_of_another_type_is_replaced(
     index.next_at()
     _entry(index)
     wanted = rows_due(5)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     assert index.pop_due(database_now() + timedelta(seconds=10), 100)[-1].task_id == wanted[0]
     assert redis_connection.open()
     assert index.filled_until is not None
@@ -182,7 +182,7 @@ def test_a_scheduler_dispatches_whatever_its_keys_contain(
     until(
         lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1], within=30
     )
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     assert scheduler.steps.failing() == []
     durable("verify", "--only", "due-index", "--repair", "--yes")
 
@@ -207,8 +207,8 @@ def test_run_scheduler_survives_garbage_under_load(
     continue to run.
     """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
-    redis.close_idle()
-    redis_connection = redis.connection()
+    redis_index.close_idle()
+    redis_connection = redis_index.connection()
     assert redis_connection is not None
     with cluster_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as cluster:
         cluster.worker(slots=2)
@@ -228,4 +228,4 @@ def test_run_scheduler_survives_garbage_under_load(
         assert all(ended(task).result == 3 for task in tasks)
         assert scheduler.alive()
         until(lambda: "unreadable" in durable("status").out, within=20, message="status shows it")
-    redis.close_idle()
+    redis_index.close_idle()

@@ -11,13 +11,13 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import fallback, redis
-from django_durable_tasks.due_index.fallback import SharedDueIndex, due_index
-from django_durable_tasks.due_index.memory import DueEntry, MemoryDueIndex
-from django_durable_tasks.due_index.redis import RedisConnection, RedisDueIndex
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
-from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
+from django_durable_tasks.scheduler import redis_index, shared_index
+from django_durable_tasks.scheduler.due_index import DueEntry, MemoryDueIndex
+from django_durable_tasks.scheduler.notify_on_commit import OnCommitNotifier
+from django_durable_tasks.scheduler.redis_index import RedisConnection, RedisDueIndex
+from django_durable_tasks.scheduler.shared_index import SharedDueIndex, due_index
+from django_durable_tasks.store.clock import database_now
 from tests.broker.test_due_index import REDIS, due
 from tests.broker.test_redis_away import frozen, url
 from tests.processes.cluster import SHORT
@@ -41,14 +41,14 @@ def redis_connection(
     """Return this process's client with an empty index, without notifications of created tasks."""
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
     monkeypatch.setattr(ports, "due", SilentNotifier())
-    redis.close_idle()
-    redis_connection = redis.connection()
+    redis_index.close_idle()
+    redis_connection = redis_index.connection()
     assert redis_connection is not None
     keys = RedisDueIndex(redis_connection)._keys
     redis_connection.client.delete(*keys)
     yield redis_connection
     redis_connection.client.delete(*keys)
-    redis.close_idle()
+    redis_index.close_idle()
 
 
 def rows_due(*seconds: float) -> list[uuid.UUID]:
@@ -79,7 +79,7 @@ def test_exactly_the_tasks_within_the_horizon_are_added(redis_connection: RedisC
     wanted = rows_due(5, 100, 295)
     rows_due(400)
     now = database_now()
-    assert fallback.fill_redis(now) == 3
+    assert shared_index.fill_redis(now) == 3
     index = RedisDueIndex(redis_connection)
     index.next_at()
     assert index.filled_until is not None
@@ -96,59 +96,59 @@ def test_the_next_step_reads_only_tasks_that_entered_the_horizon(
 ) -> None:
     first = rows_due(5, 310)
     now = database_now()
-    fallback.fill_redis(now)
+    shared_index.fill_redis(now)
     assert taken(redis_connection) == first[:1]
-    assert fallback.fill_redis(now + timedelta(seconds=20)) == 1
+    assert shared_index.fill_redis(now + timedelta(seconds=20)) == 1
     assert taken(redis_connection) == first[1:]
 
 
 def test_an_emptied_index_is_filled_again(redis_connection: RedisConnection) -> None:
     wanted = rows_due(5, 100)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     redis_connection.client.delete(*RedisDueIndex(redis_connection)._keys)
-    assert fallback.fill_redis(database_now()) == 2
+    assert shared_index.fill_redis(database_now()) == 2
     assert taken(redis_connection) == wanted
 
 
 def test_tasks_of_many_queues_pages_and_instants_are_all_added(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_PAGE", 7)
+    monkeypatch.setattr(shared_index, "_PAGE", 7)
     at = timezone.now() + timedelta(seconds=60)
     for queue in ("a", "b"):
         for number in range(30):
             bodies.add.using(queue=queue, run_at=at + timedelta(milliseconds=number)).schedule(1, 2)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     assert set(taken(redis_connection)) == set(Task.objects.values_list("pk", flat=True))
 
 
 def test_more_tasks_of_one_instant_than_a_page_are_all_added(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_PAGE", 7)
+    monkeypatch.setattr(shared_index, "_PAGE", 7)
     wanted = _of_one_instant(30, timezone.now() + timedelta(seconds=60))
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     assert set(taken(redis_connection)) == wanted
 
 
 def test_tasks_of_one_instant_that_do_not_fit_are_not_marked_as_filled(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_PAGE", 5)
-    monkeypatch.setattr(fallback, "_MOST", 10)
+    monkeypatch.setattr(shared_index, "_PAGE", 5)
+    monkeypatch.setattr(shared_index, "_MOST", 10)
     at = timezone.now().replace(microsecond=300) + timedelta(seconds=60)
     before = _of_one_instant(3, at - timedelta(seconds=1))
     wanted = before | _of_one_instant(20, at)
-    assert fallback.fill_redis(database_now()) == 10
+    assert shared_index.fill_redis(database_now()) == 10
     index = RedisDueIndex(redis_connection)
     index.next_at()
     assert index.filled_until is not None
     assert at - timedelta(seconds=1) < index.filled_until <= at
     assert len(index) == 10
-    assert fallback.fill_redis(database_now()) == 0, "a full set is left as it is"
+    assert shared_index.fill_redis(database_now()) == 0, "a full set is left as it is"
     assert before < set(taken(redis_connection)) < wanted
-    monkeypatch.setattr(fallback, "_MOST", 100)
-    fallback.fill_redis(database_now())
+    monkeypatch.setattr(shared_index, "_MOST", 100)
+    shared_index.fill_redis(database_now())
     assert set(taken(redis_connection)) == wanted - before, (
         "who goes on begins where the mark stands"
     )
@@ -157,8 +157,8 @@ def test_tasks_of_one_instant_that_do_not_fit_are_not_marked_as_filled(
 def test_the_mark_of_many_queues_is_the_earliest_of_them(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_PAGE", 5)
-    monkeypatch.setattr(fallback, "_MOST", 10)
+    monkeypatch.setattr(shared_index, "_PAGE", 5)
+    monkeypatch.setattr(shared_index, "_MOST", 10)
     at = timezone.now() + timedelta(seconds=60)
     for queue, apart in (("a", 10), ("b", 100)):
         for number in range(20):
@@ -166,7 +166,7 @@ def test_the_mark_of_many_queues_is_the_earliest_of_them(
                 queue=queue, run_at=at + timedelta(milliseconds=apart * number)
             ).schedule(1, 2)
     index = RedisDueIndex(redis_connection)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     index.next_at()
     assert index.filled_until is not None
     held = {row.task_id for row in index.pop_due(datetime(2100, 1, 1, tzinfo=UTC), 100)}
@@ -181,18 +181,18 @@ def test_a_task_within_the_millisecond_of_the_mark_is_added(
 ) -> None:
     now = database_now().replace(microsecond=400)
     task = bodies.add.schedule(1, 2, run_at=now + timedelta(seconds=300, microseconds=300))
-    fallback.fill_redis(now)
-    fallback.fill_redis(now + timedelta(seconds=20))
+    shared_index.fill_redis(now)
+    shared_index.fill_redis(now + timedelta(seconds=20))
     assert taken(redis_connection) == [task.pk]
 
 
 def test_a_full_index_stays_and_its_mark_is_true(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "_MOST", 3)
+    monkeypatch.setattr(shared_index, "_MOST", 3)
     wanted = rows_due(5, 6, 7, 100, 200)
     now = database_now()
-    fallback.fill_redis(now)
+    shared_index.fill_redis(now)
     index = RedisDueIndex(redis_connection)
     index.next_at()
     assert index.filled_until is not None
@@ -204,7 +204,7 @@ def test_a_change_lost_during_filling_causes_another_complete_fill(
     redis_connection: RedisConnection,
 ) -> None:
     index = RedisDueIndex(redis_connection)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     index.next_at()
     other = RedisDueIndex(redis_connection)
     other._change_lost = True
@@ -214,7 +214,7 @@ def test_a_change_lost_during_filling_causes_another_complete_fill(
         "the mark was taken away meanwhile"
     )
     wanted = rows_due(3)
-    assert fallback.fill_redis(database_now()) == 1
+    assert shared_index.fill_redis(database_now()) == 1
     assert taken(redis_connection) == wanted
 
 
@@ -223,9 +223,9 @@ def test_nothing_is_filled_without_redis_or_during_its_outage(
 ) -> None:
     rows_due(5)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    assert fallback.fill_redis(database_now()) == 0
+    assert shared_index.fill_redis(database_now()) == 0
     settings.DURABLE_TASKS = dict(SHORT)
-    assert fallback.fill_redis(database_now()) == 0
+    assert shared_index.fill_redis(database_now()) == 0
     assert isinstance(due_index(), MemoryDueIndex)
 
 
@@ -239,7 +239,7 @@ def _ids(rows: list[DueEntry]) -> list[int]:
 def test_a_scheduler_shares_the_index_and_needs_none_of_its_own(
     redis_connection: RedisConnection,
 ) -> None:
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     mine, theirs = due_index(), due_index()
     assert isinstance(mine, SharedDueIndex)
     mine.next_at()
@@ -261,9 +261,9 @@ def test_a_scheduler_uses_its_own_index_while_redis_is_frozen_and_returns(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis, "PAUSE", 0.3)
+    monkeypatch.setattr(redis_index, "PAUSE", 0.3)
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     index, late = due_index(), due(99).at
     assert isinstance(index, SharedDueIndex)
     index.next_at()
@@ -274,10 +274,10 @@ def test_a_scheduler_uses_its_own_index_while_redis_is_frozen_and_returns(
         assert "polling" in index.state
         assert _ids(index.pop_due(late, 1)) == [2]
         assert index.next_at() == due(3).at
-    mine = redis.connection()
+    mine = redis_index.connection()
     assert mine is not None
     until(lambda: mine.call(lambda client: client.ping(), False), within=20)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     assert sorted(_ids(index.pop_due(late, 5))) == [1, 3], "what is left in memory comes too"
     assert index.state == "redis"
     index.add([due(4, 4)])

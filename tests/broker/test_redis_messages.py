@@ -13,8 +13,8 @@ import pytest
 from celery import current_app
 from django.conf import settings as django_settings
 
-from django_durable_tasks.celery.execution.redis_records import belongs_to_row, keep_in_memory
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER, headers_of
+from django_durable_tasks.celery.prepared_messages import HEADER, headers_of
+from django_durable_tasks.celery.redis_records import belongs_to_row, keep_in_memory
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
 from tests.processes.cluster import Cluster

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import ports
-from django_durable_tasks.due_index import fallback, redis
-from django_durable_tasks.due_index.memory import DueEntry
-from django_durable_tasks.due_index.redis import (
+from django_durable_tasks.models import Node, Task
+from django_durable_tasks.scheduler import redis_index, shared_index
+from django_durable_tasks.scheduler.due_index import DueEntry
+from django_durable_tasks.scheduler.notify_on_commit import OnCommitNotifier
+from django_durable_tasks.scheduler.redis_index import (
     RedisConnection,
     RedisDueIndex,
     RedisEntries,
     instant_ms,
     member_of,
 )
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.verify.check import read_context
-from django_durable_tasks.models import Node, Task
-from django_durable_tasks.notifier.notify_on_commit import OnCommitNotifier
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.verify import runner
+from django_durable_tasks.verify.check import read_context
 from tests.broker.test_redis_away import frozen, url
 from tests.broker.test_redis_loader import redis_connection, rows_due, taken
 from tests.database.commands.durable_command import durable
@@ -52,7 +52,7 @@ def _settle() -> None:
 def _filled(*seconds: float) -> list[uuid.UUID]:
     """Create tasks, fill the index, and make all rows old enough to be checked."""
     ids = rows_due(*seconds)
-    fallback.fill_redis(database_now())
+    shared_index.fill_redis(database_now())
     _settle()
     return ids
 
@@ -173,7 +173,7 @@ def test_a_change_between_read_and_repair_is_kept(redis_connection: RedisConnect
 def test_every_entry_is_read_page_by_page(
     redis_connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis, "_SCAN", 7)
+    monkeypatch.setattr(redis_index, "_SCAN", 7)
     now = database_now()
     strangers = [
         DueEntry(now + timedelta(seconds=9), "mail", uuid.UUID(int=number), 0, 1)
@@ -226,7 +226,7 @@ def test_while_redis_is_unavailable_these_checks_report_it_and_the_others_run(
     redis_connection: RedisConnection, settings: Any, url: str
 ) -> None:
     settings.DURABLE_TASKS = {**SHORT, "REDIS_URL": url}
-    redis.close_idle()
+    redis_index.close_idle()
     ids = _filled(60)
     Task.objects.unguarded().filter(pk=ids[0]).update(
         attempts=-1, status="SUCCESS", due_at=None, completed_at=None

@@ -15,8 +15,8 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from django_durable_tasks.celery.publishing import broker_outage, publisher
-from django_durable_tasks.celery.publishing.prepared_messages import celery_id_of
+from django_durable_tasks.celery import broker_outage, publisher
+from django_durable_tasks.celery.prepared_messages import celery_id_of
 from django_durable_tasks.exceptions import BrokerUnavailable
 from tests.backends import address, broker_settings
 from tests.broker.rejecting import WAYS, Way, another_kind

@@ -11,7 +11,7 @@ from celery import Celery
 from django.db.models import Count
 from kombu import Exchange, Queue
 
-from django_durable_tasks.celery.publishing import publisher, routing
+from django_durable_tasks.celery import publisher, routing
 from django_durable_tasks.models import Task
 from tests.broker.routes import NAME, application, declare, increase, messages, waiting
 from tests.project.bodies import add

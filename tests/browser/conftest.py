@@ -15,7 +15,7 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 
-from django_durable_tasks.engine.db import connections
+from django_durable_tasks.store import connections
 from tests.factories import first_rows
 from tests.waiting import until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.store.clock import database_now
 from tests.browser.conftest import Visit
 from tests.database.metrics.counting import a_minute
 

@@ -7,7 +7,6 @@ from datetime import date
 import pytest
 
 from django_durable_tasks.choices import SpecialDay
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import (
     Calendar,
     OccurrenceOverride,
@@ -15,6 +14,7 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
 )
+from django_durable_tasks.schedules import calendars
 from tests.browser.conftest import Visit
 from tests.browser.test_admin import APP, EVIL
 from tests.database.recurring.schedules import a_schedule, at, fire

@@ -26,7 +26,7 @@ class ChaosConfig(AppConfig):
     label = "chaos"
 
     def ready(self) -> None:
-        from django_durable_tasks.celery.publishing import publisher
+        from django_durable_tasks.celery import publisher
 
         if os.environ.get("CHAOS_CLOCK"):
             sys.stderr.write(f"chaos clock {datetime.now(UTC).isoformat()}\n")

@@ -20,7 +20,7 @@ from celery.exceptions import Ignore, Reject
 from django.db import connection
 
 from django_durable_tasks import Retry, durable_task
-from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.celery.task import DurableTask
 from tests.chaos.configuration import VARIABLE, Configuration
 from tests.waiting import until

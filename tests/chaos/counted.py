@@ -7,8 +7,8 @@ from datetime import timedelta
 from django.db.models import QuerySet, Sum
 
 from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import CreationCounter, read_position
+from django_durable_tasks.metrics.counts import CreationCounter, read_position
+from django_durable_tasks.metrics.series import DELAYS
 from django_durable_tasks.models import (
     MetricMinute,
     MetricSeries,
@@ -16,7 +16,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     UncountedEnding,
 )
-from django_durable_tasks.rules.metrics import DELAYS
+from django_durable_tasks.store.clock import database_now
 from tests.chaos.records import CreationCounts, Series
 from tests.chaos.watching import creation_counts
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.engine import notifications
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     NotificationEvent,
@@ -14,6 +13,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.operations import tenants
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
@@ -45,7 +45,7 @@ def create_settings(origin: str, folder: Path) -> str:
             "digest": _PERIODS[0] if one.digest else None,
             _FLAGS[one.status]: True,
         }
-        row: NotificationSetting = notifications.create_setting(name=one.setting, **values)
+        row: NotificationSetting = deliveries.create_setting(name=one.setting, **values)
         secrets[path] = tenants.secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
     found = tenants.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
@@ -79,7 +79,7 @@ def _end_periods() -> None:
     ids = waiting.order_by().values_list("setting_id", flat=True).distinct()
     for row in NotificationSetting.objects.filter(pk__in=list(ids)):
         digest = next(one for one in _PERIODS if one != row.digest)
-        notifications.change_setting(row, digest=digest, by="chaos")
+        deliveries.change_setting(row, digest=digest, by="chaos")
 
 
 def undelivered() -> int:

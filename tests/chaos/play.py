@@ -17,9 +17,9 @@ from django.core.management import call_command
 from django.db import connection, connections
 from django.db.models import Q
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import close_all
 from tests.chaos import bodies, counted, notified, watching
 from tests.chaos.campaign import Campaign, wait_for_the_end
 from tests.chaos.faults.catalogue import for_broker

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage
-from django_durable_tasks.engine.db import connections
+from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.store import connections
 from tests.factories import first_rows
 from tests.process_state import new_process_state
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks

@@ -15,11 +15,11 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batches, claim
-from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, batches, claim
+from django_durable_tasks.tasks.attempts import RunLocation
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,
     no_errors,

@@ -13,9 +13,9 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, end, question, start
 from tests.factories import QUEUE, a_run, a_task, many_tasks

@@ -11,15 +11,15 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.dependencies import edit
-from django_durable_tasks.engine.tasks import attempts, operator_actions, requests
-from django_durable_tasks.engine.workflows import operations
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.dependencies import edit
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Task, TaskDependency, TaskRequest, WorkflowRun
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler.jobs import apply_requests
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions, requests
+from django_durable_tasks.workflows import operations
 from tests.concurrency.racing import no_errors, on_another_connection, race
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,

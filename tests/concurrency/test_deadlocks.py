@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.errors import code_of, retry_on_deadlock
-from django_durable_tasks.engine.limits import waitlist
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.limits import waitlist
 from django_durable_tasks.models import Limit
 from django_durable_tasks.models.limits import LimitBucket
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import code_of, retry_on_deadlock
+from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 from tests.process_state import new_process_state

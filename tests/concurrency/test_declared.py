@@ -12,10 +12,10 @@ import pytest
 from django_durable_tasks import registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.contrib.beat import importer
-from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.recurring.options import CODE
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.schedules.options import CODE
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.factories import NOOP
 

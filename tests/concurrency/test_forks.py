@@ -8,9 +8,9 @@ from threading import Event, Thread
 import pytest
 from django.db import connections, transaction
 
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.models import NodeKind, QueueControl
+from django_durable_tasks.store.connections import dedicated_connection
 from tests.factories import a_node
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]

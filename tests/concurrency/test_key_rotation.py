@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django_durable_tasks.engine.tasks import key_rotation
 from django_durable_tasks.models import Task
+from django_durable_tasks.tasks import key_rotation
 from tests.concurrency.racing import no_errors, race
 from tests.database.encryption.keys import use
 from tests.project.tasks import echo

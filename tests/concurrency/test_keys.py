@@ -14,10 +14,10 @@ from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import IdempotencyConflict, UniqueConflict
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.transitions.transition_calls import (
     FAILURE,

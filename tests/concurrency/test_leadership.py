@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.models import SchedulerLease
 from django_durable_tasks.models.cluster import lease_name
 from tests.concurrency.racing import ROUNDS, no_errors, race

@@ -14,14 +14,14 @@ from django.db import Error, OperationalError, connection
 from django.db import connections as dj_connections
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import connections, tables
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config, release, waitlist
-from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.limits import config, release, waitlist
+from django_durable_tasks.limits.scopes import Allowance, rate_of
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.limits import LOCK, LimitBucket
-from django_durable_tasks.rules.limits import Allowance, rate_of
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import connections, tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, claim
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
 from tests.process_state import new_process_state

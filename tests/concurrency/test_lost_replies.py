@@ -10,14 +10,14 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError
 
-from django_durable_tasks.celery.execution import endings
-from django_durable_tasks.celery.execution.live_runs import LiveRun
+from django_durable_tasks.celery import endings
+from django_durable_tasks.celery.live_runs import LiveRun
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.transitions import Unstarted
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.options import Schedule
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.transitions import Unstarted
+from django_durable_tasks.tasks.options import Schedule
 from tests.concurrency.racing import one_lost_reply
 from tests.database.transitions.transition_calls import FAILURE
 from tests.delivery import deliver

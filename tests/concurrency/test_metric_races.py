@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import metrics
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import count_attempts
+from django_durable_tasks.metrics import counts
+from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
 from tests.concurrency.racing import no_errors, on_another_connection, race
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.database.transitions.transition_calls import FAILURE, end, succeed
@@ -43,15 +43,15 @@ def test_of_two_counts_of_the_same_attempts_one_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _end_all(many_tasks(6, Status.RUNNING))
-    now, record = database_now(), metrics.record_counts
+    now, record = database_now(), counts.record_counts
     answers: list[int] = []
 
     def after_another(*given: Any) -> bool:
-        monkeypatch.setattr(metrics, "record_counts", record)
+        monkeypatch.setattr(counts, "record_counts", record)
         answers.append(on_another_connection(partial(count_attempts, now, 100)))
         return record(*given)
 
-    monkeypatch.setattr(metrics, "record_counts", after_another)
+    monkeypatch.setattr(counts, "record_counts", after_another)
     assert count_attempts(now, 100) == 0
     assert answers == [6]
     assert sum(recount().values()) == 6

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import endpoints
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from django_durable_tasks.rules.notification_events import EventSubject
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.tenants import quotas
 from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,
@@ -47,7 +47,7 @@ def test_two_leaders_assign_each_event_to_one_delivery(digest: int | None) -> No
     row = a_setting(digest=digest)
     for _ in range(ROUNDS):
         _happened(row, 30)
-        create = partial(notifications.create_due_deliveries, database_now(), 7)
+        create = partial(deliveries.create_due_deliveries, database_now(), 7)
         no_errors(race([create] * 4))
         while create():
             pass
@@ -62,10 +62,10 @@ def test_a_setting_is_changed_while_its_messages_are_created() -> None:
     row = a_setting(digest=60)
     for number in range(ROUNDS):
         _happened(row, 20)
-        create = partial(notifications.create_due_deliveries, database_now(), 7)
-        change = partial(notifications.change_setting, row, digest=60 + number)
+        create = partial(deliveries.create_due_deliveries, database_now(), 7)
+        change = partial(deliveries.change_setting, row, digest=60 + number)
         no_errors(race([create, change, create]))
-    while notifications.create_due_deliveries(database_now(), 500):
+    while deliveries.create_due_deliveries(database_now(), 500):
         pass
     assert all(event.delivery is not None for event in events())
 
@@ -77,11 +77,11 @@ def test_a_setting_that_a_transaction_has_locked_does_not_delay_others() -> None
     _happened(locked, 20)
     _happened(other, 3)
     with transaction.atomic():
-        notifications.change_setting(locked, on_retry=True)
-        create = partial(notifications.create_due_deliveries, database_now(), 10)
+        deliveries.change_setting(locked, on_retry=True)
+        create = partial(deliveries.create_due_deliveries, database_now(), 10)
         assert on_another_connection(create) == 3
         assert on_another_connection(create) == 0
-    while notifications.create_due_deliveries(database_now(), 10):
+    while deliveries.create_due_deliveries(database_now(), 10):
         pass
     assert [task.kwargs["setting"] for task in delivery_tasks()] == [other.pk, locked.pk]
 
@@ -95,7 +95,7 @@ def test_two_creations_of_one_name_leave_one_setting() -> None:
 def test_two_leaders_open_and_close_an_alert_once() -> None:
     a_setting(on_failure=False, on_alert=True)
     many_tasks(1, "FAILED")
-    race([partial(notifications.watch_alerts, database_now())] * 4)
+    race([partial(deliveries.watch_alerts, database_now())] * 4)
     assert Alert.objects.count() == 1
     assert types() == ["alert.began"]
 

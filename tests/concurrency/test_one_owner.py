@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.transitions.transition_calls import (
     CRASH,

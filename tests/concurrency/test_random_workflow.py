@@ -15,14 +15,14 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import REPLAYABLE, TERMINAL, LogStatus, Status
-from django_durable_tasks.engine.dependencies import edges, edit, resolve
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.workflows import operations, runs
+from django_durable_tasks.dependencies import edges, edit, resolve
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.workflows import operations, runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.concurrency.racing import no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
 from tests.database.transitions.transition_calls import FAILURE, PLACE

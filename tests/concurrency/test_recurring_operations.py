@@ -8,8 +8,6 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from django_durable_tasks.choices import SpecialDay
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import (
     Calendar,
@@ -18,6 +16,8 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
 )
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.store.clock import database_now
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.recurring.schedules import (
     DAILY,

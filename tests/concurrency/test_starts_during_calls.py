@@ -13,10 +13,10 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.transitions.guarded_update import TRIES
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states.guarded_update import TRIES
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,
     no_errors,

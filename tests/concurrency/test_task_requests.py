@@ -10,10 +10,10 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
-from django_durable_tasks.engine.tasks import operator_actions, requests
-from django_durable_tasks.engine.transitions.endings import _ApplyHook
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
+from django_durable_tasks.states.endings import _ApplyHook
+from django_durable_tasks.store.connections import close_all, dedicated_connection
+from django_durable_tasks.tasks import operator_actions, requests
 from tests.concurrency.racing import on_another_connection
 from tests.database.transitions.transition_calls import question
 from tests.factories import QUEUE, a_task, many_tasks

@@ -9,9 +9,9 @@ import pytest
 from django.db import connection, transaction
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.workflows import operations
 from tests.concurrency.racing import on_another_connection
 from tests.database.dependencies.worker_and_leader import begin, statuses
 from tests.database.transitions.transition_calls import FAILURE

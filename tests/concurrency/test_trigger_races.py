@@ -16,12 +16,12 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import ledger
-from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.recurring.schedules import (
     START,

@@ -17,16 +17,15 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_durable_tasks.choices import REPLAYABLE, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.recurring import trigger
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
-from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.workflows import Workflow
+from django_durable_tasks.schedules import trigger
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.verify import runner
+from django_durable_tasks.workflows import Workflow, runs
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
 from tests.database.recurring.schedules import a_schedule

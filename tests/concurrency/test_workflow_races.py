@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db import errors
-from django_durable_tasks.engine.dependencies import edges, edit, replay, resolve
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.workflows import operations, runs
+from django_durable_tasks.dependencies import edges, edit, replay, resolve
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.tasks.task_values import Run
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.store import errors
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.workflows import operations, runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,

@@ -92,7 +92,7 @@ def _send_every_notification() -> None:
     """Disable the rate limit of notifications: a point must not depend on whether the previous one
     is 50 ms ago.
     """
-    from django_durable_tasks.notifier import notify_on_commit
+    from django_durable_tasks.scheduler import notify_on_commit
 
     def always(self: notify_on_commit.Limiter) -> bool:
         return True
@@ -104,7 +104,7 @@ def _without_time_limits_of_batches() -> None:
     """Do what batches do after some time only where a scenario does it: a point must not depend on
     the speed of the machine.
     """
-    from django_durable_tasks.celery.execution import batch_runs
+    from django_durable_tasks.celery import batch_runs
 
     batch_runs.DURATION = batch_runs.GROUP_AGE = batch_runs.SLOW = 60.0
     batch_runs._TICK = 60.0

@@ -8,7 +8,7 @@ from unittest import mock
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Schedule, durable_task
-from django_durable_tasks.celery.execution import batch_runs
+from django_durable_tasks.celery import batch_runs
 from tests.factories import QUEUE
 
 OPTIONS: dict[str, Any] = {

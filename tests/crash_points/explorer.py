@@ -11,8 +11,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import Max, Sum
 
-from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
-from django_durable_tasks.engine.limits import backpressure, config
+from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     BatchMessage,
@@ -21,6 +20,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
+from django_durable_tasks.store.connections import close_all, dedicated_connection
 from tests.crash_points import promises
 from tests.crash_points.forks import Fate, in_child
 from tests.crash_points.scenarios import SCENARIOS, Scenario

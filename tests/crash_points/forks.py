@@ -12,9 +12,9 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery.publishing import broker_connection
-from django_durable_tasks.engine.db.connections import close_all
+from django_durable_tasks.celery import broker_connection
 from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.store.connections import close_all
 
 PATIENCE = 60  # seconds, after which a blocked child is killed by its alarm
 DONE, FAILED, AWAY = 0, 1, 2

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from django_durable_tasks.engine.limits import waitlist
+from django_durable_tasks.limits import waitlist
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,

@@ -18,9 +18,9 @@ from django.db import DatabaseError, connection
 from django.db.models import F
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.prepared_messages import BATCH_HEADER, HEADER
-from django_durable_tasks.celery.publishing.publisher import CARRIER
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.models import (
     BatchMessage,
     DeadLetter,

@@ -20,7 +20,7 @@ from typing import Any
 
 from django.db.backends.signals import connection_created
 
-from django_durable_tasks.celery.transports import filesystem
+from django_durable_tasks.celery import filesystem
 from tests.crash_points import injected_faults
 
 SETTINGS = ("SET ", "PRAGMA ", "/*", "SHOW ", "SELECT @@")

@@ -9,8 +9,8 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS, connection
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage
-from django_durable_tasks.engine.db import connections
+from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.store import connections
 from tests.factories import QUEUE, first_rows
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state

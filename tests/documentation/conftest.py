@@ -10,8 +10,8 @@ import pytest
 from celery import current_app
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery.publishing import broker_connection
-from django_durable_tasks.engine.db import connections
+from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.store import connections
 from tests.factories import first_rows
 from tests.process_state import new_process_state
 

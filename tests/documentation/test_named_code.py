@@ -46,7 +46,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def located(dotted: str) -> tuple[Path, str] | None:
-    """Split `engine.tasks.claim.claim` into the file and the name in it, if there is such a file."""
+    """Split `tasks.claim.claim` into the file and the name in it, if there is such a file."""
     parts = dotted.split(".")
     for end in range(len(parts) - 1, 0, -1):
         file = PACKAGE.joinpath(*parts[:end]).with_suffix(".py")
@@ -92,6 +92,6 @@ def test_the_counts_of_files_in_each_flow_are_right() -> None:
 
 
 def test_a_missing_file_and_a_missing_function_are_found() -> None:
-    wrong = "`engine/nowhere.py` `engine/tasks/claim.py:nothing` `engine.tasks.claim.nothing`"
+    wrong = "`engine/nowhere.py` `tasks/claim.py:nothing` `tasks.claim.nothing`"
     assert len(missing(wrong)) == 3
-    assert missing("`choices.py:Status` `choices.Status` `engine.tasks.claim`") == []
+    assert missing("`choices.py:Status` `choices.Status` `tasks.claim`") == []

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, Task
+from django_durable_tasks.store.clock import database_now
 from tests.backends import address
 from tests.processes.cluster import Program, cluster_in
 from tests.processes.proxy import proxy_to

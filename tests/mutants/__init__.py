@@ -28,9 +28,9 @@ def apply() -> None:
 
 def _with_the_row_s_own(*tokens: str) -> None:
     """Let an ending use the expected values of the row instead of those of the run."""
-    from django_durable_tasks.engine import transitions
-    from django_durable_tasks.engine.tasks import attempts
     from django_durable_tasks.models import Task
+    from django_durable_tasks.states import transitions
+    from django_durable_tasks.tasks import attempts
 
     def forged(run: Any) -> Any:
         row = Task.objects.filter(pk=run.task_id).values(*tokens).first()
@@ -42,8 +42,8 @@ def _with_the_row_s_own(*tokens: str) -> None:
 
 
 def _without_the_guard_of_endings() -> None:
-    from django_durable_tasks.engine import transitions
-    from django_durable_tasks.engine.db.statements import statement
+    from django_durable_tasks.states import transitions
+    from django_durable_tasks.store.statements import statement
 
     def unguarded(operation: str) -> str | None:
         sql = statement(operation)
@@ -68,15 +68,15 @@ def _without_republishing() -> None:
 
 
 def _without_leaving_the_heartbeat() -> None:
-    from django_durable_tasks.celery.execution.live_runs import LeaseHeartbeat
+    from django_durable_tasks.celery.live_runs import LeaseHeartbeat
 
     setattr(LeaseHeartbeat, "remove", lambda self, live: None)  # noqa: B010 - mypy knows it as a method
 
 
 def _without_recording_by_the_task_class() -> None:
-    from django_durable_tasks.celery.execution import endings
-    from django_durable_tasks.engine.tasks.attempts import spent
-    from django_durable_tasks.rules.tasks.endings import Outcome, Verdict, decide
+    from django_durable_tasks.celery import endings
+    from django_durable_tasks.states.decisions import Outcome, Verdict, decide
+    from django_durable_tasks.tasks.attempts import spent
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
         return decide(outcome, spent(live.run))
@@ -85,8 +85,8 @@ def _without_recording_by_the_task_class() -> None:
 
 
 def _without_the_grace_after_an_outage() -> None:
+    from django_durable_tasks.cluster.nodes import HeartbeatMonitor
     from django_durable_tasks.conf import settings
-    from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
     from django_durable_tasks.scheduler import maintenance
 
     class Impatient(HeartbeatMonitor):
@@ -131,8 +131,8 @@ def _without_the_grace_after_an_outage() -> None:
 
 
 def _without_the_unique_fire() -> None:
-    from django_durable_tasks.engine.recurring import tick_plan
-    from django_durable_tasks.engine.recurring.ledger import LedgerEntry
+    from django_durable_tasks.schedules import tick_plan
+    from django_durable_tasks.schedules.ledger import LedgerEntry
 
     setattr(LedgerEntry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
     tick_plan.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
@@ -141,7 +141,7 @@ def _without_the_unique_fire() -> None:
 def _with_the_watermark_after_the_commit() -> None:
     from django.db import transaction
 
-    from django_durable_tasks.engine.recurring import trigger, writes
+    from django_durable_tasks.schedules import trigger, writes
 
     def later(moves: Sequence[Any]) -> None:
         transaction.on_commit(lambda: writes.advance(moves))
@@ -150,16 +150,16 @@ def _with_the_watermark_after_the_commit() -> None:
 
 
 def _without_the_overlap_check() -> None:
-    from django_durable_tasks.engine.limits import overlap
+    from django_durable_tasks.limits import overlap
 
     setattr(overlap, "admitted", list)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_a_tick_that_writes_what_it_read() -> None:
     """Read rows without a lock, and write them completely, which can undo a pause."""
-    from django_durable_tasks.engine.recurring import trigger as recurring_trigger
-    from django_durable_tasks.engine.recurring import writes as recurring_writes
     from django_durable_tasks.models import RecurringTask
+    from django_durable_tasks.schedules import trigger as recurring_trigger
+    from django_durable_tasks.schedules import writes as recurring_writes
 
     def unlocked(keys: list[Any] | None, now: datetime, limit: int) -> list[Any]:
         due = RecurringTask.objects.due(now)

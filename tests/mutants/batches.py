@@ -9,8 +9,8 @@ from typing import Any
 
 def with_counted_crashes() -> None:
     """Count a crash for every task of a batch whose process died."""
-    from django_durable_tasks.engine.tasks import attempts
-    from django_durable_tasks.rules.tasks.endings import decide
+    from django_durable_tasks.states.decisions import decide
+    from django_durable_tasks.tasks import attempts
 
     def alone(outcome: Any, row: Any) -> Any:
         return decide(outcome, replace(row, in_batch=False))
@@ -20,7 +20,7 @@ def with_counted_crashes() -> None:
 
 def with_a_hand_over_that_counts_nothing() -> None:
     """Hand over as if no capacity of the limits were in use."""
-    from django_durable_tasks.engine.limits import waitlist
+    from django_durable_tasks.limits import waitlist
 
     setattr(waitlist, "count_usage", lambda **_: waitlist.Usage())  # noqa: B010 - mypy knows it as a function
 
@@ -30,7 +30,7 @@ def _without(module: Any, operation: str, guard: str, instead: str = "") -> None
 
     On a database without SQL of its own nothing is removed.
     """
-    from django_durable_tasks.engine.db.statements import statement
+    from django_durable_tasks.store.statements import statement
 
     def unguarded(name: str) -> str | None:
         sql = statement(name)
@@ -44,7 +44,7 @@ def _without(module: Any, operation: str, guard: str, instead: str = "") -> None
 
 
 def _has_sql(operation: str) -> bool:
-    from django_durable_tasks.engine.db.statements import statement
+    from django_durable_tasks.store.statements import statement
 
     return statement(operation) is not None
 
@@ -52,8 +52,8 @@ def _has_sql(operation: str) -> bool:
 def _owned_by(*tokens: str) -> None:
     """Let only these tokens of a run identify its owner, beside the status."""
     from django_durable_tasks.choices import Status
-    from django_durable_tasks.engine.db.tables import tasks
-    from django_durable_tasks.engine.transitions import batches, guarded_update
+    from django_durable_tasks.states import batches, guarded_update
+    from django_durable_tasks.store.tables import tasks
 
     def owned(runs: Sequence[Any]) -> Any:
         rows = tasks().filter(pk__in=[run.task_id for run in runs], status=Status.RUNNING)
@@ -74,7 +74,7 @@ def without_the_owner_of_undone_starts() -> None:
 
 def without_the_epoch_of_successes() -> None:
     """Accept a success of a batch in any epoch of the run."""
-    from django_durable_tasks.engine.transitions import batches
+    from django_durable_tasks.states import batches
 
     _without(batches, "succeed_many", "AND task.epoch = success.epoch")
     _owned_by("run_id")
@@ -82,7 +82,7 @@ def without_the_epoch_of_successes() -> None:
 
 def without_the_run_id_of_successes() -> None:
     """Accept a success of a batch from any run with the epoch of the task."""
-    from django_durable_tasks.engine.transitions import batches
+    from django_durable_tasks.states import batches
 
     _without(batches, "succeed_many", "AND task.run_id = success.run_id")
     _owned_by("epoch")
@@ -90,7 +90,7 @@ def without_the_run_id_of_successes() -> None:
 
 def with_batches_of_all_tasks() -> None:
     """Take tasks into batches that run alone."""
-    from django_durable_tasks.engine.transitions import batches
+    from django_durable_tasks.states import batches
 
     _without(batches, "take", "AND in_batch")
     if not _has_sql("take"):
@@ -106,8 +106,8 @@ def with_limited_batches_of_all_tasks() -> None:
 
 def with_claims_of_tasks_in_batches() -> None:
     """Claim tasks by their ids although they run in batches."""
-    from django_durable_tasks.engine.transitions import claims
     from django_durable_tasks.models.tasks import TaskQuerySet
+    from django_durable_tasks.states import claims
 
     _without(claims, "claim_these", "ELSE NOT in_batch AND", "ELSE")
     if not _has_sql("claim_these"):
@@ -116,7 +116,7 @@ def with_claims_of_tasks_in_batches() -> None:
 
 def with_any_number_of_batch_messages() -> None:
     """Publish a batch message although one is outstanding."""
-    from django_durable_tasks.engine.tasks import batches
+    from django_durable_tasks.tasks import batches
 
     free = "WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()"
     _without(batches, "reserve_batch_messages", free)

@@ -20,7 +20,7 @@ class _AnyRevision:
 
 def without_the_revision() -> None:
     """Write counts although another process has written since the position was read."""
-    from django_durable_tasks.engine import metrics
+    from django_durable_tasks.metrics import counts
 
-    positions = metrics.positions
-    setattr(metrics, "positions", lambda: _AnyRevision(positions()))  # noqa: B010 - mypy knows it as a function
+    positions = counts.positions
+    setattr(counts, "positions", lambda: _AnyRevision(positions()))  # noqa: B010 - mypy knows it as a function

@@ -11,8 +11,8 @@ from django.db import transaction
 
 def with_a_message_before_the_commit() -> None:
     """Publish claimed tasks while their claim may still be rolled back."""
-    from django_durable_tasks.celery.publishing import publisher
-    from django_durable_tasks.engine.tasks import claim as task_claim
+    from django_durable_tasks.celery import publisher
+    from django_durable_tasks.tasks import claim as task_claim
 
     claim = task_claim.claim_of
 
@@ -27,8 +27,8 @@ def with_a_message_before_the_commit() -> None:
 
 def with_an_ending_in_two_transactions() -> None:
     """Write status and budgets first, and the log afterwards."""
-    from django_durable_tasks.engine.transitions import attempt_log
-    from django_durable_tasks.engine.transitions import attempt_log as transition_dead_letters
+    from django_durable_tasks.states import attempt_log
+    from django_durable_tasks.states import attempt_log as transition_dead_letters
 
     log_endings, open_cases = attempt_log.log_endings, transition_dead_letters.open_dead_letters
     attempt_log.log_endings = lambda results: transaction.on_commit(lambda: log_endings(results))
@@ -39,7 +39,7 @@ def with_an_ending_in_two_transactions() -> None:
 
 def with_followups_after_the_commit() -> None:
     """Create follow-ups after the commit of the success."""
-    from django_durable_tasks.engine.tasks import enqueue
+    from django_durable_tasks.tasks import enqueue
 
     create = enqueue.create_followups
 

@@ -17,8 +17,8 @@ _FLIPS = "wants - count(*)::integer AS wants"
 
 def _with_statement(*changes: tuple[str, str]) -> None:
     """Replace the text of the statement that resolves endings."""
-    from django_durable_tasks.engine.db.statements import statement, text
-    from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
+    from django_durable_tasks.states import dependencies as transition_dependencies
+    from django_durable_tasks.store.statements import statement, text
 
     # At the installation: an error in the statement would look as if a test had found the mutant.
     original = text("resolve_endings", "postgresql") or ""
@@ -40,7 +40,7 @@ def _with_statement(*changes: tuple[str, str]) -> None:
 
 
 def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
-    from django_durable_tasks.engine import transitions
+    from django_durable_tasks.states import transitions
 
     setattr(transitions, "lock_rows", lambda ids, **_: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
 
@@ -72,9 +72,9 @@ def without_the_flag_of_edges() -> None:
 
 def with_a_blind_counter() -> None:
     """Subtract one for each resolution, whatever the edges say."""
-    from django_durable_tasks.engine.dependencies import edges
+    from django_durable_tasks.dependencies import edges
+    from django_durable_tasks.dependencies.joins import EdgeCounts
     from django_durable_tasks.models import Task
-    from django_durable_tasks.rules.dependencies import EdgeCounts
 
     def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
         counts = Task.objects.filter(pk__in=children).values_list(
@@ -88,9 +88,8 @@ def with_a_blind_counter() -> None:
 
 def with_locks_of_running_rows_in_callers_transactions() -> None:
     """Treat every transaction as one of the engine's own, which is short."""
-    from django_durable_tasks.engine import transitions
-    from django_durable_tasks.engine.transitions import dependencies as transition_dependencies
-    from django_durable_tasks.engine.transitions import endings, guarded_update, inserts
+    from django_durable_tasks.states import dependencies as transition_dependencies
+    from django_durable_tasks.states import endings, guarded_update, inserts, transitions
 
     for module in (transitions, inserts, endings, transition_dependencies, guarded_update):
         setattr(module, "callers_transaction", lambda: False)  # noqa: B010 - a function to mypy
@@ -98,6 +97,6 @@ def with_locks_of_running_rows_in_callers_transactions() -> None:
 
 def without_the_marks_of_upstreams_that_run() -> None:
     """Insert an edge without a lock on its upstream, and do not read the upstream again."""
-    from django_durable_tasks.engine import transitions
+    from django_durable_tasks.states import transitions
 
     setattr(transitions, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
-from django_durable_tasks.engine.recurring.tick_plan import idempotency_key
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules.schedule_cache import agenda_from
+from django_durable_tasks.schedules.tick_plan import idempotency_key
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import begin
 from tests.processes.rows import ENDED
 from tests.processes.windows import Matched, matched, noted, windows

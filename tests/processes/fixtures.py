@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.db import connections
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_durable_tasks.engine.db.connections import close_all
+from django_durable_tasks.store.connections import close_all
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import clear_rows, forget_processes
 from tests.table_cleanup import empty_tables

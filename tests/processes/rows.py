@@ -10,7 +10,7 @@ from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage
+from django_durable_tasks.celery import broker_connection, broker_outage
 from django_durable_tasks.models import (
     BatchMessage,
     DeadLetter,

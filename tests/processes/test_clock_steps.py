@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable
 from tests.processes.cluster import Cluster
 from tests.processes.fires import declared

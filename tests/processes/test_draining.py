@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.engine.cluster.status import vitals
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster.status import vitals
 from django_durable_tasks.models import Node, SchedulerLease, Task
+from django_durable_tasks.store.clock import database_now
 from tests.processes.cluster import SHORT, STOPPING, Cluster, Program
 from tests.processes.rows import ended, logged, release, row
 from tests.project import bodies

@@ -10,7 +10,7 @@ from celery import current_app
 from celery.exceptions import Retry
 from django.db import transaction
 
-from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
+from django_durable_tasks.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Task
 from tests.processes.rows import logged, row
 from tests.project import bodies

@@ -4,11 +4,11 @@ import uuid
 
 import pytest
 
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.tasks.attempts import RunLocation
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.tasks.attempts import RunLocation
 from tests.processes.rows import accepted_twice, logged, row
 from tests.project import bodies
 

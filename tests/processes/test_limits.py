@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import Limit, Task
 from tests.processes.cluster import Cluster
 from tests.processes.rows import ended, release

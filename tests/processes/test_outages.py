@@ -13,9 +13,9 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import LEADER, dedicated_connection
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import LEADER, dedicated_connection
 from tests.backends import address
 from tests.factories import a_task
 from tests.processes.cluster import SHORT, Cluster, cluster_in

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Node, OccurrenceRecord, RecurringTask
+from django_durable_tasks.store.clock import database_now
 from tests.processes.cluster import Cluster, Program
 from tests.processes.fires import (
     advanced,

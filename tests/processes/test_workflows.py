@@ -12,9 +12,9 @@ import pytest
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskExecutionLog, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.workflows import operations
 from tests.database.dependencies.worker_and_leader import of, recount
 from tests.processes.cluster import Cluster, Program
 from tests.processes.rows import accepted_twice, ended

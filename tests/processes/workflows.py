@@ -11,7 +11,7 @@ from typing import Any
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
-from django_durable_tasks.rules.workflows import Step
+from django_durable_tasks.workflows.builder import Step
 from tests.project import nodes
 
 WIDTH = 40

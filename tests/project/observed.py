@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject
 from django.db.models import F
 
 from django_durable_tasks import Retry, Schedule, durable_task
-from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.models import Task
 from tests.project import bodies

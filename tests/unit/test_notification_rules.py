@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.choices import FLAGS, EventType
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.notification_events import QuietHours, Subscription, period_end
-from django_durable_tasks.rules.notifications import (
+from django_durable_tasks.notifications.messages import (
     EventFacts,
     NotificationContent,
     check_together,
@@ -26,7 +25,8 @@ from django_durable_tasks.rules.notifications import (
     slack_body,
     subject_of,
 )
-from django_durable_tasks.rules.targets.addresses import address_policy
+from django_durable_tasks.outbox.events import QuietHours, Subscription, period_end
+from django_durable_tasks.targets.addresses import address_policy
 
 NIGHT = QuietHours(begin=time(22), end=time(7), time_zone="Europe/Berlin")
 POLICY = address_policy((443,), ())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from django_durable_tasks import conf
 from django_durable_tasks.checks.configuration import check_settings
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tenants import Quotas, RequestRate, quotas_of, request_rate_of
+from django_durable_tasks.tenants.values import Quotas, RequestRate, quotas_of, request_rate_of
 
 
 def test_a_rate_is_read_from_a_text() -> None:

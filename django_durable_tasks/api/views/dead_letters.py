@@ -28,7 +28,7 @@ from django_durable_tasks.api.views.object_operations import ObjectAction, Resou
 from django_durable_tasks.models import DeadLetter
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
 from django_durable_tasks.operations import tasks
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.tenants.values import ApiScope
 
 _STATES = ("open", "all")
 

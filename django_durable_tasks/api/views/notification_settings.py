@@ -44,11 +44,11 @@ from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.operations import notification_settings
 from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.rules.notifications import LONGEST_DIGEST, SHORTEST_DIGEST
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.tenants.values import ApiScope
 
 _PATTERN = "A pattern with * and ?; empty: all."
 _CONFIG = (

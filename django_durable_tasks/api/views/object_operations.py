@@ -14,9 +14,9 @@ from django_durable_tasks.api.authentication import Caller
 from django_durable_tasks.api.lists import entity_tag
 from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.writes import Answer, WritingEndpoint, body_of, perform
-from django_durable_tasks.engine.tenants.quotas import charge_open_tasks
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.tenants.quotas import charge_open_tasks
+from django_durable_tasks.tenants.values import ApiScope
 
 Find = Callable[[Caller, Any], Any]
 """Returns the object of this id, of the caller's tenant; raises Problem."""

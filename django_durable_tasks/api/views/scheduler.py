@@ -24,16 +24,16 @@ from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.views.tasks import ExecutionsEndpoint
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster.queues import Depth, depths
-from django_durable_tasks.engine.cluster.status import Overview, overview
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits.backpressure import heads
-from django_durable_tasks.engine.tasks import batches
+from django_durable_tasks.cluster.queues import Depth, depths
+from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.operations import limits
 from django_durable_tasks.option_values import checked_name
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import batches
+from django_durable_tasks.tenants.values import ApiScope
 
 # ``/health``, ``/scheduler/status`` and ``/scheduler/tasks/{id}/history``.
 

@@ -65,22 +65,8 @@ from django_durable_tasks.api.tasks import (
 )
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, refused
 from django_durable_tasks.api.writes import LIMITS, Answer, WritingEndpoint, perform
+from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
-from django_durable_tasks.engine.audit import recorded
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.commit_hooks import created_so_far
-from django_durable_tasks.engine.tasks import enqueue
-from django_durable_tasks.engine.tasks.new_task import Call, new_task
-from django_durable_tasks.engine.tenants import bulk_operations
-from django_durable_tasks.engine.tenants.idempotent_requests import (
-    RequestIdentity,
-    create_with_answer,
-)
-from django_durable_tasks.engine.tenants.quotas import (
-    charge_open_tasks,
-    charge_some_open_tasks,
-    quota_of_open_tasks,
-)
 from django_durable_tasks.exceptions import DurableTasksError, QuotaExceeded
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import (
@@ -94,8 +80,19 @@ from django_durable_tasks.models.tasks import BulkOperationQuerySet
 from django_durable_tasks.operations import tasks, workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.tasks import CANCEL, EDIT, REPLAY
-from django_durable_tasks.rules.tasks.task_values import NewTask
-from django_durable_tasks.rules.tenants import ApiScope, TaskFilter
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.commit_hooks import created_so_far
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks.new_task import Call, new_task
+from django_durable_tasks.tenants import bulk_operations
+from django_durable_tasks.tenants.idempotent_requests import RequestIdentity, create_with_answer
+from django_durable_tasks.tenants.quotas import (
+    charge_open_tasks,
+    charge_some_open_tasks,
+    quota_of_open_tasks,
+)
+from django_durable_tasks.tenants.values import ApiScope, TaskFilter
 
 
 def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:

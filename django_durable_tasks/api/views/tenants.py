@@ -27,15 +27,15 @@ from django_durable_tasks.api.openapi import list_of
 from django_durable_tasks.api.problems import invalid_parameter
 from django_durable_tasks.api.views.notification_settings import find_setting
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
+from django_durable_tasks.audit import OBJECT_TYPES
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.engine.tenants.quotas import QuotaUsage, usage
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import AuditEntry, Tenant
 from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.operations import tenants
 from django_durable_tasks.operations.tenants import SigningSecrets
-from django_durable_tasks.rules.audit import OBJECT_TYPES
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.tenants.quotas import QuotaUsage, usage
+from django_durable_tasks.tenants.values import ApiScope
 
 # ``/tenants``: the tenants for which the caller may act.
 

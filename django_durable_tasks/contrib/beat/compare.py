@@ -20,8 +20,8 @@ from celery.exceptions import ImproperlyConfigured
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, Fields
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.rules.recurring.effective import Agenda
-from django_durable_tasks.rules.recurring.timetables.zones import ClockChange, clock_changes, zone
+from django_durable_tasks.schedules.agenda import Agenda
+from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
 
 _SHOWN = 3
 _STEADY = 20

@@ -13,16 +13,16 @@ from typing import Any
 
 from django.db import IntegrityError
 
+from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.contrib.beat import tables as beat_tables
 from django_durable_tasks.contrib.beat.tables import HOLDS
-from django_durable_tasks.engine.audit import recorded
-from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.option_values import checked_name
-from django_durable_tasks.rules.recurring.options import BEAT, columns
+from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules.options import BEAT, columns
 
 _TRIES = 3
 
@@ -66,18 +66,18 @@ def _take(name: str, values: Mapping[str, Any], hold: str, by: str) -> Recurring
     before = _rows(name).select_for_update().first()
     refuse_foreign(before)
     if before is None:
-        row = schedules.create(name, DEFAULT_TENANT_ID, values, paused=bool(hold))
+        row = lifecycle.create(name, DEFAULT_TENANT_ID, values, paused=bool(hold))
         if hold:
-            schedules.pause(row, reason=hold, by=by)
+            lifecycle.pause(row, reason=hold, by=by)
         return row
-    row = schedules.change(before, values)
+    row = lifecycle.change(before, values)
     if not hold and row.status == RecurringStatus.PAUSED and row.status_reason in HOLDS:
-        schedules.resume(row, by=by)
+        lifecycle.resume(row, by=by)
     return row
 
 
 def _rows(name: str) -> RecurringTaskQuerySet:
-    return schedules.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
+    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
 
 
 def refuse_foreign(row: RecurringTask | None) -> None:

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 
 from django.db import DatabaseError, InterfaceError
 
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_of
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, ShadowFire
-from django_durable_tasks.rules.recurring.options import BEAT
+from django_durable_tasks.schedules.options import BEAT
+from django_durable_tasks.schedules.schedule_cache import agenda_of
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.connections import dedicated_connection
 
 # A fire of beat belongs to the last fire time before it: beat sends one message for all fire times
 # that it missed. A message that is early by less than the difference of two clocks belongs to the

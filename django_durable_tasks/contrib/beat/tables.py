@@ -13,8 +13,8 @@ from django.apps.registry import Apps
 from django.db import connections, models
 
 from django_durable_tasks.choices import Overlap
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 # Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and

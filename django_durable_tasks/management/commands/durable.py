@@ -11,36 +11,24 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
+from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.command.audit import AUDIT, ROTATE
+from django_durable_tasks.command.fire_times import DST_REPORT, EXPLAIN, PREVIEW, SIMULATE, TZDATA
+from django_durable_tasks.command.graph import GRAPH, GRAPH_ACTIONS
+from django_durable_tasks.command.listing import LIST, SHOW
+from django_durable_tasks.command.notify_actions import CHECK_URL, NOTIFY, SIGNING_SECRET
+from django_durable_tasks.command.queue_actions import LIMIT, QUEUE_ACTIONS
+from django_durable_tasks.command.recurring import CALENDARS, SCHEDULE_ACTIONS, SYNC
+from django_durable_tasks.command.status import HEALTH, STATUS
+from django_durable_tasks.command.subcommand import EXIT_CODES, REFUSED, UNHEALTHY, Output, operator
+from django_durable_tasks.command.task_actions import EDIT_ACTIONS, TASK_ACTIONS
+from django_durable_tasks.command.tenant_actions import API_KEY, QUOTA, STAFF
+from django_durable_tasks.command.verify import VERIFY
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.engine.audit import acting
-from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
+from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.management.durable.audit import AUDIT, ROTATE
-from django_durable_tasks.management.durable.beat import IMPORT_BEAT, SHADOW
-from django_durable_tasks.management.durable.fire_times import (
-    DST_REPORT,
-    EXPLAIN,
-    PREVIEW,
-    SIMULATE,
-    TZDATA,
-)
-from django_durable_tasks.management.durable.graph import GRAPH, GRAPH_ACTIONS
-from django_durable_tasks.management.durable.listing import LIST, SHOW
-from django_durable_tasks.management.durable.notify_actions import CHECK_URL, NOTIFY, SIGNING_SECRET
-from django_durable_tasks.management.durable.queue_actions import LIMIT, QUEUE_ACTIONS
-from django_durable_tasks.management.durable.recurring import CALENDARS, SCHEDULE_ACTIONS, SYNC
-from django_durable_tasks.management.durable.status import HEALTH, STATUS
-from django_durable_tasks.management.durable.subcommand import (
-    EXIT_CODES,
-    REFUSED,
-    UNHEALTHY,
-    Output,
-    operator,
-)
-from django_durable_tasks.management.durable.task_actions import EDIT_ACTIONS, TASK_ACTIONS
-from django_durable_tasks.management.durable.tenant_actions import API_KEY, QUOTA, STAFF
-from django_durable_tasks.management.durable.verify import VERIFY
+from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 SUBCOMMANDS = {
     subcommand.name: subcommand

@@ -13,15 +13,15 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 from django.utils.module_loading import import_string
 
+from django_durable_tasks.command.recurring import load_declarations
 from django_durable_tasks.conf import settings
-from django_durable_tasks.due_index import redis
-from django_durable_tasks.engine.db.connections import name_connections
-from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
-from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.management.durable.recurring import load_declarations
-from django_durable_tasks.rules.tasks.claims import SHARDS, parse_shards
+from django_durable_tasks.scheduler import redis_index
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.states.demand import SHARDS, parse_shards
+from django_durable_tasks.store.connections import name_connections
+from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 # Threshold of the first generation of the garbage collector. A tick creates thousands of objects
 # that do not outlive it. At Python's default of 700 the collector would scan them, and the
@@ -95,7 +95,7 @@ class Command(BaseCommand):
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
         if options["redis"]:
-            redis.use_url(options["redis"])
+            redis_index.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         name_connections(f"scheduler {scheduler.name}")
         if options["once"]:

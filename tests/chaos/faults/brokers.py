@@ -10,7 +10,7 @@ import redis
 from celery import current_app
 from django.conf import settings
 
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER
+from django_durable_tasks.celery.prepared_messages import HEADER
 from django_durable_tasks.models import Task
 from tests.broker import rejecting
 from tests.chaos import bodies

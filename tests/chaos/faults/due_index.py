@@ -9,10 +9,10 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from django_durable_tasks.due_index import redis as redis_client
-from django_durable_tasks.due_index.redis import keys, scope
 from django_durable_tasks.models import Node
-from django_durable_tasks.notifier.notify_on_commit import wake_channel
+from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler.notify_on_commit import wake_channel
+from django_durable_tasks.scheduler.redis_index import keys, scope
 from tests.chaos.faults.registry import fault
 from tests.chaos.figures import GARBAGE, REMOVED
 from tests.chaos.stage import Stage, query
@@ -27,7 +27,7 @@ def write_garbage(stage: Stage) -> None:
     in Redis.
     """
     assert settings.DURABLE_TASKS.get("REDIS_URL"), "there is no Redis for the due index"
-    connection = redis_client.connection()
+    connection = redis_index.connection()
     assert connection is not None
     client, before = connection.client, _removed()
     ways = cycle((_entry, _mark, _entry, _other_type))

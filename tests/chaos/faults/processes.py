@@ -11,8 +11,8 @@ from datetime import datetime
 
 from django.db.models import F
 
-from django_durable_tasks.engine.db.clock import after
 from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
+from django_durable_tasks.store.clock import after
 from tests.chaos import bodies
 from tests.chaos.faults.registry import ANY_BROKER, ANY_DATABASE, fault
 from tests.chaos.servers import administrator

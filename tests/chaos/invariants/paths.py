@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.rules.states import TRANSITIONS
+from django_durable_tasks.states.machine import TRANSITIONS
 from tests.chaos.records import Change, History, Term
 
 MOVES = frozenset(

@@ -10,8 +10,8 @@ from typing import Any
 
 from django.conf import settings
 
-from django_durable_tasks.celery.publishing import publisher
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.store.clock import database_now
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.factories import QUEUE, a_task, many_tasks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.crash_points.scenarios.starting import messages

@@ -8,12 +8,12 @@ from unittest import mock
 
 from django.contrib.auth.models import Group
 
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, operator_actions
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.scheduler import jobs
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, operator_actions
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.creating import a_workflow
 from tests.crash_points.scenarios.ending import first_of

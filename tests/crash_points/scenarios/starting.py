@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import QueueControl, Task
+from django_durable_tasks.store.clock import database_now
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.crash_points.successors import deliver

@@ -8,10 +8,10 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
-from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask, Task
+from django_durable_tasks.schedules import trigger
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.database.recurring.schedules import begin, ledger_of

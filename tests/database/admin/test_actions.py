@@ -12,8 +12,8 @@ from django.urls import reverse
 
 from django_durable_tasks.admin import actions
 from django_durable_tasks.choices import Resolution, Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, QueueControl, Task, TaskExecutionLog
+from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import (
     act,
     confirmed,

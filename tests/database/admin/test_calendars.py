@@ -12,10 +12,10 @@ from django.urls import reverse
 
 from django_durable_tasks.admin.calendars import CalendarForm, read, written
 from django_durable_tasks.choices import DayKind, SpecialDay
-from django_durable_tasks.engine.recurring import calendars
-from django_durable_tasks.engine.recurring.schedule_cache import business_days
 from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask, Tenant
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.schedules.schedule_cache import business_days
 from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
 from tests.factories import a_tenant
 from tests.project import tasks

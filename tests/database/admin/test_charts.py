@@ -14,10 +14,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_durable_tasks.engine import metrics as chart_points
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tenants import access
+from django_durable_tasks.metrics import counts
 from django_durable_tasks.models import Tenant
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tenants import access
 from tests.database.admin.site import list_of, operator, staff, text
 from tests.database.metrics.counting import a_minute
 from tests.factories import a_paused_queue
@@ -119,7 +119,7 @@ def test_a_period_longer_than_the_retention_is_explained(
 def test_a_shortened_period_is_explained(
     ann: Client, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chart_points, "row_limit", lambda: 1)
+    monkeypatch.setattr(counts, "row_limit", lambda: 1)
     for ago in range(3):
         a_minute(now - timedelta(minutes=ago))
     assert "The charts begin at" in text(_open(ann))

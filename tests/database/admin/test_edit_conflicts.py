@@ -14,10 +14,10 @@ from django.urls import reverse
 
 from django_durable_tasks.admin.calendars import read as from_lines
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.limits.operator_limits import set_limit
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.limits.operator_limits import set_limit
 from django_durable_tasks.models import Calendar, DeadLetter, Limit, RecurringTask, Task, Tenant
+from django_durable_tasks.schedules import calendars
 from tests.database.admin.site import operator, page_of, text
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_task

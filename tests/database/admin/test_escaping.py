@@ -9,7 +9,6 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from django_durable_tasks.choices import SpecialDay, Status
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import (
     Calendar,
     DeadLetter,
@@ -21,6 +20,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
+from django_durable_tasks.schedules import calendars
 from tests.database.admin.site import act, list_of, operator, page_of
 from tests.database.recurring.schedules import a_schedule, at, fire
 from tests.factories import a_log_row, a_node, a_paused_queue, a_task, a_tenant

@@ -13,9 +13,9 @@ from django.urls import reverse
 
 from django_durable_tasks.admin import readonly
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.models.tasks import first_uuid7_of, new_task_id
+from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import act, list_of, operator, text
 from tests.factories import a_log_row, a_node, a_task, a_tenant, many_tasks
 

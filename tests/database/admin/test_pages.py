@@ -8,8 +8,6 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks.choices import Resolution, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.models import (
     DeadLetter,
     NodeKind,
@@ -18,6 +16,8 @@ from django_durable_tasks.models import (
     Task,
     TaskExecutionLog,
 )
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.celery_settings import celery_configured
 from tests.database.admin.site import list_of, operator, page_of, staff, text
 from tests.factories import (

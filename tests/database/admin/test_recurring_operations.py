@@ -12,8 +12,8 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
 from tests.database.recurring.schedules import a_schedule, at, begin, fire
 

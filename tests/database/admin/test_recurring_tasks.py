@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_durable_tasks.admin import display, ledger
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import list_of, operator, page_of, staff, text
 from tests.database.recurring.schedules import a_schedule, at, fire
 from tests.factories import a_task, a_tenant

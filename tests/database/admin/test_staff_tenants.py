@@ -17,7 +17,6 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import (
     ApiKey,
     AuditEntry,
@@ -33,7 +32,8 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from django_durable_tasks.rules.tenants import ApiScope
+from django_durable_tasks.tenants import access
+from django_durable_tasks.tenants.values import ApiScope
 from tests.database.admin.site import act, list_of, page_of
 from tests.database.notifications.sending import a_setting
 from tests.factories import a_log_row, a_node, a_paused_queue, many_tasks

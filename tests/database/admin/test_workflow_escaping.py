@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.workflows import operations
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.admin.test_escaping import EVIL, MARK, _refused
 from tests.database.admin.workflow_actions import address, choose, do

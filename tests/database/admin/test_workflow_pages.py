@@ -15,9 +15,9 @@ from django.urls import reverse
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin import graphs, workflow_runs
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.workflows import operations
 from tests.database.admin.site import list_of, page_of, staff, text
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, succeed

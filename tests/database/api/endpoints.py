@@ -16,9 +16,9 @@ from django.utils import timezone
 from django_durable_tasks import Workflow
 from django_durable_tasks.api import urls
 from django_durable_tasks.api.endpoint import ApiEndpoint
-from django_durable_tasks.engine.tenants import bulk_operations
 from django_durable_tasks.models import BulkKind, Calendar, RecurringTask
-from django_durable_tasks.rules.tenants import TaskFilter
+from django_durable_tasks.tenants import bulk_operations
+from django_durable_tasks.tenants.values import TaskFilter
 from tests.database.api.client import ApiClient
 from tests.database.notifications.sending import a_setting
 from tests.factories import many_tasks

@@ -13,10 +13,10 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, Tenant
 from django_durable_tasks.operations.tenants import REVOKE
+from django_durable_tasks.tenants import access
 from tests.database.api.client import ApiClient, a_tenant
 from tests.database.commands.durable_command import durable, json_of
 

@@ -16,7 +16,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.api import tasks
 from django_durable_tasks.api.fields import loads
 from django_durable_tasks.api.problems import Problem
-from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.signals import tasks_transitioned
 from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, call, pointers

@@ -14,11 +14,11 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks.engine.db.clock import ReceivedTime, database_now
-from django_durable_tasks.engine.tasks import enqueue
-from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
 from django_durable_tasks.signals import tasks_transitioned
+from django_durable_tasks.store.clock import ReceivedTime, database_now
+from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tenants import access
 from tests.database.api.client import ADD, ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
@@ -127,7 +127,7 @@ def test_an_error_of_the_statement_leaves_nothing(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "django_durable_tasks.engine.audit.recordset",
+        "django_durable_tasks.audit.recordset",
         lambda _rows: json.dumps([{"count": "not a number"}]),
     )
     assert acme.post("/tasks", call(), Idempotency_Key="one").status_code >= 400

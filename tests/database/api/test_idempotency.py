@@ -15,9 +15,9 @@ from django.utils import timezone
 from rest_framework.request import Request
 
 from django_durable_tasks.api.writes import operation_of
-from django_durable_tasks.engine.tenants import idempotent_requests
-from django_durable_tasks.engine.tenants.idempotent_requests import prune_requests
 from django_durable_tasks.models import IdempotentRequest, Task
+from django_durable_tasks.tenants import idempotent_requests
+from django_durable_tasks.tenants.idempotent_requests import prune_requests
 from tests.database.api.client import ApiClient, call, pointers
 from tests.factories import a_task
 

@@ -7,8 +7,8 @@ from django.urls import reverse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.schedules import trigger
 from tests.database.admin.site import operator
 from tests.database.admin.test_recurring_editing import ADD as ADD_PAGE
 from tests.database.admin.test_recurring_editing import NEW

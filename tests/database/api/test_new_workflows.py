@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 
 pytestmark = pytest.mark.django_db

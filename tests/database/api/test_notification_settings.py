@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine import notifications
 from django_durable_tasks.models import NotificationSetting, Task
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.api.client import SETTINGS, ApiClient, a_client, pointers
 
@@ -102,7 +102,7 @@ def test_a_name_belongs_to_one_setting_of_a_tenant(acme: ApiClient, globex: ApiC
 def test_the_number_of_settings_of_a_tenant_is_limited(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "_SETTINGS_MAX", 1)
+    monkeypatch.setattr(deliveries, "_SETTINGS_MAX", 1)
     assert acme.post("/notification-settings", EMAIL).status_code == 201
     answer = acme.post("/notification-settings", {**EMAIL, "name": "second"})
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")

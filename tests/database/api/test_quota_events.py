@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import NotificationEvent, Task, TenantQuota
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.task_names import BULK_OPERATION_TASK
+from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ApiClient, call
 from tests.database.encryption.keys import queued
 from tests.delivery import deliver
@@ -31,7 +31,7 @@ def _allow(client: ApiClient, **values: Any) -> None:
 
 
 def _notify(client: ApiClient) -> None:
-    notifications.create_setting(tenant=client.tenant, name="quota", on_quota=True, **TO)
+    deliveries.create_setting(tenant=client.tenant, name="quota", on_quota=True, **TO)
 
 
 def _found() -> list[tuple[str, str]]:

@@ -13,9 +13,9 @@ from django.db import connections
 from django.utils import timezone
 
 from django_durable_tasks.api import authentication
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import ApiKey, Task, TenantRequests
-from django_durable_tasks.rules.tenants import request_rate_of
+from django_durable_tasks.tenants import quotas
+from django_durable_tasks.tenants.values import request_rate_of
 from tests.database.api.client import ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,13 +12,14 @@ import pytest
 from django.test import Client
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, endpoints
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
-from django_durable_tasks.rules.notification_events import EventSubject
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING
 from tests.database.notifications.sending import a_webhook, run, send_all
@@ -74,15 +75,15 @@ def _let_everything_happen() -> None:
     a_schedule(interval=3_600)
     fire(at(3 * 3_600 + 600))
     now = database_now()
-    notifications.watch_alerts(now)
+    deliveries.watch_alerts(now)
     DeadLetter.objects.discard(by="anna", reason="old")
-    notifications.watch_alerts(now + timedelta(seconds=2 * notifications.CALM))
+    deliveries.watch_alerts(now + timedelta(seconds=2 * deliveries.CALM))
     subject = EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="call", queue="test")
     for _ in range(5):
         endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", subject)
     endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", subject)
     quotas.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
-    notifications.create_test(NotificationSetting.objects.get(name="all"), "anna")
+    deliveries.create_test(NotificationSetting.objects.get(name="all"), "anna")
 
 
 def test_each_type_of_message_that_is_sent_has_its_schema(server: Listener) -> None:

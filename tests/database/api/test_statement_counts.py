@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
+from django_durable_tasks.states import transitions
 from tests.database.api.client import ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
@@ -82,7 +82,7 @@ def test_an_answer_that_cannot_be_stored_leaves_no_task_and_no_audit_entry(
     def invalid(rows: Any) -> str:
         return json.dumps([{"count": "not a number"}])
 
-    monkeypatch.setattr("django_durable_tasks.engine.audit.recordset", invalid)
+    monkeypatch.setattr("django_durable_tasks.audit.recordset", invalid)
     assert acme.post("/tasks", call(), Idempotency_Key="one").status_code >= 400
     entries = AuditEntry.objects.filter(operation="task.create")
     assert not entries.exists()

@@ -10,10 +10,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.recurring import ledger, schedules, trigger
-from django_durable_tasks.engine.tenants import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger, lifecycle, trigger
+from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
 
@@ -153,7 +153,7 @@ def test_a_tenant_has_a_bounded_number_of_objects(
 def test_a_schedule_has_a_bounded_number_of_overrides(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "_MOST", 2)
+    monkeypatch.setattr(lifecycle, "_MOST", 2)
     _schedule(acme)
     row = RecurringTask.objects.get()
     day = timezone.now().replace(microsecond=1) + timedelta(days=1)

@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.tenants import access
 from django_durable_tasks.models import AuditEntry, Calendar, DeadLetter, QueueControl, Task, Tenant
 from django_durable_tasks.models.tenants import ApiKey
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.tenants import access
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all
 from tests.database.recurring.schedules import START, a_schedule, at
 from tests.factories import a_task
@@ -83,7 +83,7 @@ def _with_assigned_staff() -> Tenant:
 def _a_notification_setting() -> Any:
     config = {"url": "https://example.com/hook"}
     values: dict[str, Any] = {"delivery_type": "HTTP_WEBHOOK", "delivery_config": config}
-    return notifications.create_setting(name="audited", **values)
+    return deliveries.create_setting(name="audited", **values)
 
 
 def _paused_queue() -> str:

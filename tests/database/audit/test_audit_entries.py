@@ -13,11 +13,9 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks import ports
+from django_durable_tasks import audit, ports
+from django_durable_tasks.audit import CHANGES_MAX_BYTES, acting, recorded
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.engine import audit
-from django_durable_tasks.engine.audit import acting, recorded
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
     AuditEntry,
@@ -29,7 +27,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.operations.registry import OPERATIONS
-from django_durable_tasks.rules.audit import CHANGES_MAX_BYTES
+from django_durable_tasks.tasks import operator_actions
 from tests.database.api.client import a_tenant
 from tests.database.audit.operations_by_key import SCENARIOS, WHO, entries_of
 from tests.database.dependencies.worker_and_leader import succeed

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_durable_tasks.engine import audit
+from django_durable_tasks import audit
 from django_durable_tasks.models import AuditEntry, QueueControl, Task
 from tests.database.admin.site import act, list_of, operator, page_of, staff
 from tests.database.api.client import ADD, SETTINGS, ApiClient, a_client, a_tenant, call

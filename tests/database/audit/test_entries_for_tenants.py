@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from django_durable_tasks.engine.tenants import access, quotas
 from django_durable_tasks.models import AuditEntry
+from django_durable_tasks.tenants import access, quotas
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db

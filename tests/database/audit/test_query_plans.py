@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks.engine import audit
+from django_durable_tasks import audit
 from django_durable_tasks.models import AuditEntry
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
 from tests.factories import a_task

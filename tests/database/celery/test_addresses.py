@@ -13,8 +13,8 @@ from celery.app.amqp import AMQP
 from django.conf import settings as django_settings
 from kombu import Exchange, Queue, binding
 
-from django_durable_tasks.celery.publishing import routing
-from django_durable_tasks.celery.publishing.routing import queue_at
+from django_durable_tasks.celery import routing
+from django_durable_tasks.celery.routing import queue_at
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from tests.celery_settings import celery_configured, forget_routes

@@ -9,9 +9,9 @@ import pytest
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.tasks import attempts, batches
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.models import Task
+from django_durable_tasks.tasks import attempts, batches
 from tests.database.commands.durable_command import durable
 from tests.database.limits.limited_tasks import limit
 from tests.database.transitions.transition_calls import CRASH, PLACE

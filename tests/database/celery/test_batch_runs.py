@@ -16,16 +16,16 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import DataError, OperationalError, connections
 from django.db.backends.signals import connection_created
 
-from django_durable_tasks.celery.execution import batch_runs
-from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.celery import batch_runs
+from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db import connections as dedicated
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, batches
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.scheduler.dispatch_loop import BatchDispatch
+from django_durable_tasks.store import connections as dedicated
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, batches
 from tests.database.transitions.transition_calls import CRASH
 from tests.factories import QUEUE, a_task
 from tests.messages import take_messages

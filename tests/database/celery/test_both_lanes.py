@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from celery import current_app
 
-from django_durable_tasks.celery.execution import batch_runs
-from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.celery import batch_runs
+from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
 from tests.delivery import trace, trace_batches

@@ -14,14 +14,15 @@ from celery.exceptions import Ignore
 
 from django_durable_tasks import http_callback, process_state
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import operator_limits, release
-from django_durable_tasks.engine.limits.config import RecentLimits
-from django_durable_tasks.engine.tasks import claim, endpoints, retention
 from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.limits import operator_limits, release
+from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.tasks import claim, retention
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening

@@ -18,18 +18,18 @@ from celery import current_app
 from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
-from django_durable_tasks.celery.publishing import broker_connection, broker_outage, publisher
+from django_durable_tasks.celery import broker_connection, broker_outage, publisher
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import OccurrenceRecord, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.scheduler.jobs import Job, Prune
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.threads import PeriodicThread
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import connections
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
 from tests.messages import take_task_messages

@@ -20,13 +20,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import Schedule, conf, durable_task
-from django_durable_tasks.celery.execution import batch_runs, endings
-from django_durable_tasks.celery.execution.live_runs import process_runs
+from django_durable_tasks.celery import batch_runs, endings
+from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.engine.db import postgresql
-from django_durable_tasks.engine.db.connections import close_all
 from django_durable_tasks.models import Task
+from django_durable_tasks.store import postgresql
+from django_durable_tasks.store.connections import close_all
 from tests.delivery import trace, trace_batch
 from tests.factories import NOOP, QUEUE, a_task
 from tests.project.observed import SLOWLY

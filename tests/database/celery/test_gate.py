@@ -20,13 +20,13 @@ from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery.execution import signal_handlers
-from django_durable_tasks.celery.execution.live_runs import process_runs
-from django_durable_tasks.celery.publishing.prepared_messages import HEADER, parse
+from django_durable_tasks.celery import signal_handlers
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.celery.prepared_messages import HEADER, parse
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.connections import dedicated_connection
 from django_durable_tasks.exceptions import IsolationTooStrict
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.connections import dedicated_connection
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.project import tasks

@@ -11,8 +11,8 @@ import pytest
 from billiard.exceptions import TimeLimitExceeded
 from celery import Celery, current_app, signals
 
-from django_durable_tasks.celery.execution import worker_node
-from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery import worker_node
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
 from tests.factories import NOOP, a_run, a_task

@@ -17,15 +17,15 @@ from django.db import connection, transaction
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution.live_runs import LeaseHeartbeat, LiveRun
-from django_durable_tasks.celery.execution.worker_node import NodeBeat, place
+from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun
+from django_durable_tasks.celery.worker_node import NodeBeat, place
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db import connections as ours
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.exceptions import InvalidOption, RunLost
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.store import connections as ours
+from django_durable_tasks.store.clock import database_now
 from tests.concurrency.racing import on_another_connection
 from tests.factories import a_run, a_task
 from tests.waiting import until

@@ -13,9 +13,6 @@ import pytest
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import operator_actions, retention
-from django_durable_tasks.engine.tasks.operator_actions import TaskEdit, edit_waiting
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
 from django_durable_tasks.masking import MASK
 from django_durable_tasks.models import (
@@ -25,7 +22,10 @@ from django_durable_tasks.models import (
     Task,
     TaskExecutionLog,
 )
-from django_durable_tasks.rules.targets.http_request import derived_secret, verify
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets.http_request import derived_secret, verify
+from django_durable_tasks.tasks import operator_actions, retention
+from django_durable_tasks.tasks.operator_actions import TaskEdit, edit_waiting
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening

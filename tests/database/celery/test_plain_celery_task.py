@@ -11,8 +11,8 @@ import pytest
 from celery import current_app
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.internal_tasks import CeleryTaskNotAllowed
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.targets.internal_tasks import CeleryTaskNotAllowed
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_task
 

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.execution.live_runs import LeaseHeartbeat, LiveRun, process_runs
+from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun, process_runs
 from django_durable_tasks.celery.result import META, STATE
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption, ResultTooLarge, UnserializableResult
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
 from tests.factories import NOOP, a_run, a_task
 from tests.repetitions import repetitions
 

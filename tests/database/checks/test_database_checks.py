@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
-from django_durable_tasks.engine import notifications
+from django_durable_tasks.notifications import deliveries
 from tests.database.notifications.sending import a_setting
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,7 @@ def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: A
     assert _ids(databases=["default"]) == []
     settings.DURABLE_TASKS = {"NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
     assert _ids(databases=["default"]) == ["W016"]
-    notifications.change_setting(row, enabled=False)
+    deliveries.change_setting(row, enabled=False)
     assert _ids(databases=["default"]) == []
 
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.models import SchedulerLease
 from django_durable_tasks.models.cluster import lease_name
+from django_durable_tasks.store.clock import database_now
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import Node, NodeKind
 from tests.factories import a_node
 

@@ -7,8 +7,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.store.clock import database_now
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db

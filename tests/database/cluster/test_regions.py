@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import InvalidSetting, read
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.clock import after, database_now
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.models.cluster import lease_name, region_of
 from django_durable_tasks.scheduler import reap_dead_nodes
+from django_durable_tasks.store.clock import after, database_now
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task
 

@@ -14,8 +14,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import OPEN, Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_dead_letter, a_task, a_tenant, many_tasks
 

@@ -11,12 +11,12 @@ from django.db import OperationalError
 from django.urls import reverse
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes, status
-from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.management.durable import status as health_command
+from django_durable_tasks.cluster import nodes, status
+from django_durable_tasks.cluster.nodes import NodeReport
+from django_durable_tasks.command import status as health_command
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import list_of, operator
 from tests.database.commands.durable_command import durable
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task

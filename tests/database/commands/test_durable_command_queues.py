@@ -18,12 +18,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.tasks import first_uuid7_of
+from django_durable_tasks.store.clock import database_now
 from tests.architecture.sources import ROOT
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks

@@ -11,9 +11,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.schedules import (
     DAILY,

@@ -19,7 +19,7 @@ from django_durable_tasks.models import (
     RecurringTask,
     Task,
 )
-from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_tenant

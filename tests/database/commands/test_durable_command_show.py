@@ -10,9 +10,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.models import DeadLetter, DeliveryAttempt, NodeKind, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_log_row, a_node, a_paused_queue, a_task
 

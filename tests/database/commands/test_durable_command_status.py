@@ -12,12 +12,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes, queues
-from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.cluster import nodes, queues
+from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.celery_settings import celery_configured
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_node, a_paused_queue, a_task, many_tasks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.models import AuditEntry, Tenant
-from django_durable_tasks.rules.targets.http_request import derived_secret
+from django_durable_tasks.targets.http_request import derived_secret
 from tests.database.commands.durable_command import durable, json_of
 
 pytestmark = pytest.mark.django_db

@@ -13,14 +13,14 @@ from celery.exceptions import Retry
 from django.db import transaction
 
 from django_durable_tasks import host_clock, process_state
-from django_durable_tasks.celery.execution.endings import outcome_of
-from django_durable_tasks.celery.execution.worker_node import NodeBeat
+from django_durable_tasks.celery.endings import outcome_of
+from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import clock
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import clock
+from django_durable_tasks.store.clock import database_now
 from tests.process_state import new_process_state
 from tests.project import bodies
 

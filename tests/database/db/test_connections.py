@@ -15,17 +15,17 @@ from django.db import connection, connections, transaction
 from django.utils.module_loading import import_string
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import (
+from django_durable_tasks.states.transitions import StartedRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import (
     close_all,
     count,
     cursor,
     dedicated_connection,
     name_connections,
 )
-from django_durable_tasks.engine.db.errors import retry_on_deadlock
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.transitions import StartedRun
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.tasks import attempts
 from tests.factories import a_task
 
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from django.db import OperationalError, ProgrammingError, connections, transaction
 
-from django_durable_tasks.engine.db import postgresql
-from django_durable_tasks.engine.db.connections import close_all, dedicated_connection
+from django_durable_tasks.store import postgresql
+from django_durable_tasks.store.connections import close_all, dedicated_connection
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]
 

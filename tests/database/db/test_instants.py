@@ -13,9 +13,9 @@ from django.db import connection, models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow, InstantField
+from django_durable_tasks.store import tables
 from tests.project.tasks import add
 
 AUTUMN = datetime(2026, 10, 25, tzinfo=UTC)

@@ -16,16 +16,16 @@ from django.db.models.signals import pre_delete
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.choices import FireOutcome, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.errors import Isolation
-from django_durable_tasks.engine.recurring import ledger
-from django_durable_tasks.engine.tasks import retention
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import uuid7
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.schedules import ledger
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import Isolation
+from django_durable_tasks.tasks import retention
 from tests.database.transitions.transition_calls import end, question
 from tests.factories import a_dead_letter, a_task, unavailable_database
 
@@ -95,7 +95,7 @@ def test_items_that_are_not_reached_in_time_are_left_to_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one_by_one, handled = Isolation[int]("item"), list[int]()
-    monkeypatch.setattr("django_durable_tasks.engine.db.errors._ALONE_FOR", -1.0)
+    monkeypatch.setattr("django_durable_tasks.store.errors._ALONE_FOR", -1.0)
     assert one_by_one.each([1, 2], handled.append) == []
     assert (handled, one_by_one.postponed()) == ([], [])
     monkeypatch.undo()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.db.tables import read
+from django_durable_tasks.store import connections
+from django_durable_tasks.store.tables import read
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
 _VALUES: list[Any] = [

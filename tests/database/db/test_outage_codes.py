@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from django_durable_tasks.engine.db.errors import is_outage
+from django_durable_tasks.store.errors import is_outage
 
 pytestmark = pytest.mark.django_db(transaction=True)
 STATEMENTS = (

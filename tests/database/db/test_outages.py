@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import Error, OperationalError, connection, transaction
 
-from django_durable_tasks.engine.db.errors import is_unmigrated, reason_of
+from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 pytestmark = pytest.mark.django_db
 

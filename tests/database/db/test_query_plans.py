@@ -15,12 +15,12 @@ from django.db import connection, transaction
 from django.db.models import Min, QuerySet
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db import statements
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.tasks.claims import ALL_LEVELS, UNSERVED_AFTER
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states.demand import ALL_LEVELS, UNSERVED_AFTER
+from django_durable_tasks.store import statements
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
 from tests.factories import QUEUE, a_node, a_run, a_task
 from tests.repetitions import rows
 

@@ -9,7 +9,7 @@ import uuid
 import pytest
 from django.core.management import call_command
 
-from django_durable_tasks.engine.cluster import nodes
+from django_durable_tasks.cluster import nodes
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from django_durable_tasks.engine.db.errors import is_unique_violation, is_unmigrated
-from django_durable_tasks.engine.recurring import tick_plan
 from django_durable_tasks.models import OccurrenceRecord, Task, Tenant
+from django_durable_tasks.schedules import tick_plan
+from django_durable_tasks.store.errors import is_unique_violation, is_unmigrated
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_task
 from tests.project import tasks

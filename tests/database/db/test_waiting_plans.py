@@ -10,10 +10,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.cluster import status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import release
+from django_durable_tasks.cluster import status
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
 from tests.factories import many_tasks
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db(transaction=True)]

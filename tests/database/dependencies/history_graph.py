@@ -15,9 +15,9 @@ from hypothesis.stateful import (
 )
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.store import tables
+from django_durable_tasks.task_values import Run
 from tests.database.dependencies.random_graphs import (
     Crash,
     Edges,

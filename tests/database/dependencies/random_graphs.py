@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import DependencyType, Gate, OnUpstreamFailure
-from django_durable_tasks.engine.db import tables
+from django_durable_tasks.store import tables
 
 kinds, policies = st.sampled_from([*DependencyType]), st.sampled_from([*OnUpstreamFailure])
 picks = st.integers(0, 10_000)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.dependencies import edges, edit, replay, resolve
-from django_durable_tasks.engine.tasks import operator_actions
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.dependencies import edges, edit, replay, resolve
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.workflows import runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,

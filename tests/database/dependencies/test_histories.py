@@ -15,16 +15,15 @@ from hypothesis.stateful import (
 )
 
 from django_durable_tasks.choices import Gate
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.dependencies import edges, edit, resolve
-from django_durable_tasks.engine.dependencies import replay as dependency_replay
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.transitions import attempt_log
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.dependencies import edges, edit, resolve
+from django_durable_tasks.dependencies import replay as dependency_replay
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.workflows import runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.dependencies import random_graphs as drawn
 from tests.database.dependencies.history_graph import HistoryGraph
 from tests.database.dependencies.random_graphs import (

@@ -14,10 +14,10 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db import statements
-from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.dependencies import edges
+from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
-from django_durable_tasks.rules.dependencies import NewEdge
+from django_durable_tasks.store import statements
 
 pytestmark = [
     pytest.mark.postgresql,

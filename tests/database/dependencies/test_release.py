@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.dependencies import resolve
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidDependency, InvalidOption
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency
 from tests.database.dependencies.worker_and_leader import (

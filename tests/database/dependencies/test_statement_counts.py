@@ -12,10 +12,10 @@ from django.db import connection
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.workflows import runs, start
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.workflows import runs, start
 from tests.database.dependencies.worker_and_leader import fail, recount, resolve_all, succeed
 from tests.insert_statements import insert_statements
 from tests.project.tasks import noop

@@ -6,14 +6,14 @@ import uuid
 from collections import Counter
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.dependencies import edges, resolve
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.dependencies import edges, resolve
+from django_durable_tasks.dependencies.joins import EdgeCounts, needed
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.dependencies import EdgeCounts, needed
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.tasks.attempts import Refusal
+from django_durable_tasks.workflows import runs
 from tests.database.transitions.transition_calls import PLACE, question
 from tests.factories import take_these
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from django_durable_tasks.engine import notifications
 from django_durable_tasks.exceptions import DecryptionFailed, EncryptionKeyMissing, InvalidOption
 from django_durable_tasks.models import AuditEntry, NotificationSetting, Task
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.notifications import deliveries
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.api.client import SETTINGS as API_SETTINGS
 from tests.database.api.client import a_client, a_tenant
@@ -39,7 +39,7 @@ def _row(name: str = "chat") -> NotificationSetting:
 
 
 def _a_test_message() -> Task:
-    found: Task = Task.objects.get(pk=notifications.create_test(_row("ops"), "ada"))
+    found: Task = Task.objects.get(pk=deliveries.create_test(_row("ops"), "ada"))
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_destination_is_encrypted_when_a_setting_is_created_and_changed() -> N
     _assert_nowhere()
     assert (made.delivery_config, made.encryption_key) == ({"url": URL}, "first")
     assert _row().delivery_config == {"url": URL}
-    notifications.change_setting(
+    deliveries.change_setting(
         _row(), delivery_type="EMAIL", delivery_config={"to": [ADDRESS]}, by="ada"
     )
     _assert_nowhere()
@@ -69,7 +69,7 @@ def test_a_masked_url_that_is_sent_back_keeps_the_ciphertext() -> None:
     _slack()
     stored = NotificationSetting.objects.values_list("delivery_config", flat=True)
     before = stored.get()
-    notifications.change_setting(_row(), delivery_config=_row().shown_config, on_late=True)
+    deliveries.change_setting(_row(), delivery_config=_row().shown_config, on_late=True)
     assert _row().on_late
     assert stored.all().get() == before
     assert "delivery_config" not in AuditEntry.objects.latest("pk").after
@@ -131,17 +131,17 @@ def test_without_the_key_a_message_waits_and_is_sent_later(
 def test_without_the_key_a_setting_is_changed_and_its_destination_replaced(settings: Any) -> None:
     _slack()
     use(settings, "second")
-    notifications.change_setting(_row(), on_late=True)
+    deliveries.change_setting(_row(), on_late=True)
     with pytest.raises(EncryptionKeyMissing):
         _ = _row().shown_config
     with pytest.raises(InvalidOption, match="masked URL"):
-        notifications.change_setting(
+        deliveries.change_setting(
             _row(), delivery_config={"url": "https://hooks.slack.com/********"}
         )
     use(settings, "second", "first")
     assert (_row().delivery_config, _row().on_late) == ({"url": URL}, True)
     use(settings, "second")
-    notifications.change_setting(_row(), delivery_config={"url": f"{URL}2"})
+    deliveries.change_setting(_row(), delivery_config={"url": f"{URL}2"})
     assert (_row().delivery_config, _row().encryption_key) == ({"url": f"{URL}2"}, "second")
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.engine.tasks import endpoints, key_rotation
 from django_durable_tasks.models import AuditEntry, DeadLetter, DeliveryAttempt, RecurringTask, Task
-from django_durable_tasks.rules.targets.answers import Delivery
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.targets.answers import Delivery
+from django_durable_tasks.tasks import key_rotation
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.encryption.keys import SECRET, assert_nowhere, queued, raw, use
 from tests.database.recurring.schedules import a_schedule

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import registry
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
 from tests.factories import NOOP, QUEUE
 from tests.process_state import new_process_state
 from tests.project import limited  # noqa: F401 - registers the tasks

@@ -14,15 +14,15 @@ from django.test import override_settings
 
 from django_durable_tasks import registry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.engine.tasks import enqueue, new_task, operator_actions
+from django_durable_tasks.dependencies import resolve
+from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import Limit, LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.tasks.options import CallOptions
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
+from django_durable_tasks.tasks import enqueue, new_task, operator_actions
+from django_durable_tasks.tasks.options import CallOptions
 from tests.database.limits.limited_tasks import (
     BY_SCOPE,
     NODE,

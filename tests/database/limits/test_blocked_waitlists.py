@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.limits import release, waitlist
+from django_durable_tasks.limits import release, waitlist
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
 from tests.database.limits.limited_tasks import (

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.backpressure import FastPath
+from django_durable_tasks.limits import backpressure
+from django_durable_tasks.limits.backpressure import FastPath
+from django_durable_tasks.limits.scopes import workers_of
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.limits import workers_of
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import (
     BY_SCOPE,
     NODE,

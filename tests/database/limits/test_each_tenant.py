@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.limits import operator_limits
-from django_durable_tasks.engine.limits.backpressure import FastPath
+from django_durable_tasks.limits import operator_limits
+from django_durable_tasks.limits.backpressure import FastPath
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
 from tests.factories import NOOP, QUEUE, a_node, a_tenant, many_tasks

@@ -18,12 +18,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.db.background_refresh import Refresher
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.backpressure import RecentQueueState, late
+from django_durable_tasks.limits import backpressure
+from django_durable_tasks.limits.backpressure import RecentQueueState, late
 from django_durable_tasks.models import BatchMessage, Task
+from django_durable_tasks.store import connections
+from django_durable_tasks.store.background_refresh import Refresher
+from django_durable_tasks.store.clock import database_now
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.messages import take_messages, take_task_messages
 from tests.process_state import new_process_state
@@ -142,7 +142,7 @@ def test_a_failed_thread_is_restarted_and_an_unused_one_ends(
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     until(lambda: len(calls) > 3, within=30)
-    monkeypatch.setattr("django_durable_tasks.engine.db.background_refresh.KEPT_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.store.background_refresh.KEPT_FOR", 0.0)
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     refresher.stop(10.0)

@@ -12,17 +12,17 @@ from celery.exceptions import Retry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db import connections as dedicated
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import connections as dedicated
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks

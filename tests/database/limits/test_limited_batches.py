@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.limits.limited_tasks import limit
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import NOOP, a_task, a_tenant, many_tasks, take_batch

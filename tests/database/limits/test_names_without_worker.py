@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import NodeReport
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config, operator_limits, release
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import NodeReport
+from django_durable_tasks.limits import config, operator_limits, release, scopes
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Node, NodeKind, Task, Tenant
 from django_durable_tasks.process_state import of
-from django_durable_tasks.rules import limits
-from django_durable_tasks.rules.tasks.claims import QueueDemand
+from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.factories import a_task
 
 NAMES, QUEUES = ("old.task", "new.task", "a:b/c-d.task"), ("mail", "mail:x", "reports")
@@ -83,7 +82,7 @@ class Names(TestCase):
         idle = Counter((name, queue) for name, queue, _ in tasks) - expected
         held = Task.objects.waiting_for_limit().values_list("name", "queue", "waiting_for_limit")
         assert Counter((name, queue) for name, queue, _ in held) == idle
-        assert all(limits.worker_of(scope or "") == (name, queue) for name, queue, scope in held)
+        assert all(scopes.worker_of(scope or "") == (name, queue) for name, queue, scope in held)
 
         for node in ids:
             nodes.leave(node)

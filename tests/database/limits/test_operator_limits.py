@@ -9,14 +9,14 @@ from datetime import timedelta
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap, release
-from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
+from django_durable_tasks.tasks import operator_actions
 from tests.database.limits.limited_tasks import claim, end, limit, limited_tasks, release_waiting
 from tests.factories import NOOP, QUEUE, a_task
 from tests.project import limited

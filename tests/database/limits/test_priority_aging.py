@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import release
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import jobs
 from django_durable_tasks.scheduler.jobs import AgePriorities
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.factories import NOOP, a_task, many_tasks, take_batch
 

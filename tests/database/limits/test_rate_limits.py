@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config, release
-from django_durable_tasks.engine.tasks import attempts, retention
-from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.limits import config, release
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, retention
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks, take_batch
 

@@ -12,11 +12,11 @@ import pytest
 from django.db.models import F
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import operator_limits, release
-from django_durable_tasks.engine.tasks import claim as task_claim
+from django_durable_tasks.limits import operator_limits, release
 from django_durable_tasks.models import LimitBucket, Task, Tenant
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state

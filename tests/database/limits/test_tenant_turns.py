@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.tasks.claims import QueueDemand
+from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import NODE, claim, end
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state

@@ -12,11 +12,11 @@ from django.test import Client, override_settings
 
 from django_durable_tasks import PerKey, checks, conf, process_state
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, config
-from django_durable_tasks.engine.tasks import claim
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import operator_limits, release
-from django_durable_tasks.engine.tasks import claim as task_claim
-from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.limits import operator_limits, release
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
+from django_durable_tasks.tasks import operator_actions
 from tests.database.commands.durable_command import durable
 from tests.database.limits.limited_tasks import (
     BY_SCOPE,

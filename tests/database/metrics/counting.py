@@ -8,11 +8,11 @@ from datetime import datetime
 from django.db.models import Count
 
 from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.metrics.series import CountedDurations, Duration, SeriesKey, minute_of
 from django_durable_tasks.models import MetricMinute, MetricSeries, TaskExecutionLog
-from django_durable_tasks.rules.metrics import CountedDurations, Duration, SeriesKey, minute_of
 from django_durable_tasks.scheduler.jobs import CountMetrics
+from django_durable_tasks.store.clock import database_now
 
 
 def count_all(now: datetime | None = None) -> CountMetrics:

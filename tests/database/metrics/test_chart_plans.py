@@ -11,11 +11,11 @@ import pytest
 from django.db import connection, transaction
 
 from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.engine import metrics
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import ChartData, ending_series, read_points
+from django_durable_tasks.metrics import counts
+from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
+from django_durable_tasks.metrics.series import PERIODS, SeriesKey
 from django_durable_tasks.models import MetricSeries
-from django_durable_tasks.rules.metrics import PERIODS, SeriesKey
+from django_durable_tasks.store.clock import database_now
 from tests.database.pages import Touched, touched_by
 from tests.repetitions import rows
 
@@ -103,7 +103,7 @@ def test_a_period_with_too_many_rows_reads_as_many_as_the_limit(
     now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 10 * SERIES
-    monkeypatch.setattr(metrics, "row_limit", lambda: limit)
+    monkeypatch.setattr(counts, "row_limit", lambda: limit)
     found = _read(now, "7d")
     assert found.result.is_cut
     assert _total(found.result) == limit

@@ -12,10 +12,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import MetricKind as Kind
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import metrics as chart_points
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import ChartData, ending_series, read_points
-from django_durable_tasks.rules.metrics import MINUTE, PERIODS, Duration, minute_of
+from django_durable_tasks.metrics import counts as chart_points
+from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
+from django_durable_tasks.metrics.series import MINUTE, PERIODS, Duration, minute_of
+from django_durable_tasks.store.clock import database_now
 from tests.database.metrics.counting import a_minute, count_all, recount
 from tests.factories import a_task, many_tasks
 

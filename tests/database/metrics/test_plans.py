@@ -10,9 +10,9 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import CreationCounter, count_attempts, uncounted
+from django_durable_tasks.metrics.counts import CreationCounter, count_attempts, uncounted
 from django_durable_tasks.models import TaskExecutionLog
+from django_durable_tasks.store.clock import database_now
 from tests.database.db.test_query_plans import _fill
 from tests.database.metrics.counting import totals
 from tests.database.pages import touched_by

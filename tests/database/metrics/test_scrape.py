@@ -19,10 +19,10 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
 from django_durable_tasks.metrics import exposition
 from django_durable_tasks.metrics.exposition import MetricsServer
 from django_durable_tasks.models import Limit, NodeKind, SchedulerLease, Task
+from django_durable_tasks.states import transitions
 from tests.database.api.client import SETTINGS, a_client
 from tests.database.metrics.counting import count_all
 from tests.factories import a_log_row, a_node, a_task, a_tenant, many_tasks

@@ -9,12 +9,11 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.choices import FireOutcome, MetricKind, Status
-from django_durable_tasks.engine import metrics, transitions
-from django_durable_tasks.engine.cluster.gauges import OTHER
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import count_attempts
-from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.cluster.gauges import OTHER
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.metrics import counts
+from django_durable_tasks.metrics.counts import count_attempts
+from django_durable_tasks.metrics.series import GAP_KEPT, Distribution
 from django_durable_tasks.models import (
     MetricMinute,
     MetricPosition,
@@ -24,8 +23,10 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     UncountedEnding,
 )
-from django_durable_tasks.rules.metrics import GAP_KEPT, Distribution
 from django_durable_tasks.scheduler.jobs import CountMetrics
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import retention
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.factories import a_log_row, a_task, a_tenant, many_tasks
 
@@ -129,7 +130,7 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
     class Killed(BaseException):
         pass
 
-    write, calls = metrics._write, 0
+    write, calls = counts._write, 0
 
     def dies(*args: Any) -> None:
         nonlocal calls
@@ -138,7 +139,7 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
         if calls == 2:
             raise Killed
 
-    monkeypatch.setattr(metrics, "_write", dies)
+    monkeypatch.setattr(counts, "_write", dies)
     with pytest.raises(Killed):
         count_attempts(database_now(), 100)
     monkeypatch.undo()
@@ -156,7 +157,7 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(
     later = database_now() + timedelta(hours=3)
     count_all(later)
     assert retention.prune(later, 100) == 4
-    assert metrics.prune_minutes(later, 100) > 0
+    assert counts.prune_minutes(later, 100) > 0
     assert recount() == {}
     assert not Task.objects.filter(pk__in=[task.pk for task in tasks]).exists()
     assert (totals(), minute_totals()) == ({"SUCCESS": 4}, {})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
+from django_durable_tasks.metrics.series import Distribution
 from django_durable_tasks.models import MetricSeries, Task, TaskExecutionLog
-from django_durable_tasks.rules.metrics import Distribution
+from django_durable_tasks.states import transitions
 from tests.database.metrics.counting import count_all
 from tests.database.transitions.transition_calls import FAILURE, end, start, succeed
 from tests.factories import a_task

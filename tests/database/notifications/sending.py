@@ -9,13 +9,13 @@ from typing import Any
 
 from celery.exceptions import Ignore, Retry
 
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import NotificationEvent, NotificationSetting, Task
-from django_durable_tasks.targets.http_callback import DeliveryRetry
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
 
 SETTINGS: dict[str, Any] = {
@@ -31,7 +31,7 @@ _TO = {"to": ["ops@example.com"]}
 def a_setting(name: str = "ops", **values: Any) -> NotificationSetting:
     """Create a setting, by default for e-mail and failures."""
     given = {"delivery_type": "EMAIL", "delivery_config": _TO, "on_failure": True}
-    found: NotificationSetting = notifications.create_setting(name=name, **{**given, **values})
+    found: NotificationSetting = deliveries.create_setting(name=name, **{**given, **values})
     return found
 
 
@@ -53,7 +53,7 @@ def types() -> list[str]:
 
 def create_deliveries(now: datetime | None = None) -> int:
     """Do what the leader's job does."""
-    return notifications.create_due_deliveries(now or database_now(), 500)
+    return deliveries.create_due_deliveries(now or database_now(), 500)
 
 
 def delivery_tasks() -> list[Task]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Alert, DeadLetter, Node, RecurringTask, Task
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.scheduler.jobs import watch_alerts
+from django_durable_tasks.store.clock import database_now
 from tests.database.notifications.sending import SETTINGS, a_setting, events, types
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.project.tasks import noop
@@ -36,14 +36,14 @@ def _later(seconds: float = 61.0) -> datetime:
 def test_open_dead_letters_are_one_alert_until_they_are_closed(settings: Any) -> None:
     settings.DURABLE_TASKS = {**SETTINGS, "DEAD_LETTERS_MAX": 2}
     many_tasks(2, "FAILED")
-    assert notifications.watch_alerts(database_now()) == 0
+    assert deliveries.watch_alerts(database_now()) == 0
     many_tasks(1, "FAILED")
-    assert notifications.watch_alerts(database_now()) == 1
+    assert deliveries.watch_alerts(database_now()) == 1
     many_tasks(5, "FAILED")
-    assert notifications.watch_alerts(_later()) == 0
+    assert deliveries.watch_alerts(_later()) == 0
     DeadLetter.objects.discard(by="anna", reason="old")
-    assert notifications.watch_alerts(_later(90)) == 0
-    assert notifications.watch_alerts(_later(200)) == 1
+    assert deliveries.watch_alerts(_later(90)) == 0
+    assert deliveries.watch_alerts(_later(200)) == 1
     assert types() == ["alert.began", "alert.ended"]
     assert "3 dead letters are open" in _details()[0]
     assert not Alert.objects.exists()
@@ -53,7 +53,7 @@ def test_a_condition_that_comes_and_goes_is_one_alert() -> None:
     many_tasks(1, "FAILED")
     now = database_now()
     for second in range(0, 600, 20):
-        notifications.watch_alerts(now + timedelta(seconds=second))
+        deliveries.watch_alerts(now + timedelta(seconds=second))
         if second % 40:
             many_tasks(1, "FAILED")
         else:
@@ -63,19 +63,19 @@ def test_a_condition_that_comes_and_goes_is_one_alert() -> None:
 
 def test_a_queue_with_due_tasks_and_without_a_worker_is_an_alert() -> None:
     a_task(due=-120)
-    notifications.watch_alerts(database_now())
+    deliveries.watch_alerts(database_now())
     assert _details() == [f"Queue {QUEUE} has due tasks and no worker"]
     a_node(queues=[QUEUE], concurrency=1)
-    notifications.watch_alerts(_later())
+    deliveries.watch_alerts(_later())
     assert types() == ["alert.began", "alert.ended"]
 
 
 def test_a_paused_queue_and_a_recent_task_are_no_alert() -> None:
     a_task(due=-5)
-    notifications.watch_alerts(database_now())
+    deliveries.watch_alerts(database_now())
     a_task(due=-120)
     a_paused_queue()
-    notifications.watch_alerts(database_now())
+    deliveries.watch_alerts(database_now())
     assert types() == []
 
 
@@ -84,9 +84,9 @@ def test_a_schedule_that_does_not_fire_is_an_alert() -> None:
     due = database_now() - timedelta(seconds=30)
     rows = RecurringTask.objects.unguarded().filter(pk=row.pk)
     rows.update(next_run_at=due)
-    assert notifications.watch_alerts(database_now()) == 0
+    assert deliveries.watch_alerts(database_now()) == 0
     rows.update(next_run_at=due - timedelta(seconds=60))
-    assert notifications.watch_alerts(database_now()) == 1
+    assert deliveries.watch_alerts(database_now()) == 1
     assert "Schedule nightly has not fired since" in _details()[0]
 
 
@@ -94,10 +94,10 @@ def test_a_wrong_clock_is_one_alert_for_its_host() -> None:
     a_node(skew=-30.0, host="blue")
     a_node(skew=-29.0, host="blue")
     a_node(skew=0.5, host="green")
-    notifications.watch_alerts(database_now())
+    deliveries.watch_alerts(database_now())
     assert _details() == ["The clock of blue is 30.0 s behind that of the database"]
     Node.objects.update(skew=0.1)
-    notifications.watch_alerts(_later())
+    deliveries.watch_alerts(_later())
     assert types()[-1] == "alert.ended"
 
 
@@ -116,6 +116,6 @@ def test_alerts_go_to_settings_of_the_default_tenant_only() -> None:
 def test_many_conditions_of_a_kind_are_bounded() -> None:
     for number in range(120):
         a_node(skew=9.0, host=f"host{number:03}")
-    assert notifications.watch_alerts(database_now()) == 100
-    assert notifications.watch_alerts(database_now()) == 0
+    assert deliveries.watch_alerts(database_now()) == 100
+    assert deliveries.watch_alerts(database_now()) == 0
     assert Task.objects.count() == 0

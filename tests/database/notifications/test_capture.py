@@ -10,13 +10,13 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.notification_events import RecentSubscriptions
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.transitions.guarded_update import watching
 from django_durable_tasks.models import NotificationEvent, Task
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.outbox.capture import RecentSubscriptions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import a_setting, events, types
 from tests.factories import a_run, a_task, a_tenant
 
@@ -208,6 +208,6 @@ def test_an_error_of_the_capture_fails_no_ending_and_is_logged_once(
 def test_a_changed_setting_is_effective_at_once_in_this_process() -> None:
     row = a_setting()
     _fail(max_attempts=1)
-    notifications.change_setting(row, enabled=False)
+    deliveries.change_setting(row, enabled=False)
     _fail(max_attempts=1)
     assert types() == ["task.failed"]

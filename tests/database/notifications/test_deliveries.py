@@ -13,10 +13,7 @@ import pytest
 from django import VERSION
 from django.core import mail
 
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.tasks import attempts, claim
+from django_durable_tasks.limits import config
 from django_durable_tasks.models import (
     DeliveryAttempt,
     Endpoint,
@@ -25,10 +22,13 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.targets.http_request import derived_secret, verify
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.targets import notification_delivery
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.notifications import task as notification_delivery
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets.http_request import derived_secret, verify
 from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.tasks import attempts, claim
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,
@@ -280,8 +280,8 @@ def test_an_address_that_is_no_longer_allowed_gets_nothing(settings: Any) -> Non
 def test_events_of_a_disabled_or_deleted_setting_are_not_sent() -> None:
     disabled, deleted = a_setting("disabled"), a_setting("deleted")
     _failed_task()
-    notifications.change_setting(disabled, enabled=False)
-    notifications.remove_setting([deleted])
+    deliveries.change_setting(disabled, enabled=False)
+    deliveries.remove_setting([deleted])
     assert create_deliveries() == 2
     assert (delivery_tasks(), events()) == ([], [])
 
@@ -290,7 +290,7 @@ def test_a_setting_that_is_deleted_after_its_task_was_created_sends_nothing() ->
     row = a_setting()
     _failed_task()
     create_deliveries()
-    notifications.remove_setting([row])
+    deliveries.remove_setting([row])
     (task,) = send_all()
     assert (task.status, result(task)["sent"]) == ("SUCCESS", False)
 
@@ -315,7 +315,7 @@ def test_each_event_has_one_delivery_also_if_the_job_runs_twice() -> None:
 
 def test_a_test_message_of_a_disabled_setting_is_sent() -> None:
     row = a_setting(enabled=False)
-    task_id = notifications.create_test(row, "anna")
+    task_id = deliveries.create_test(row, "anna")
     task = run(Task.objects.get(pk=task_id))
     assert result(task)["type"] == "notification.test"
     assert "test" in mail.outbox[0].subject
@@ -329,7 +329,7 @@ def test_old_events_are_deleted_in_batches() -> None:
     NotificationEvent.objects.unguarded().filter(pk__in=[one.pk for one in events()[:2]]).update(
         created_at=database_now() - timedelta(days=31)
     )
-    assert notifications.prune_events(database_now(), 1) == 1
-    assert notifications.prune_events(database_now(), 10) == 1
-    assert notifications.prune_events(database_now(), 10) == 0
+    assert deliveries.prune_events(database_now(), 1) == 1
+    assert deliveries.prune_events(database_now(), 10) == 1
+    assert deliveries.prune_events(database_now(), 10) == 0
     assert len(events()) == 1

@@ -11,10 +11,10 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks.choices import EventType
-from django_durable_tasks.engine import notifications
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.notification_events import notification_events
 from django_durable_tasks.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.outbox.capture import notification_events
+from django_durable_tasks.store.clock import database_now
 from tests.database.notifications.sending import (
     a_webhook,
     create_deliveries,
@@ -96,7 +96,7 @@ def test_a_digest_that_was_begun_is_sent_although_the_setting_has_none_any_more(
     row = a_webhook(server.url(), digest=60)
     _happened(row, 700)
     assert create_deliveries() == 500
-    notifications.change_setting(row, digest=None)
+    deliveries.change_setting(row, digest=None)
     assert create_deliveries() == 200
     (task,) = delivery_tasks()
     assert result(run(task))["events"] == 700
@@ -126,10 +126,10 @@ def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
     )
     _happened(row, 2)
     notification_events().update(due_at=now - timedelta(seconds=1))
-    assert notifications.create_due_deliveries(now, 500) == 2
+    assert deliveries.create_due_deliveries(now, 500) == 2
     assert delivery_tasks() == []
     assert {event.due_at for event in events()} == {datetime(2026, 3, 8, 6, tzinfo=UTC)}
-    assert notifications.create_due_deliveries(now + timedelta(hours=6, minutes=31), 500) == 2
+    assert deliveries.create_due_deliveries(now + timedelta(hours=6, minutes=31), 500) == 2
     assert len(delivery_tasks()) == 2
 
 
@@ -137,5 +137,5 @@ def test_a_change_of_the_times_sends_what_waited_for_the_old_ones(server: Listen
     row = a_webhook(server.url(), digest=3_600)
     _happened(row, 2, due=3_000)
     assert create_deliveries() == 0
-    notifications.change_setting(row, digest=None)
+    deliveries.change_setting(row, digest=None)
     assert create_deliveries() == 2

@@ -12,14 +12,15 @@ from celery.exceptions import Ignore, Retry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, endpoints
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import Endpoint, NotificationEvent
-from django_durable_tasks.rules.notification_events import EventSubject
-from django_durable_tasks.targets.http_callback import DeliveryRetry
+from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets import endpoints
 from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,

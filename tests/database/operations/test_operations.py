@@ -18,8 +18,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.api import urls as api_urls
+from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
-from django_durable_tasks.management.durable.subcommand import Subcommand
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.operations.registry import OPERATIONS
 from tests.database.commands.durable_command import durable

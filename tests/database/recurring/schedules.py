@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import trigger
 from tests.project import tasks
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)

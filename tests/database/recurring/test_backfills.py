@@ -11,11 +11,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import DeadLetter, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.factories import a_dead_letter
 from tests.project import tasks

@@ -12,10 +12,10 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import DayKind, SpecialDay
-from django_durable_tasks.engine.recurring import calendars
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask
-from django_durable_tasks.rules.recurring.calendars import from_holidays
+from django_durable_tasks.schedules import calendars
+from django_durable_tasks.schedules.business_days import from_holidays
 from tests.database.recurring.schedules import a_schedule, fire, fire_times, ledger_of
 
 pytestmark = pytest.mark.django_db

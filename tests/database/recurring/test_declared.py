@@ -15,10 +15,10 @@ from django.db.models.signals import post_migrate
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.engine.recurring import sync
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.recurring.options import CODE
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.schedules.options import CODE
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.schedules import a_schedule, at, begin, fire, fire_times
 from tests.project import tasks

@@ -14,10 +14,10 @@ from celery import current_app
 
 from django_durable_tasks.celery.inspect import schedule_zone
 from django_durable_tasks.checks import check_settings
-from django_durable_tasks.engine.recurring import sync
-from django_durable_tasks.engine.recurring.explain import preview
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.schedules import sync
+from django_durable_tasks.schedules.explain import preview
 from tests.celery_settings import celery_configured
 from tests.database.admin.site import operator
 from tests.database.commands.durable_command import json_of

@@ -12,9 +12,9 @@ from celery import signals
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import json_of
 from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
 from tests.project import tasks

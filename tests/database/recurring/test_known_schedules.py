@@ -10,10 +10,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
 from django_durable_tasks.choices import DayKind, FireOutcome, SpecialDay
-from django_durable_tasks.engine.recurring import calendars, ledger, tick_plan
-from django_durable_tasks.engine.recurring.ledger import LedgerEntry
-from django_durable_tasks.engine.recurring.tick_plan import KnownSchedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import calendars, ledger, tick_plan
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.tick_plan import KnownSchedules
 from tests.database.recurring.schedules import (
     START,
     a_schedule,

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from django_durable_tasks.engine import transitions
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states import transitions
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE
 from tests.messages import take_task_messages

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.tasks import claim, operator_actions
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim, operator_actions
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.database.transitions.transition_calls import (
     CRASH,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import OccurrenceOverride, RecurringTask
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import (
     DAILY,
     START,

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     InvalidOption,
@@ -20,6 +19,7 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
 )
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import json_of
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.database.recurring.test_trigger_conflicts import BY_HAND

@@ -10,8 +10,8 @@ import pytest
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.recurring import tick_plan, trigger
 from django_durable_tasks.models import Limit, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import tick_plan, trigger
 from tests.database.recurring.schedules import START, a_schedule, at
 from tests.factories import a_task, a_tenant
 from tests.messages import take_task_messages

@@ -12,11 +12,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
     begin,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import process_state, registry
-from django_durable_tasks.engine.recurring import calendars, schedule_cache, tick_plan
-from django_durable_tasks.engine.recurring.schedule_cache import ScheduleRow, agenda_of, read_rows
-from django_durable_tasks.engine.recurring.tick_plan import policy_of
-from django_durable_tasks.engine.tasks import new_task
 from django_durable_tasks.exceptions import UnknownTask
 from django_durable_tasks.models import RecurringTask, Task
+from django_durable_tasks.schedules import calendars, schedule_cache, tick_plan
+from django_durable_tasks.schedules.schedule_cache import ScheduleRow, agenda_of, read_rows
+from django_durable_tasks.schedules.tick_plan import policy_of
+from django_durable_tasks.tasks import new_task
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, tomorrow
 from tests.project import tasks
 

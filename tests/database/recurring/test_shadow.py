@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.contrib.beat import shadow_fires
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import ledger
-from django_durable_tasks.engine.recurring.ledger import prune_shadow_fires
-from django_durable_tasks.management.durable import beat
+from django_durable_tasks.contrib.beat import commands, shadow_fires
 from django_durable_tasks.models import RecurringTask, ShadowFire
+from django_durable_tasks.schedules import ledger
+from django_durable_tasks.schedules.ledger import prune_shadow_fires
+from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
 
@@ -111,9 +110,9 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
         passed = next(rounds, None)
         if passed is None:
             raise KeyboardInterrupt
-        monkeypatch.setattr(beat, "database_now", lambda: at(passed + 31))
+        monkeypatch.setattr(commands, "database_now", lambda: at(passed + 31))
 
-    monkeypatch.setattr(beat, "_wait", wait)
+    monkeypatch.setattr(commands, "_wait", wait)
     _of_beat()
     _heard("nightly", 60.1, 180.1)
     answer = durable("shadow", "--watch", "--to", at(10).isoformat())

@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from django_durable_tasks.engine.recurring import schedules
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import lifecycle
 from tests.database.recurring.reference import TICK, Plan
 from tests.database.recurring.schedules import START, fire
 from tests.project import tasks
@@ -229,7 +229,7 @@ class Trigger(RuleBasedStateMachine):
 def test_the_ledger_equals_the_reference_in_any_order_of_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedules, "database_now", lambda: Clock.now)
+    monkeypatch.setattr(lifecycle, "database_now", lambda: Clock.now)
     run_machine(
         Trigger, examples=repetitions(60 if connection.vendor == "sqlite" else 15), steps=30
     )

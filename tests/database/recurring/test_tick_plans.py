@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import ledger, trigger
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger, trigger
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import a_schedule
 from tests.project import tasks
 from tests.repetitions import rows

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.recurring import calendars, trigger
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import calendars, trigger
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.insert_statements import insert_statements
 from tests.project import tasks

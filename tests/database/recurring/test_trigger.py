@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_durable_tasks import process_state
-from django_durable_tasks.engine.recurring import trigger
-from django_durable_tasks.engine.recurring.trigger import PostponedSchedules
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import trigger
+from django_durable_tasks.schedules.trigger import PostponedSchedules
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.project import tasks
 

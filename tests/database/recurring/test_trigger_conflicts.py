@@ -11,11 +11,11 @@ import pytest
 from django.db import ProgrammingError, connection
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.recurring import ledger, tick_plan, trigger, writes
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger, tick_plan, trigger, writes
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_task

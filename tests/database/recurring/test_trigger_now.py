@@ -7,15 +7,15 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, overlap
 from django_durable_tasks.exceptions import (
     InvalidOption,
     TransitionRefused,
     UniqueConflict,
     UnknownTask,
 )
+from django_durable_tasks.limits import backpressure, overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import QUEUE, a_task
 from tests.messages import take_task_messages

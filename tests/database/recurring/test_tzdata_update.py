@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.engine.recurring import recompute
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.timetables.zones import tzdata_version
+from django_durable_tasks.schedules import recompute
+from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from tests.database.recurring.schedules import a_schedule
 
 pytestmark = pytest.mark.django_db

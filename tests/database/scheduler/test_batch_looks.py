@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.tasks import batches
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.models import BatchMessage
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.tasks import batches
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 from tests.process_state import new_process_state
 from tests.waiting import until

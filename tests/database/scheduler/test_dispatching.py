@@ -8,16 +8,16 @@ from typing import Any, Self
 
 import pytest
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.due_index.memory import DueEntry
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.cluster import nodes, queues
-from django_durable_tasks.engine.db.clock import database_now
+from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.tasks.claims import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.scheduler.due_index import DueEntry
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.store.clock import database_now
 from tests.factories import QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_durable_tasks.celery.execution.worker_node import NodeBeat
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
+from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
-from django_durable_tasks.due_index.memory import MemoryDueIndex
-from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.notifier.listener import Listener
-from django_durable_tasks.notifier.notify_on_commit import Notification
+from django_durable_tasks.scheduler.due_index import MemoryDueIndex
 from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.scheduler.listener import Listener
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.scheduler.notify_on_commit import Notification
 from django_durable_tasks.scheduler.threads import Steps
 from tests.database.commands.durable_command import durable
 from tests.factories import QUEUE, a_task
@@ -214,7 +214,7 @@ def _no_wake(at: datetime) -> None:
 
 
 def test_a_listener_survives_whatever_its_transport_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_durable_tasks.notifier.listener._LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("django_durable_tasks.scheduler.listener._LONGEST_PAUSE", 0.02)
     way = FailingTransport()
     listener = Listener(way, _no_wake, lambda: None)
     listener._pause = 0.02

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.models import SchedulerLease
 from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.store.clock import database_now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,13 +13,13 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts
 from tests.concurrency.racing import no_errors, race
 from tests.factories import a_node, a_task
 

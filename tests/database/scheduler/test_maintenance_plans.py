@@ -14,12 +14,12 @@ from django.db import connection
 
 from django_durable_tasks.admin import filters
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import overlap
-from django_durable_tasks.engine.tasks import retention
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import retention
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import touched_by
 from tests.factories import a_task, a_tenant, many_tasks

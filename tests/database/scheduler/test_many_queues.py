@@ -18,16 +18,16 @@ from django.db import connection
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db import connections
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
-from django_durable_tasks.rules.tasks.claims import QueueDemand
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.store import connections
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state

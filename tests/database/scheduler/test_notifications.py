@@ -9,12 +9,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.due_index import fallback, redis
-from django_durable_tasks.due_index.fallback import due_index
-from django_durable_tasks.due_index.memory import MemoryDueIndex
-from django_durable_tasks.notifier import notify_on_commit
-from django_durable_tasks.notifier.listener import Listeners
-from django_durable_tasks.notifier.notify_on_commit import Notification, NotificationKind
+from django_durable_tasks.scheduler import notify_on_commit, redis_index, shared_index
+from django_durable_tasks.scheduler.due_index import MemoryDueIndex
+from django_durable_tasks.scheduler.listener import Listeners
+from django_durable_tasks.scheduler.notify_on_commit import Notification, NotificationKind
+from django_durable_tasks.scheduler.shared_index import due_index
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -64,13 +63,13 @@ def test_only_tasks_due_soon_are_announced(settings: Any) -> None:
 
 def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
     assert isinstance(due_index(), MemoryDueIndex)
-    assert fallback.fill_redis(timezone.now()) == 0
+    assert shared_index.fill_redis(timezone.now()) == 0
 
 
 def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:
     settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
-    assert redis.url() == "redis://one:1/0"
-    redis.use_url("redis://two:2/0")
-    assert redis.url() == "redis://two:2/0"
-    redis.use_url(None)
-    assert redis.url() == "redis://one:1/0"
+    assert redis_index.url() == "redis://one:1/0"
+    redis_index.use_url("redis://two:2/0")
+    assert redis_index.url() == "redis://two:2/0"
+    redis_index.use_url(None)
+    assert redis_index.url() == "redis://one:1/0"

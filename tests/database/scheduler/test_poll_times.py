@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.due_index.memory import DueEntry
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.tasks import claim
+from django_durable_tasks.limits import config
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
+from django_durable_tasks.scheduler.due_index import DueEntry
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.factories import QUEUE, a_task
 from tests.process_state import new_process_state
 

@@ -10,15 +10,15 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import dedicated_connection
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 from tests.database.recurring.schedules import a_schedule, begin
 from tests.factories import QUEUE, a_task
 from tests.messages import take_task_messages

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import nodes
-from django_durable_tasks.engine.cluster.nodes import NodeReport
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.models import Task
 from tests.factories import QUEUE, a_node, a_task
 from tests.messages import take_task_messages

@@ -11,19 +11,19 @@ import pytest
 from celery import current_app
 from kombu import Producer
 
-from django_durable_tasks.celery.publishing import broker_outage, publisher
+from django_durable_tasks.celery import broker_outage, publisher
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, config
-from django_durable_tasks.engine.limits.backpressure import SMALLEST_WINDOW
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.limits import backpressure, config
+from django_durable_tasks.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.scheduler import republishing
 from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.republishing import Republishing
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import operator_actions
 from tests.factories import QUEUE, a_node, a_task
 from tests.messages import take_messages, take_task_messages
 from tests.process_state import new_process_state

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.limits import release
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.leader import Leader

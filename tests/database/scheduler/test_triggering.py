@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.recurring import trigger
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.scheduler import triggering
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.schedules import trigger
+from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, at, begin, fire_times
 
 pytestmark = pytest.mark.django_db(transaction=True)

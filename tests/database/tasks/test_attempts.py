@@ -12,19 +12,19 @@ import pytest
 
 from django_durable_tasks import registry
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.exceptions import InvalidArguments
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.options import Schedule, task_options
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.tasks.attempts import Refusal
+from django_durable_tasks.tasks.options import Schedule, task_options
+from django_durable_tasks.workflows import runs
 from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,

@@ -9,9 +9,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.engine.db.clock import after, database_now
-from django_durable_tasks.engine.tasks import batches
 from django_durable_tasks.models import BatchMessage
+from django_durable_tasks.store.clock import after, database_now
+from django_durable_tasks.tasks import batches
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 
 PAIR = (QUEUE, NOOP)

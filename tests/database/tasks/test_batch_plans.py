@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_durable_tasks.engine import transitions
+from django_durable_tasks.states import transitions
 from tests.factories import NOOP, QUEUE, many_tasks
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db]

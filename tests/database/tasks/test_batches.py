@@ -13,15 +13,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import config
-from django_durable_tasks.engine.tasks import attempts, batches, claim, operator_actions
-from django_durable_tasks.engine.transitions import Success
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.limits import config
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.transitions import Success
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, batches, claim, operator_actions
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch
 

@@ -14,9 +14,9 @@ from django.db import OperationalError, connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
-from django_durable_tasks.celery.publishing import broker_outage
-from django_durable_tasks.engine.tasks import batches
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.models import BatchMessage, Task
+from django_durable_tasks.tasks import batches
 from tests.database.limits.limited_tasks import limit
 from tests.factories import QUEUE, a_paused_queue
 from tests.messages import take_messages

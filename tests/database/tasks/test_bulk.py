@@ -14,17 +14,16 @@ from django.db import IntegrityError, connection, transaction
 
 from django_durable_tasks import PerKey, Workflow, ports, registry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.tasks import enqueue, new_task
-from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.rules.tasks.options import CallOptions
-from django_durable_tasks.rules.tasks.task_values import NewTask
 from django_durable_tasks.signals import tasks_transitioned
+from django_durable_tasks.states import inserts, transitions
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue, new_task
+from django_durable_tasks.tasks.options import CallOptions
 from tests.factories import QUEUE, a_tenant
 from tests.project import tasks
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_durable_tasks.engine.tasks import enqueue, new_task
-from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.task_values import NewTask
+from django_durable_tasks.states import inserts
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue, new_task
 from tests.project import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.postgresql]

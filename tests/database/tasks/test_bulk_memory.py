@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_durable_tasks.engine.tasks import enqueue
-from django_durable_tasks.engine.transitions import inserts
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.tasks.task_values import NewTask
+from django_durable_tasks.states import inserts
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db

@@ -11,20 +11,20 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.limits.backpressure import heads, read_heads
-from django_durable_tasks.engine.limits.waitlist import scopes_after
-from django_durable_tasks.engine.tasks import attempts, batches, claim
-from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.transitions import batches as transition_batches
-from django_durable_tasks.engine.transitions import runs
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.limits import backpressure
+from django_durable_tasks.limits.backpressure import heads, read_heads
+from django_durable_tasks.limits.waitlist import scopes_after
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.claims import UNSERVED_AFTER, QueueDemand
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states import batches as transition_batches
+from django_durable_tasks.states import runs
+from django_durable_tasks.states.demand import UNSERVED_AFTER, QueueDemand
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, batches, claim
+from django_durable_tasks.tasks.attempts import Refusal
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_paused_queue, a_task, many_tasks
 
@@ -122,7 +122,7 @@ def test_heads_contain_the_priorities_that_are_due_by_the_given_time() -> None:
 def test_a_queue_with_more_priorities_than_a_page_has_queues_is_read_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.engine.limits.backpressure.AT_ONCE", 2)
+    monkeypatch.setattr("django_durable_tasks.limits.backpressure.AT_ONCE", 2)
     for queue in ("a", "b", "c"):
         for priority in (0, 4, 9):
             a_task(queue=queue, priority=priority, due=-1)
@@ -167,7 +167,7 @@ def test_next_due_times_cover_more_queues_than_a_recursion_has_steps() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_next_due_times_are_read_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_durable_tasks.engine.limits.backpressure.AT_ONCE", 2)
+    monkeypatch.setattr("django_durable_tasks.limits.backpressure.AT_ONCE", 2)
     rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
     assert heads() == {queue: row.due_at for queue, row in rows.items()}
 
@@ -176,7 +176,7 @@ def test_next_due_times_are_read_page_by_page(number: int, monkeypatch: pytest.M
 def test_scopes_of_waiting_tasks_are_read_page_by_page(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.engine.limits.waitlist.AT_ONCE", 2)
+    monkeypatch.setattr("django_durable_tasks.limits.waitlist.AT_ONCE", 2)
     scopes = [f"task:{number}" for number in range(5)]
     for scope in scopes:
         a_task(due_at=NEVER, waiting_for_limit=scope)

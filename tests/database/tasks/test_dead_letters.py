@@ -10,15 +10,15 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from django_durable_tasks.choices import REPLAYABLE, LogStatus, Resolution, Status
-from django_durable_tasks.engine.tasks import attempts, operator_actions
 from django_durable_tasks.exceptions import (
     InvalidArguments,
     TransitionRefused,
     UnserializableArguments,
 )
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.signals import dead_letters_grew
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
 from tests.database.transitions.transition_calls import HOPELESS, PLACE, end, question
 from tests.factories import a_dead_letter, a_task, many_tasks
 

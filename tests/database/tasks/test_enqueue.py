@@ -15,9 +15,6 @@ from django.utils import timezone
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.tasks import enqueue, new_task
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     IdempotencyConflict,
@@ -28,7 +25,10 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.rules.tasks.options import Schedule
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.tasks import enqueue, new_task
+from django_durable_tasks.tasks.options import Schedule
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from django_durable_tasks.engine.cluster import queues
-from django_durable_tasks.engine.limits import operator_limits
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import Calendar, Limit, QueueControl, RecurringTask, Task
 from django_durable_tasks.workflows import Workflow
 from tests.project import tasks

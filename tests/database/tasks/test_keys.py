@@ -10,11 +10,11 @@ from django.utils import timezone
 
 from django_durable_tasks import http_callback
 from django_durable_tasks.choices import TERMINAL, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim, operator_actions
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Task
-from django_durable_tasks.rules.targets.http_request import request_id
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.targets.http_request import request_id
+from django_durable_tasks.tasks import claim, operator_actions
 from tests.database.transitions.transition_calls import (
     FAILURE,
     PLACE,

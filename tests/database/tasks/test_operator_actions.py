@@ -13,12 +13,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import claim, operator_actions, retention
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim, operator_actions, retention
 from tests.factories import a_task, many_tasks
 
 pytestmark = pytest.mark.django_db

@@ -14,12 +14,12 @@ from django.db import connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
-from django_durable_tasks.celery.publishing import broker_outage
+from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.limits import backpressure
-from django_durable_tasks.engine.tasks import enqueue
+from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import Task
+from django_durable_tasks.states import transitions
+from django_durable_tasks.tasks import enqueue
 from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state

@@ -12,9 +12,9 @@ import pytest
 
 from django_durable_tasks import Workflow, durable_task
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
 from django_durable_tasks.exceptions import IdempotencyConflict, InvalidOption
 from django_durable_tasks.models import RecurringTask, Task, Tenant
+from django_durable_tasks.store.clock import database_now
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
 

@@ -10,8 +10,8 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.tasks import operator_actions
 from django_durable_tasks.models import Task, TaskRequest
+from django_durable_tasks.tasks import operator_actions
 from tests.database.transitions.transition_calls import question
 from tests.factories import many_tasks
 

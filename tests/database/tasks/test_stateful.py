@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, LogStatus, Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.tasks import claim as task_claim
 from django_durable_tasks.exceptions import IdempotencyConflict, TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.task_values import Run
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE

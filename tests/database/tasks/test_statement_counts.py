@@ -15,20 +15,20 @@ from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import connections as ours
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.limits import backpressure, config, release
-from django_durable_tasks.engine.limits.backpressure import heads
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
-from django_durable_tasks.engine.tasks.attempts import Refusal
-from django_durable_tasks.engine.tasks.operator_actions import TaskEdit, edit_waiting
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.limits import backpressure, config, release
+from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.rules.tasks.options import Schedule
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import connections as ours
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.tasks.attempts import Refusal
+from django_durable_tasks.tasks.operator_actions import TaskEdit, edit_waiting
+from django_durable_tasks.tasks.options import Schedule
+from django_durable_tasks.workflows import runs
 from tests.database.transitions.transition_calls import (
     CRASH,
     FAILURE,

@@ -9,12 +9,12 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Status
-from django_durable_tasks.engine.tasks import attempts, enqueue, new_task
-from django_durable_tasks.engine.tasks.attempts import Refusal
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered, get
-from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.tasks import attempts, enqueue, new_task
+from django_durable_tasks.tasks.attempts import Refusal
+from django_durable_tasks.tasks.options import task_options
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks

@@ -12,12 +12,12 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
-from django_durable_tasks.rules.states import TRANSITIONS
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
 from django_durable_tasks.signals import tasks_transitioned
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store import tables
 from tests.database.transitions.transition_calls import (
     ACTS,
     CRASH,

@@ -10,17 +10,17 @@ from datetime import timedelta
 from typing import Any
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine import transitions
-from django_durable_tasks.engine.db import tables
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import edges, resolve
-from django_durable_tasks.engine.tasks import attempts, claim, operator_actions
-from django_durable_tasks.engine.tasks.attempts import RunLocation
-from django_durable_tasks.engine.transitions import StartedRun
+from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.rules.tasks.endings import EndingKind, Outcome
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.transitions import StartedRun
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.tasks.attempts import RunLocation
 from tests.factories import QUEUE, a_run, a_task, take_these
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)

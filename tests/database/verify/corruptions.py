@@ -13,8 +13,7 @@ from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import count_attempts
+from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -31,6 +30,7 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.store.clock import database_now
 from tests.database.dependencies.worker_and_leader import of, succeed
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,

@@ -7,9 +7,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.metrics import count_attempts
-from django_durable_tasks.engine.tasks import operator_actions
+from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import (
     NodeKind,
     RecurringTask,
@@ -19,6 +17,8 @@ from django_durable_tasks.models import (
     TaskDependency,
 )
 from django_durable_tasks.models import WorkflowRun as Run
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.workflows import Workflow
 from tests.database.dependencies.worker_and_leader import (
     begin,

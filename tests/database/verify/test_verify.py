@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.verify import check as verify_check
-from django_durable_tasks.engine.verify import runner
-from django_durable_tasks.engine.verify.runner import CHECKS, RepairResult
 from django_durable_tasks.models import (
     DeadLetter,
     OccurrenceRecord,
@@ -21,7 +18,10 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.rules.verify import Finding, Severity
+from django_durable_tasks.verify import check as verify_check
+from django_durable_tasks.verify import runner
+from django_durable_tasks.verify.check import Finding, Severity
+from django_durable_tasks.verify.runner import CHECKS, RepairResult
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (
     of,

@@ -34,7 +34,7 @@ def layered(name: str) -> Any:
 def _start(place: int, when: str, name: str) -> None:
     from django.db import connection
 
-    from django_durable_tasks.engine.workflows import start
+    from django_durable_tasks.workflows import start
 
     start.LARGE, start.BATCH = LARGE, BATCH
     count = -1

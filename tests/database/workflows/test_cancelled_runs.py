@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows import runs as deadlines
-from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.workflows import operations
+from django_durable_tasks.workflows import runs as deadlines
+from django_durable_tasks.workflows.operations import GraphReport
 from tests.database.dependencies.worker_and_leader import begin, of, resolve_all, succeed
 from tests.project.tasks import noop
 

@@ -12,10 +12,10 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db.statements import statement
-from django_durable_tasks.engine.dependencies import edges
+from django_durable_tasks.dependencies import edges
+from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.rules.dependencies import NewEdge
+from django_durable_tasks.store.statements import statement
 from tests.database.dependencies.worker_and_leader import recount
 from tests.project.tasks import noop
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import attempts, operator_actions
-from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import attempts, operator_actions
+from django_durable_tasks.workflows import runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
     begin,

@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import DependencyType, OnUpstreamFailure
-from django_durable_tasks.engine.db import commit_hooks, tables
-from django_durable_tasks.engine.workflows import operations
-from django_durable_tasks.engine.workflows.operations import GraphReport
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
     DeadLetter,
@@ -26,8 +23,11 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows import Step
 from django_durable_tasks.signals import tasks_transitioned
+from django_durable_tasks.store import commit_hooks, tables
+from django_durable_tasks.workflows import operations
+from django_durable_tasks.workflows.builder import Step
+from django_durable_tasks.workflows.operations import GraphReport
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,

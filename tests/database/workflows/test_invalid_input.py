@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.celery.execution.endings import outcome_of
+from django_durable_tasks.celery.endings import outcome_of
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.dependencies import edit, resolve
+from django_durable_tasks.dependencies import edit, resolve
+from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -23,8 +24,7 @@ from django_durable_tasks.exceptions import (
     UnknownTask,
 )
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.rules.dependencies import edges_to
-from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.tasks.options import task_options
 from tests.database.dependencies.worker_and_leader import (
     begin,
     of,

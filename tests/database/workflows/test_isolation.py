@@ -16,13 +16,13 @@ from celery import current_app
 from django.db import connection, connections, transaction
 
 from django_durable_tasks import Workflow, durable_task
-from django_durable_tasks.celery.publishing import routing
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.connections import TimeLimits, dedicated_connection
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.celery import routing
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
+from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, statuses, succeed
 from tests.factories import a_dead_letter, a_task, unavailable_database
 from tests.project.tasks import noop

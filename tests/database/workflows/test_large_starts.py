@@ -15,12 +15,12 @@ from django.db import transaction
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.limits.backpressure import heads
-from django_durable_tasks.engine.workflows import start
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused, UniqueConflict
+from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.workflows import start
 from tests.database.dependencies.worker_and_leader import (
     of,
     recount,

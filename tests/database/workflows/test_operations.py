@@ -7,9 +7,6 @@ from __future__ import annotations
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.tasks import attempts
-from django_durable_tasks.engine.workflows import operations, runs
-from django_durable_tasks.engine.workflows.operations import RetryMode
 from django_durable_tasks.exceptions import (
     InvalidOption,
     TransitionRefused,
@@ -19,7 +16,10 @@ from django_durable_tasks.models import (
     Task,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.workflows import operations, runs
+from django_durable_tasks.workflows.builder import AddedTasks
+from django_durable_tasks.workflows.operations import RetryMode
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,

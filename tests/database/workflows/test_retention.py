@@ -11,9 +11,6 @@ import pytest
 from django.test import override_settings
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.tasks import operator_actions, retention
-from django_durable_tasks.engine.workflows import runs
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
@@ -22,7 +19,10 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import operator_actions, retention
+from django_durable_tasks.workflows import runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.commands.durable_command import json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.engine.workflows import operations
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidDependency,
@@ -17,6 +16,7 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     WorkflowRun,
 )
+from django_durable_tasks.workflows import operations
 from tests.database.dependencies.worker_and_leader import (
     fail,
     of,

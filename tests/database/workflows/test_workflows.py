@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow, registry
-from django_durable_tasks.engine.db.clock import database_now
-from django_durable_tasks.engine.db.errors import Isolation
-from django_durable_tasks.engine.dependencies import resolve
-from django_durable_tasks.engine.tasks import operator_actions
-from django_durable_tasks.engine.workflows import runs
+from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,
@@ -22,7 +18,11 @@ from django_durable_tasks.exceptions import (
     WorkflowTooLarge,
 )
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
-from django_durable_tasks.rules.workflows import AddedTasks
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import Isolation
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.workflows import runs
+from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,

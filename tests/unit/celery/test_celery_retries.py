@@ -11,7 +11,7 @@ from celery import Task, current_app
 from django_durable_tasks import durable_task, registry
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.options import TaskOptions, task_options
+from django_durable_tasks.tasks.options import TaskOptions, task_options
 
 
 def _decorated(name: str, **options: Any) -> tuple[Any, TaskOptions]:

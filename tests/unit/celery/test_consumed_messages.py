@@ -11,9 +11,9 @@ from celery import Celery
 from celery.worker.request import Request
 from kombu import Exchange, Producer, Queue
 
-from django_durable_tasks.celery.execution import worker_node, worker_repairs
-from django_durable_tasks.celery.execution.worker_repairs import MixedQueues
-from django_durable_tasks.celery.publishing.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery import worker_node, worker_repairs
+from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.worker_repairs import MixedQueues
 
 QUEUES = (
     Queue("mail", Exchange("shop"), routing_key="mail.send"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_durable_tasks.celery.publishing.broker_connection import is_same_broker
+from django_durable_tasks.celery.broker_connection import is_same_broker
 
 ONE = "amqp://writer:one@broker:5672/shop"
 

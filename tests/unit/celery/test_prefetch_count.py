@@ -9,7 +9,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.thread import TaskPool as Threads
 from celery.worker.consumer import Consumer
 
-from django_durable_tasks.celery.execution import worker_repairs
+from django_durable_tasks.celery import worker_repairs
 
 
 @pytest.mark.parametrize(("pool", "is_kept"), [(Threads, True), (Prefork, False)])

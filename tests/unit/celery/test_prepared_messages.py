@@ -13,8 +13,8 @@ from celery import signals
 from kombu import Connection
 from kombu.utils.json import dumps
 
-from django_durable_tasks.celery.publishing import prepared_messages
-from django_durable_tasks.celery.publishing.prepared_messages import RedisTexts, prepare
+from django_durable_tasks.celery import prepared_messages
+from django_durable_tasks.celery.prepared_messages import RedisTexts, prepare
 from django_durable_tasks.ports import TaskMessage
 
 TASK_ID = uuid.UUID("018f0000-0000-7000-8000-000000000001")

@@ -10,7 +10,7 @@ from celery import Celery, current_app
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from django_durable_tasks.celery.publishing.routing import queue_of
+from django_durable_tasks.celery.routing import queue_of
 from django_durable_tasks.exceptions import UnknownQueue
 
 NAME = "shop.tasks.cut"

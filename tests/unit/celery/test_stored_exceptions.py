@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_durable_tasks.celery.execution.endings import outcome_of
+from django_durable_tasks.celery.endings import outcome_of
 from django_durable_tasks.celery.result import described, rebuilt
-from django_durable_tasks.rules.tasks.endings import EndingKind
-from django_durable_tasks.rules.tasks.options import task_options
+from django_durable_tasks.states.decisions import EndingKind
+from django_durable_tasks.tasks.options import task_options
 
 
 class Coded(Exception):

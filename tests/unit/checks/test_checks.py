@@ -24,11 +24,11 @@ from django_durable_tasks.checks import (
     check_tasks,
     configuration,
 )
+from django_durable_tasks.limits.scopes import PerKey, rate_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.routers import DurableTasksRouter
-from django_durable_tasks.rules.limits import PerKey, rate_of
-from django_durable_tasks.rules.tasks.options import TaskOptions
+from django_durable_tasks.tasks.options import TaskOptions
 from tests.architecture.sources import ROOT
 from tests.celery_settings import celery_configured
 from tests.unit.checks.checked_projects import WIRED, _checked

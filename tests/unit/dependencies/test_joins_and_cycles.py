@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import TERMINAL, DependencyType, OnUpstreamFailure, WorkflowStatus
-from django_durable_tasks.exceptions import InvalidOption, InvalidReference, ResultTooLarge
-from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.option_values import chosen
-from django_durable_tasks.rules.dependencies import (
+from django_durable_tasks.dependencies.joins import (
     DELETED,
     EdgeCounts,
     JoinDecision,
@@ -28,7 +25,7 @@ from django_durable_tasks.rules.dependencies import (
     needed,
     needed_of,
 )
-from django_durable_tasks.rules.references import (
+from django_durable_tasks.dependencies.references import (
     MARK,
     Reference,
     check_size,
@@ -37,7 +34,10 @@ from django_durable_tasks.rules.references import (
     resolved,
     written,
 )
-from django_durable_tasks.rules.workflows import verdict
+from django_durable_tasks.exceptions import InvalidOption, InvalidReference, ResultTooLarge
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.option_values import chosen
+from django_durable_tasks.workflows.builder import verdict
 
 OUTCOMES = sorted({*map(str, TERMINAL), DELETED})
 _ALL_WAYS = list(itertools.product(DependencyType, OUTCOMES, OnUpstreamFailure))

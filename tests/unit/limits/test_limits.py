@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.limits import (
+from django_durable_tasks.limits.scopes import (
     AdmissionRequest,
     Allowance,
     Bucket,
@@ -29,7 +29,7 @@ from django_durable_tasks.rules.limits import (
     shared,
     whole,
 )
-from django_durable_tasks.rules.tasks.options import CallOptions, call_options, task_options
+from django_durable_tasks.tasks.options import CallOptions, call_options, task_options
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 rates = st.builds(

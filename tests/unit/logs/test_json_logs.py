@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.celery.execution.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.json_logs import TASK_FIELDS, JsonFormatter, TaskContextFilter
-from django_durable_tasks.rules.tasks.task_values import Run
+from django_durable_tasks.task_values import Run
 
 NOW = datetime(2026, 3, 7, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.metrics import (
+from django_durable_tasks.metrics.series import (
     BUCKETS,
     MINUTE,
     PERIODS,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.rules.metrics import (
+from django_durable_tasks.metrics.series import (
     ALL_TENANTS,
     BUCKETS,
     CountedDurations,

@@ -1,11 +1,6 @@
 """Names beyond the limit are summed, so that generated names cannot fill a scrape."""
 
-from django_durable_tasks.engine.cluster.gauges import (
-    OTHER,
-    QueueGauge,
-    busiest_queues,
-    fullest_limits,
-)
+from django_durable_tasks.cluster.gauges import OTHER, QueueGauge, busiest_queues, fullest_limits
 
 
 def test_the_queues_with_few_tasks_are_summed_as_other() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from django_durable_tasks.rules.metrics import DELAYS, MINUTE, minute_of, next_minute, skipped_to
+from django_durable_tasks.metrics.series import DELAYS, MINUTE, minute_of, next_minute, skipped_to
 
 START = datetime(2026, 3, 7, 10, 0, tzinfo=UTC)
 KEPT = timedelta(days=2)

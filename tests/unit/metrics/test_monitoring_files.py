@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.engine.cluster.status import Gauges
+from django_durable_tasks.cluster.status import Gauges
 from django_durable_tasks.metrics.exposition import families
 from tests.runs import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_durable_tasks.rules.states import TRANSITIONS
+from django_durable_tasks.states.machine import TRANSITIONS
 from tests.unit.protocol.cases import CAUGHT, COVERED, PROTOCOL
 from tests.unit.protocol.model import table, verdict_of
 from tests.unit.protocol.states import ABSENT, Case

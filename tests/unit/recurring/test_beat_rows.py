@@ -26,10 +26,10 @@ from django_durable_tasks.contrib.beat.tables import (
     ImportContext,
     imported,
 )
-from django_durable_tasks.engine.recurring.schedule_cache import agenda_from
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.rules.recurring.options import columns
+from django_durable_tasks.schedules.options import columns
+from django_durable_tasks.schedules.schedule_cache import agenda_from
 from tests.unit.recurring.timetables.test_real_schedules import CRONS
 
 NOW = datetime(2026, 11, 21, 13, 0, 30, tzinfo=UTC)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.zones import clock_changes, zone
+from django_durable_tasks.schedules.timetables.zones import clock_changes, zone
 
 HOUR = timedelta(hours=1)
 ZONES = [

@@ -16,7 +16,7 @@ from django_durable_tasks.celery import inspect
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.rules.recurring.options import CODE, kept, merged
+from django_durable_tasks.schedules.options import CODE, kept, merged
 from tests.unit.tasks.test_typed_signature import _errors
 
 

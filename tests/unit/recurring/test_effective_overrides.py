@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Action, DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
-from django_durable_tasks.rules.recurring.effective import (
-    Agenda,
-    Override,
-    PlannedRun,
-    SkippedRange,
-    agenda,
-)
-from django_durable_tasks.rules.recurring.timetables.intervals import Interval
-from django_durable_tasks.rules.recurring.timetables.types import Count
+from django_durable_tasks.schedules.agenda import Agenda, Override, PlannedRun, SkippedRange, agenda
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll
+from django_durable_tasks.schedules.timetables.intervals import Interval
+from django_durable_tasks.schedules.timetables.types import Count
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 MONDAY = datetime(2026, 12, 21, 9, tzinfo=UTC)

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import DayKind, SpecialDay
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
-from django_durable_tasks.rules.recurring.effective import (
+from django_durable_tasks.schedules.agenda import (
     Agenda,
     PlannedRun,
     SkippedRange,
     WallClock,
     agenda,
 )
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from tests.repetitions import repetitions
 from tests.unit.recurring.calendars.enumerated import (
     DAY,

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.effective import PlannedRun, agenda
-from django_durable_tasks.rules.recurring.timetables.intervals import Interval
-from django_durable_tasks.rules.recurring.timetables.types import Count
+from django_durable_tasks.schedules.agenda import PlannedRun, agenda
+from django_durable_tasks.schedules.timetables.intervals import Interval
+from django_durable_tasks.schedules.timetables.types import Count
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

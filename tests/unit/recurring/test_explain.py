@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.recurring.effective import PlannedRun, SkippedRange
-from django_durable_tasks.rules.recurring.explain import (
+from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
+from django_durable_tasks.schedules.explanations import (
     FireEntry,
     FireTime,
     OccurrenceTask,

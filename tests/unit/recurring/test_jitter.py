@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.rules.recurring.effective import PlannedRun
-from django_durable_tasks.rules.recurring.misfires import effective
+from django_durable_tasks.schedules.agenda import PlannedRun
+from django_durable_tasks.schedules.misfires import effective
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 FIRE = PlannedRun(NOON, NOON)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import CatchUp, CatchUpOrder, SpecialDay
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
-from django_durable_tasks.rules.recurring.effective import Agenda, PlannedRun, agenda
-from django_durable_tasks.rules.recurring.misfires import AT_ONCE, Policy, choose
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, agenda
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll
+from django_durable_tasks.schedules.misfires import AT_ONCE, Policy, choose
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 BEFORE = START - timedelta(microseconds=1)

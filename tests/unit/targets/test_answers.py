@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.masking import MASK
-from django_durable_tasks.rules.targets.answers import (
+from django_durable_tasks.targets.answers import (
     BACKOFF,
     RETRY_AFTER_MAX,
     AnswerKind,
@@ -23,7 +23,7 @@ from django_durable_tasks.rules.targets.answers import (
     interpret,
     retry_after,
 )
-from django_durable_tasks.rules.targets.http_request import checked_request_headers, masked_headers
+from django_durable_tasks.targets.http_request import checked_request_headers, masked_headers
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 ANY = checked_statuses(None, None)

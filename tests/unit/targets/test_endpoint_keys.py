@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.option_values import KEY_MAX
-from django_durable_tasks.rules.targets.http_request import endpoint_key
+from django_durable_tasks.targets.http_request import endpoint_key
 
 CUSTOMER, OTHER, DEFAULT = 7, 8, 1
 labels = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,20}[a-z0-9_])?", fullmatch=True)

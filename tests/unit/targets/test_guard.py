@@ -8,16 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from django_durable_tasks.conf import InvalidSetting, check_http
-from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.rules.targets.addresses import (
-    AddressPolicy,
-    address_policy,
-    never_by_name,
-    parsed_url,
-    why_refused,
-)
-from django_durable_tasks.targets.http import (
+from django_durable_tasks.callbacks.http import (
     CallFailed,
     CallFailure,
     Deadline,
@@ -25,6 +16,15 @@ from django_durable_tasks.targets.http import (
     Lookup,
     OutgoingRequest,
     Resolver,
+)
+from django_durable_tasks.conf import InvalidSetting, check_http
+from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.targets.addresses import (
+    AddressPolicy,
+    address_policy,
+    never_by_name,
+    parsed_url,
+    why_refused,
 )
 from tests.http_servers import Listener, answer, answering, listening
 from tests.unit.targets.urls import ATTACKS, PUBLIC, PUBLIC_ADDRESS, lookup

@@ -16,8 +16,7 @@ from threading import Event, Thread
 
 import pytest
 
-from django_durable_tasks.rules.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.targets.http import (
+from django_durable_tasks.callbacks.http import (
     CallFailed,
     CallFailure,
     Exchange,
@@ -25,6 +24,7 @@ from django_durable_tasks.targets.http import (
     OutgoingRequest,
     Resolver,
 )
+from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from tests.http_servers import WAIT, Behaviour, answer, answering, listening
 
 MEGABYTE = 1_000_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from standardwebhooks.webhooks import Webhook
 
 from django_durable_tasks.exceptions import InvalidSignature, InvalidTarget
-from django_durable_tasks.rules.targets.http_request import (
+from django_durable_tasks.targets.http_request import (
     derived_secret,
     secret_bytes,
     signature,

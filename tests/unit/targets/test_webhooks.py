@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
-from django_durable_tasks.rules.targets.http_request import signed_headers
+from django_durable_tasks.targets.http_request import signed_headers
 from django_durable_tasks.webhooks import verify_webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

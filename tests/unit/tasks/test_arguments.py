@@ -26,7 +26,7 @@ from django_durable_tasks.exceptions import (
     UnserializableResult,
 )
 from django_durable_tasks.registry import CallShape, bind
-from django_durable_tasks.rules.tasks.arguments import encode, encode_result
+from django_durable_tasks.tasks.arguments import encode, encode_result
 
 KIB = 1024
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_durable_tasks.rules.tasks.claims import ALL_LEVELS, QueueDemand, priorities_of
+from django_durable_tasks.states.demand import ALL_LEVELS, QueueDemand, priorities_of
 
 
 @pytest.mark.parametrize(

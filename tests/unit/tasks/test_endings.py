@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.rules.states import TRANSITIONS
-from django_durable_tasks.rules.tasks.endings import (
-    Budgets,
-    EndingKind,
-    Outcome,
-    decide,
-    fingerprint,
-)
+from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, decide, fingerprint
+from django_durable_tasks.states.machine import TRANSITIONS
 
 
 def _budgets(**given: Any) -> Budgets:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.rules.tasks.explanations import (
+from django_durable_tasks.tasks.explanations import (
     Level,
     OutstandingMessage,
     TaskSituation,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.options import checked_template
+from django_durable_tasks.tasks.options import checked_template
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from django_durable_tasks import durable_task, registry
 from django_durable_tasks.choices import OnOrphan, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.options import (
+from django_durable_tasks.tasks.options import (
     Backoff,
     CallOptions,
     TaskOptions,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.rules.tasks.options import Retry, RetryPolicy, policy
+from django_durable_tasks.tasks.options import Retry, RetryPolicy, policy
 
 NO_JITTER = 0.5  # the random factor of one
 failures = st.integers(min_value=1, max_value=1_000)

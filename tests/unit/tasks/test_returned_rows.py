@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from django_durable_tasks.engine.db import statements
-from django_durable_tasks.engine.transitions import BlockedDependent, ClaimedTask, StartedRun
 from django_durable_tasks.models import Task
+from django_durable_tasks.states.transitions import BlockedDependent, ClaimedTask, StartedRun
+from django_durable_tasks.store import statements
 
 STATEMENTS = [
     ("claim", "RETURNING", ClaimedTask),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from django_durable_tasks.choices import OPEN, REPLAYABLE, TERMINAL, WITH_DUE_AT, Status
-from django_durable_tasks.rules.states import TRANSITIONS
-from django_durable_tasks.rules.tasks.options import Schedule
-from django_durable_tasks.rules.workflows import followups_of
+from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.tasks.options import Schedule
+from django_durable_tasks.workflows.builder import followups_of
 
 MOVES = TRANSITIONS.values()
 

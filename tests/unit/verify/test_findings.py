@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.rules.verify import (
+from django_durable_tasks.verify.check import (
     Finding,
     NextRun,
     RunFacts,
@@ -26,7 +26,7 @@ from django_durable_tasks.rules.verify import (
     wrong_next_run,
     wrong_status,
 )
-from django_durable_tasks.rules.workflows import verdict
+from django_durable_tasks.workflows.builder import verdict
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

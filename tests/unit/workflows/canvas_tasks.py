@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_durable_tasks import Workflow, durable_task
-from django_durable_tasks.rules.workflows import Plan, PlannedTask
+from django_durable_tasks.workflows.builder import Plan, PlannedTask
 
 MOST = {"most_tasks": 10_000, "most_edges": 50_000}
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.dependencies.joins import PlannedEdge, edges_to
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidOption,
     InvalidReference,
     WorkflowTooLarge,
 )
-from django_durable_tasks.rules.dependencies import PlannedEdge, edges_to
-from django_durable_tasks.rules.workflows import END, AddedTasks, Builder, Plan, PlannedTask, Step
+from django_durable_tasks.workflows.builder import END, AddedTasks, Builder, Plan, PlannedTask, Step
 
 HERE = uuid.UUID(int=1)
 Point = namedtuple("Point", "x y")

@@ -8,10 +8,10 @@ import pytest
 from celery import chain, chord, group
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.celery import canvas
+from django_durable_tasks.dependencies.references import Reference, TaskId, written
 from django_durable_tasks.exceptions import InvalidReference
-from django_durable_tasks.rules.references import Reference, TaskId, written
-from django_durable_tasks.rules.workflows import END, MAP, STARMAP
-from django_durable_tasks.workflows import canvas
+from django_durable_tasks.workflows.builder import END, MAP, STARMAP
 from tests.project.tasks import echo, noop, third_time_lucky, urgent
 from tests.unit.workflows.canvas_tasks import (
     errback_with_everything,

@@ -11,8 +11,8 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo
 
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, Roll
-from django_durable_tasks.rules.recurring.timetables.types import Count, Fire
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll
+from django_durable_tasks.schedules.timetables.types import Count, Fire
 
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 MARGIN = 45 * DAY

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.recurring.calendars import (
+from django_durable_tasks.schedules.business_days import (
     BusinessDays,
     combined,
     days_from,

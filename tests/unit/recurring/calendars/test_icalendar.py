@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.rules.recurring.calendars import BusinessDays, from_holidays, from_ics
+from django_durable_tasks.schedules.business_days import BusinessDays, from_holidays, from_ics
 from tests.repetitions import repetitions
 
 

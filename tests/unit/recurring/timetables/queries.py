@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
-from django_durable_tasks.rules.recurring.timetables.types import Fire, Timetable
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.types import Fire, Timetable
 from tests.unit.recurring.timetables.wall_clock_table import clock_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires, timetable
+from django_durable_tasks.schedules.timetables.builder import checked, never_fires, timetable
 from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import START, TICK, built, fires, shown
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked
+from django_durable_tasks.schedules.timetables.builder import checked
 from tests.unit.recurring.timetables.queries import TICK, built, fires, shown
 
 ANCHOR = datetime(2026, 1, 15, 9, 30, tzinfo=UTC)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import timetable
-from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Fire
+from django_durable_tasks.schedules.timetables.builder import timetable
+from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap, Fire
 from tests.unit.recurring.timetables.queries import START, built, fires
 
 NEW_YORK = "America/New_York"

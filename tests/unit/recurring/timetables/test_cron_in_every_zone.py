@@ -16,9 +16,9 @@ from random import Random
 
 import pytest
 
-from django_durable_tasks.rules.recurring.timetables.builder import timetable
-from django_durable_tasks.rules.recurring.timetables.types import DstGap, DstOverlap, Timetable
-from django_durable_tasks.rules.recurring.timetables.zones import zone_names
+from django_durable_tasks.schedules.timetables.builder import timetable
+from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap, Timetable
+from django_durable_tasks.schedules.timetables.zones import zone_names
 from tests.repetitions import SHARE, repeats_less, repetitions
 from tests.unit.recurring.timetables.wall_clock_table import (
     Diary,

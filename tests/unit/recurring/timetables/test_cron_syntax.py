@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, never_fires
+from django_durable_tasks.schedules.timetables.builder import checked, never_fires
 from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import built, fires, shown
 from tests.unit.recurring.timetables.wall_clock_table import Diary, Expression

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.rules.recurring.timetables.builder import checked, words
+from django_durable_tasks.schedules.timetables.builder import checked, words
 
 DESCRIBED = [
     ({"interval": 60}, "every minute"),

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
-from django_durable_tasks.rules.recurring.timetables.intervals import Interval
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.intervals import Interval
 
 ANCHOR = datetime(2026, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 steps = st.timedeltas(min_value=timedelta(milliseconds=1), max_value=timedelta(days=400))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
 from tests.unit.recurring.timetables.wall_clock_table import Diary, Expression
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
-from django_durable_tasks.rules.recurring.timetables.types import Timetable
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.types import Timetable
 from tests.repetitions import repetitions
 
 START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)

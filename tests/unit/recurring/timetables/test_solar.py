@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked
+from django_durable_tasks.schedules.timetables.builder import checked
 from tests.repetitions import repetitions
 from tests.unit.recurring.timetables.queries import TICK, built, fires
 

@@ -15,8 +15,8 @@ import pytest
 import pytz
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.rules.recurring.timetables.builder import checked, timetable
-from django_durable_tasks.rules.recurring.timetables.zones import (
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.zones import (
     tzdata_version,
     zone,
     zone_name,

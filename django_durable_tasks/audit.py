@@ -1,0 +1,516 @@
+"""Audit entries: who acts, what an operation changes, the entry in the same transaction, and
+retention.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.encryption import EncryptedValue
+from django_durable_tasks.masking import MASK, masked, masked_positional
+from django_durable_tasks.models import AuditEntry, DeadLetter, Task
+from django_durable_tasks.models.audit import AuditEntryQuerySet
+from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.states.guarded_update import observing
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.statements import recordset, statement
+
+# Audit entries as values: the sources of a write, the changed fields, and their bounded size.
+
+
+IDS_MAX = 1_000
+"""The most ids that the entry of a set contains."""
+CHANGES_MAX_BYTES = 16_384
+"""The largest ``before`` or ``after`` of an entry."""
+OBJECT_TYPES = (
+    "task",
+    "dead letter",
+    "workflow run",
+    "schedule",
+    "queue",
+    "limit",
+    "calendar",
+    "tenant",
+    "API key",
+    "notification setting",
+    "workflow",
+    "operation",
+    "installation",
+)
+OMITTED = "(omitted: too large)"
+_SHORT = 500
+
+
+def changed_fields(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of both whose values differ; a field may be missing in one of them."""
+    names = [
+        name
+        for name in dict.fromkeys([*before, *after])
+        if name not in before or name not in after or before[name] != after[name]
+    ]
+    return (
+        {name: before[name] for name in names if name in before},
+        {name: after[name] for name in names if name in after},
+    )
+
+
+def stored_fields(values: Mapping[str, Any], secret_names: str) -> dict[str, Any]:
+    """Return JSON values with secrets masked. If they are larger than CHANGES_MAX_BYTES, long ones
+    are omitted.
+    """
+    hidden: dict[str, Any] = masked(json.loads(json.dumps(dict(values), default=str)), secret_names)
+    if _size(hidden) <= CHANGES_MAX_BYTES:
+        return hidden
+    short = {name: value if _size(value) <= _SHORT else OMITTED for name, value in hidden.items()}
+    return short if _size(short) <= CHANGES_MAX_BYTES else dict.fromkeys(list(short)[:100], OMITTED)
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
+
+
+# Who performs the writes of this context: set by the admin, the API and the commands.
+
+
+@dataclass(frozen=True, slots=True)
+class AuditActor:
+    """The source of a write, the name that is recorded if an operation is given none, and the IP
+    address.
+
+    ``tenant_id``: the tenant that sees the entries about objects that belong to no tenant.
+    """
+
+    source: AuditSource = AuditSource.CODE
+    name: str = ""
+    address: str | None = None
+    tenant_id: int | None = None
+
+
+_CODE = AuditActor()
+_actor: ContextVar[AuditActor] = ContextVar("durable_tasks_audit_actor", default=_CODE)
+
+
+def current_actor() -> AuditActor:
+    """Return who performs the writes of this context; a program outside of all entry points."""
+    return _actor.get()
+
+
+@contextmanager
+def acting(
+    source: AuditSource, name: str = "", address: str | None = None, tenant_id: int | None = None
+) -> Iterator[None]:
+    """Record the writes of the block under this source, name and address."""
+    token = _actor.set(AuditActor(source, name, _checked(address), tenant_id))
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def _checked(address: str | None) -> str | None:
+    """Return the address, or None if it is not an IP address, for example that of a socket file."""
+    try:
+        return str(ipaddress.ip_address((address or "").partition("%")[0]))
+    except ValueError:
+        return None
+
+
+# The columns of a task that an audit entry shows, with masked arguments.
+
+
+ENCRYPTED = "(encrypted)"
+_TASK_COLUMNS = (
+    "status",
+    "queue",
+    "priority",
+    "run_at",
+    "expires_at",
+    "cancel_requested_at",
+    "failures",
+    "crashes",
+    "reason",
+)
+
+
+def task_values(row: Task) -> dict[str, Any]:
+    """Return the columns that operations change; secrets are masked."""
+    found = {name: getattr(row, name) for name in _TASK_COLUMNS}
+    if row.encryption_key is None:
+        return found | masked_arguments(row.name, row.args, row.kwargs)
+    return found | {name: encrypted_mark(undecrypted(row, name)) for name in ("args", "kwargs")}
+
+
+def encrypted_mark(value: Any) -> str:
+    """Return a text that differs if the value was encrypted again."""
+    data = str(value.envelope.get("data")) if isinstance(value, EncryptedValue) else ""
+    return f"{ENCRYPTED} {hashlib.sha256(data.encode()).hexdigest()[:8]}".strip()
+
+
+def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return ``args`` and ``kwargs`` of a task with its secrets masked by the names of the
+    parameters; all positional values if this process does not know the task.
+    """
+    task, names = registry.find(name), conf.settings().SECRET_NAMES
+    parameters = None if task is None else list(task.signature.parameters)
+    return {
+        "args": masked_positional(args, parameters, names) if isinstance(args, list) else MASK,
+        "kwargs": masked(kwargs, names) if isinstance(kwargs, dict) else MASK,
+    }
+
+
+# Every function of the engine that an admin page, the API, a command or a manager calls to change
+# rows runs its writes inside ``recorded``. The writers below report to the outermost one: the
+# transitions report the tasks they change, the writers of other tables their old and new values. A
+# write outside of ``recorded``, such as those of schedulers and workers, is not audited. An
+# operation that changes nothing has no entry.
+
+
+_MANY = 5_000
+_ENTRY_COLUMNS = (
+    "tenant_id",
+    "source",
+    "actor",
+    "operation",
+    "object_type",
+    "object_id",
+    "count",
+    "object_ids",
+    "before",
+    "after",
+    "reason",
+    "address",
+)
+"""The columns of the statement ``audit_entries``."""
+
+
+def audit_entries() -> AuditEntryQuerySet:
+    """Return a queryset of all entries, without the guard against writes."""
+    found: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
+    return found.unguarded()
+
+
+_collected: ContextVar[list[AuditEntry] | None] = ContextVar("durable_tasks_entries", default=None)
+
+
+@contextmanager
+def collected_entries() -> Iterator[list[AuditEntry]]:
+    """Collect the entries of operations that end with the transaction of the block.
+
+    The caller passes them to ``insert_entries`` in this transaction. An operation with a savepoint
+    inserts its own entry, because the savepoint may be rolled back.
+    """
+    entries: list[AuditEntry] = []
+    token = _collected.set(entries)
+    try:
+        yield entries
+    finally:
+        _collected.reset(token)
+
+
+def insert_entries(
+    entries: Sequence[AuditEntry],
+    update: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> None:
+    """Insert entries, on PostgreSQL with an UPDATE in the same statement if it is given."""
+    sql = statement("audit_entries")
+    if sql is None:
+        if entries:
+            audit_entries().bulk_create(entries)
+        return
+    found = {"entries": as_recordset(entries), **(parameters or {})}
+    if update is not None:
+        sql = f"WITH before_entries AS ({update}) {sql}"
+    tables.count(sql, found)
+
+
+def as_recordset(entries: Sequence[AuditEntry]) -> str:
+    """Return entries as the parameter of the statements that insert them."""
+    return recordset([{name: getattr(entry, name) for name in _ENTRY_COLUMNS} for entry in entries])
+
+
+class AuditRecorder:
+    """The changes of one operation."""
+
+    def __init__(self, operation: str, by: str, reason: str, *, savepoint: bool = True) -> None:
+        self.operation, self.by, self.reason = operation, by, reason
+        self._collecting = None if savepoint else _collected.get()
+        self._subject: tuple[str, str, int | None] | None = None
+        self._before: dict[str, Any] = {}
+        self._after: dict[str, Any] = {}
+        self._rows: list[tuple[Any, int | None]] = []
+        self._rows_type = ""
+        self._tasks: dict[uuid.UUID, tuple[int, str]] = {}
+        self._first: Task | None = None
+
+    def subject(self, object_type: str, object_id: Any, tenant_id: int | None = None) -> None:
+        """Set the object of the entry, unless an enclosing operation has set it."""
+        self._subject = self._subject or (object_type, str(object_id), tenant_id)
+
+    def changed(
+        self,
+        object_type: str,
+        object_id: Any,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        tenant_id: int | None = None,
+    ) -> None:
+        """Record the values of an object before and after a write. Equal values are left out.
+
+        The changes of a further object are left out, because an entry is about one object.
+        """
+        self.subject(object_type, object_id, tenant_id)
+        if self._subject is not None and self._subject[:2] == (object_type, str(object_id)):
+            old, new = changed_fields(before, after)
+            self._before, self._after = old | self._before, self._after | new
+
+    def several(
+        self,
+        object_type: str,
+        rows: Sequence[tuple[Any, int | None]],
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+    ) -> None:
+        """Record the same change of several objects, given by their ids and tenants."""
+        if self._subject is None and not self._tasks:
+            self._rows, self._rows_type = list(rows), object_type
+            self._before, self._after = dict(before), dict(after)
+
+    def created_task(self, row: Task) -> None:
+        """Record a new task."""
+        self.changed("task", row.pk, {}, task_values(row), row.tenant_id)
+
+    def detail(self, **values: Any) -> None:
+        """Record arguments of the operation that no column of its object contains."""
+        self._after |= values
+
+    def tasks_changed(self, ids: Sequence[uuid.UUID]) -> None:
+        """Record locked tasks before a write; one statement for up to 5,000 of them."""
+        new = [task_id for task_id in ids if task_id not in self._tasks]
+        if not new:
+            return
+        if len(new) == 1 and not self._tasks:
+            # As many statements as for many tasks.
+            self._first = tables.tasks().get(pk=new[0])
+            self._tasks[new[0]] = (self._first.tenant_id, self._first.status)
+            return
+        for first in range(0, len(new), _MANY):
+            rows = tables.tasks().filter(pk__in=new[first : first + _MANY]).order_by("pk")
+            for task_id, tenant_id, status in rows.values_list("pk", "tenant_id", "status"):
+                self._tasks[task_id] = (tenant_id, status)
+
+    def entries(self) -> list[AuditEntry]:
+        """Return the entry; one for each tenant if a set contains tasks of several."""
+        if self._rows:
+            return self._of_rows()
+        return self._of_subject() if self._subject is not None else self._of_tasks()
+
+    def write(self) -> None:
+        """Insert the entries."""
+        entries = self.entries()
+        if self._collecting is not None:
+            self._collecting.extend(entries)
+        elif entries:
+            insert_entries(entries)
+
+    def _of_subject(self) -> list[AuditEntry]:
+        assert self._subject is not None  # noqa: S101 - narrows the type
+        object_type, object_id, tenant_id = self._subject
+        before, after = dict(self._before), dict(self._after)
+        if self._tasks and object_type == "task" and self._is_only(object_id):
+            return self._of_one_task()
+        if self._tasks:
+            old, new = self._statuses(self._tasks)
+            before["tasks"], after["tasks"] = old, new
+        if not (before or after):
+            return []
+        ids = [str(task_id) for task_id in list(self._tasks)[:IDS_MAX]]
+        owners = {owner for owner, _status in self._tasks.values()}
+        if tenant_id is None and len(owners) == 1:
+            (tenant_id,) = owners
+        return [
+            self._entry(
+                tenant_id, object_type, object_id, len(self._tasks) or 1, ids, before, after
+            )
+        ]
+
+    def _is_only(self, object_id: str) -> bool:
+        return [str(task_id) for task_id in self._tasks] == [object_id]
+
+    def _of_rows(self) -> list[AuditEntry]:
+        found = []
+        for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
+            ids = [str(key) for key, tenant in self._rows if tenant == tenant_id]
+            alone = ids[0] if len(ids) == 1 else ""
+            listed = [] if alone else ids[:IDS_MAX]
+            found.append(
+                self._entry(
+                    tenant_id, self._rows_type, alone, len(ids), listed, self._before, self._after
+                )
+            )
+        return found
+
+    def _of_tasks(self) -> list[AuditEntry]:
+        if len(self._tasks) == 1:
+            return self._of_one_task()
+        found = []
+        for tenant_id in sorted({owner for owner, _status in self._tasks.values()}):
+            these = {
+                task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
+            }
+            old, new = self._statuses(these)
+            ids = [str(task_id) for task_id in list(these)[:IDS_MAX]]
+            after = {"status": new, **self._after}
+            found.append(
+                self._entry(tenant_id, "task", "", len(these), ids, {"status": old}, after)
+            )
+        return found
+
+    def _of_one_task(self) -> list[AuditEntry]:
+        ((task_id, (tenant_id, _status)),) = self._tasks.items()
+        row = tables.tasks().filter(pk=task_id).first()
+        if row is None:
+            return []
+        before = {} if self._first is None else task_values(self._first)
+        old, new = changed_fields(before, task_values(row))
+        before, after = {**self._before, **old}, {**self._after, **new}
+        return [self._entry(tenant_id, "task", str(task_id), 1, [], before, after)]
+
+    def _statuses(
+        self, rows: Mapping[uuid.UUID, tuple[int, str]]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many of these tasks had each status before, and how many have it now."""
+        after, keys = Counter[str](), list(rows)
+        for first in range(0, len(keys), _MANY):
+            these = tables.tasks().filter(pk__in=keys[first : first + _MANY])
+            after.update(Counter(these.order_by().values_list("status", flat=True)))
+        return dict(Counter(status for _owner, status in rows.values())), dict(after)
+
+    def _entry(
+        self,
+        tenant_id: int | None,
+        object_type: str,
+        object_id: str,
+        count: int,
+        ids: list[str],
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+    ) -> AuditEntry:
+        actor, names = current_actor(), conf.settings().SECRET_NAMES
+        return AuditEntry(
+            tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
+            source=actor.source,
+            actor=(self.by or actor.name)[:200],
+            operation=self.operation,
+            object_type=object_type,
+            object_id=object_id,
+            count=count,
+            object_ids=ids,
+            before=stored_fields(before, names),
+            after=stored_fields(after, names),
+            reason=self.reason[:500],
+            address=actor.address,
+        )
+
+
+_recorder: ContextVar[AuditRecorder | None] = ContextVar("durable_tasks_audit", default=None)
+
+
+def current_recorder() -> AuditRecorder | None:
+    """Return the recorder of the present operation; None for a write that is not audited."""
+    return _recorder.get()
+
+
+@contextmanager
+def recorded(
+    operation: str, *, by: str = "", reason: str = "", savepoint: bool = True
+) -> Iterator[AuditRecorder]:
+    """Run the block in a transaction, or a savepoint, that ends with the insert of its entry.
+
+    Inside another one it adds to that one's entry. If the block raises, nothing is written. A
+    caller whose own transaction does not survive an error passes ``savepoint=False``, which saves
+    two statements.
+    """
+    outer = _recorder.get()
+    if outer is not None:
+        with tables.atomic():
+            yield outer
+        return
+    recorder = AuditRecorder(operation, by, reason, savepoint=savepoint)
+    token = _recorder.set(recorder)
+    try:
+        with tables.atomic(savepoint=savepoint):
+            with observing(recorder.tasks_changed):
+                yield recorder
+            recorder.write()
+    finally:
+        _recorder.reset(token)
+
+
+def record_start(operation: str, *, by: str, reason: str, **details: Any) -> None:
+    """Write the entry of an operation on the whole installation, before its first transaction."""
+    with recorded(operation, by=by, reason=reason) as entry:
+        entry.subject("installation", "")
+        entry.detail(started=True, **details)
+
+
+# Reads and deletes audit entries.
+
+
+SETS_READ = 1_000
+"""How many of the tenant's newest entries of sets are searched for a task."""
+SHOWN = 50
+
+
+def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
+    """Return the newest entries about a task, its dead letters, its workflow run, or a set with it.
+
+    A set is found among the tenant's newest SETS_READ ones, by the ids that its entry contains.
+    """
+    letters = DeadLetter.objects.using(tables.database()).filter(task_id=task.pk)
+    about = Q(object_type="task", object_id=str(task.pk))
+    ids = [str(key) for key in letters.values_list("pk", flat=True)]
+    if ids:
+        about |= Q(object_type="dead letter", object_id__in=ids)
+    if task.workflow_id is not None:
+        about |= Q(object_type="workflow run", object_id=str(task.workflow_id))
+    found = list(audit_entries().filter(about).order_by("-pk")[:limit])
+    return sorted([*found, *_sets_with(task, limit)], key=lambda one: -one.pk)[:limit]
+
+
+def _sets_with(task: Task, limit: int) -> list[AuditEntry]:
+    sets = audit_entries().of_object("task", "").for_tenant(task.tenant_id).order_by("-pk")
+    newest = list(sets.values_list("pk", flat=True)[:SETS_READ])
+    text = Cast("object_ids", TextField())
+    these = audit_entries().filter(pk__in=newest).annotate(ids_as_text=text)
+    return list(these.filter(ids_as_text__contains=str(task.pk)).order_by("-pk")[:limit])
+
+
+def prune_audit(now: datetime, limit: int) -> int:
+    """Delete entries after their retention, at most ``limit``; return how many.
+
+    Only the oldest ``limit`` entries are read, so that no index on ``at`` is needed.
+    """
+    cutoff = now - timedelta(seconds=conf.settings().AUDIT_RETENTION)
+    oldest = audit_entries().order_by("pk").values_list("pk", "at")[:limit]
+    ids = [pk for pk, at in oldest if at < cutoff]
+    if ids:
+        audit_entries().filter(pk__in=ids).delete()
+    return len(ids)

@@ -1,0 +1,1 @@
+"""Durable tasks that send HTTP requests and messages for other programs."""

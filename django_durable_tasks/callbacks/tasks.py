@@ -1,0 +1,378 @@
+"""The durable tasks ``django_durable_tasks.http_callback`` and
+``django_durable_tasks.queue_message``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.callbacks import http, queue_messages
+from django_durable_tasks.callbacks.http import CallFailed, Exchange, OutgoingRequest, Timings
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.routing import refuse_task_queues
+from django_durable_tasks.choices import TargetType
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
+from django_durable_tasks.masking import masked_text, masked_url, shortened
+from django_durable_tasks.models import Tenant
+from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.targets.answers import (
+    BACKOFF,
+    AnswerKind,
+    AnswerMeaning,
+    Delivery,
+    by_name,
+    delay,
+    interpret,
+)
+from django_durable_tasks.targets.http_request import (
+    HttpRequest,
+    endpoint_key,
+    http_request,
+    masked_headers,
+    stored_arguments,
+)
+from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, OWN_TASKS, QUEUE_MESSAGE_TASK
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks.options import Retry
+
+# ``django_durable_tasks.http_callback`` sends an HTTP request to an outside server.
+#
+# It succeeds when the server answers 2xx. Every attempt is recorded as a DeliveryAttempt.
+
+
+logger = logging.getLogger("django_durable_tasks.targets")
+_RESULT_FRAME = 100
+
+
+class DeliveryRetry(Retry):
+    """The endpoint did not accept the request; another attempt follows unless none is left."""
+
+
+@durable_task(
+    name=HTTP_CALLBACK_TASK,
+    bind=True,
+    max_attempts=len(BACKOFF) + 1,
+    backoff=BACKOFF,
+    jitter=False,
+    give_up_on=(DeliveryFailed,),
+)
+def http_callback(
+    self: Any,
+    *,
+    url: str,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    body: Any = None,
+    timeout: float | None = None,
+    retry_on: Sequence[int | str] | None = None,
+    no_retry_on: Sequence[int | str] | None = None,
+    endpoint: str | None = None,
+) -> dict[str, Any]:
+    """Send the request once; return status and first bytes of a 2xx answer.
+
+    Raises DeliveryRetry or DeliveryFailed, and InvalidTarget if the settings no longer allow the
+    request.
+    """
+    live = process_runs.current()
+    if live is None:
+        raise InvalidOption("http_callback sends requests from a worker only: schedule it.")
+    # The kwargs of the run, with references replaced by results.
+    request = http_request(live.kwargs, http.limits())
+    key = endpoint_key(live.run.tenant_id, live.kwargs)
+    shown_url = masked_url(request.url.origin + request.url.path)
+    return RequestOfRun(live, request, key, shown_url).sent()
+
+
+def _http_callback_prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    http_request(arguments, http.limits())
+    return stored_arguments(arguments)
+
+
+registry.declare_target(
+    HTTP_CALLBACK_TASK,
+    TaskTarget(TargetType.HTTP_CALLBACK, _http_callback_prepared, endpoint_key),
+)
+
+
+def database_of(live: LiveRun) -> AbstractContextManager[None]:
+    """Use the worker's own connection. Celery closes that of the project after each task."""
+    return nullcontext() if live.eager else dedicated_connection()
+
+
+def slug_of(live: LiveRun, key: str) -> str | None:
+    """Return the slug of the run's tenant; None if the entries of this setting are those of every
+    tenant, which needs no statement.
+    """
+    if not conf.names_tenants(key):
+        return None
+    with database_of(live):
+        return Tenant.objects.using(tables.database()).get(pk=live.run.tenant_id).slug
+
+
+class RequestOfRun:
+    """One request of a run, with its record. ``key``: of its endpoint, whose health is recorded.
+    ``shown_url``: the URL without secrets.
+    """
+
+    def __init__(
+        self,
+        live: LiveRun,
+        request: HttpRequest,
+        key: str | None,
+        shown_url: str,
+    ) -> None:
+        self._live, self._run, self._request = live, live.run, request
+        self._key, self._shown_url = key, shown_url
+        self._began = estimated_now()
+        self._headers = http.headers_of(request, live.run, self._began)
+
+    def sent(self) -> dict[str, Any]:
+        """Send the request, record it, and return the result or raise."""
+        request = self._request
+        call = OutgoingRequest(
+            method=request.method,
+            url=request.url,
+            headers=self._headers,
+            body=request.body,
+            timeout=request.timeout,
+        )
+        exchange = self._answer(call)
+        now = estimated_now()
+        names = by_name(exchange.headers, now)
+        meaning = interpret(exchange.status, names, request.retried, now)
+        error = self._ended(meaning, exchange.timings, exchange)
+        if meaning.kind is not AnswerKind.DONE:
+            raise error
+        text = _text(exchange.body)
+        body = _fitting(text, conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME)
+        return {
+            "status": exchange.status,
+            "body": body,
+            "truncated": exchange.truncated or len(body) < len(text),
+        }
+
+    def _answer(self, call: OutgoingRequest) -> Exchange:
+        """Return the answer, or record that there is none and raise DeliveryRetry."""
+        try:
+            slug = slug_of(self._live, "HTTP_ALLOW")
+            return http.client(self._run.tenant_id, slug).send(call)
+        except CallFailed as error:
+            failed = error
+        # Outside of the handler: the log of the attempt keeps the traceback of the exception with
+        # its context, and a tenant must not learn why a server could not be reached.
+        self._log(failed)
+        meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
+        raise self._ended(meaning, failed.timings, failure=failed.failure.value)
+
+    def _ended(
+        self,
+        meaning: AnswerMeaning,
+        timings: Timings,
+        exchange: Exchange | None = None,
+        failure: str = "",
+    ) -> DeliveryRetry | DeliveryFailed:
+        """Record the request; return the exception for an answer that does not mean success."""
+        run = self._run
+        wait = None
+        if meaning.kind is AnswerKind.RETRY:
+            wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
+        self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
+        text = f"{self._request.method} {self._request.url.origin}: {meaning.reason}"
+        if wait is not None:
+            return self._retry(wait, text)
+        return DeliveryStopped(text) if meaning.kind is AnswerKind.STOP else DeliveryFailed(text)
+
+    def _retry(self, wait: float, text: str) -> DeliveryRetry:
+        """Return a retry, in the queue of retries if there is one. Notifications have their own."""
+        retry = DeliveryRetry(wait, text)
+        if self._run.name == HTTP_CALLBACK_TASK:
+            retry.queue = conf.settings().HTTP_RETRY_QUEUE
+        return retry
+
+    def _delivery(
+        self,
+        meaning: AnswerMeaning,
+        timings: Timings,
+        wait: float | None,
+        exchange: Exchange | None,
+        failure: str,
+    ) -> Delivery:
+        run, request, secret = self._run, self._request, conf.settings().SECRET_NAMES
+        return Delivery(
+            **_identity(run, self._began),
+            outcome=self._outcome(meaning).value,
+            method=request.method,
+            url=self._shown_url,
+            endpoint=request.endpoint,
+            request_headers=masked_headers(self._headers.items(), secret),
+            request_bytes=len(request.body),
+            status=exchange.status if exchange is not None else None,
+            failure=failure,
+            reason=meaning.reason,
+            retry_delay=None if self._is_last else wait,
+            response_headers=_clean_headers(exchange, secret),
+            response_body=masked_text(_text(exchange.body), secret) if exchange is not None else "",
+            response_truncated=exchange is not None and exchange.truncated,
+            dns_seconds=timings.dns,
+            connect_seconds=timings.connect,
+            tls_seconds=timings.tls,
+            first_byte_seconds=timings.first_byte,
+            total_seconds=timings.total,
+        )
+
+    @property
+    def _is_last(self) -> bool:
+        return self._run.failures + 1 >= self._run.max_attempts
+
+    def _outcome(self, meaning: AnswerMeaning) -> AnswerKind:
+        again = meaning.kind is AnswerKind.RETRY
+        return AnswerKind.FAILED if again and self._is_last else meaning.kind
+
+    def _record(self, delivery: Delivery, meaning: AnswerMeaning) -> None:
+        """Record the request and the health of the endpoint. An error must not cause another
+        request, so it is logged only.
+        """
+        try:
+            with database_of(self._live), self._savepoint():
+                endpoints.record_delivery(delivery)
+                self._record_health(meaning)
+        except Exception:  # a soft time limit, too
+            logger.exception(
+                "The request of task %s was not recorded: %s",
+                delivery.task_id,
+                dataclasses.replace(delivery, response_body="", response_headers=[]),
+                extra={"task_id": str(delivery.task_id), "attempt": delivery.attempt_number},
+            )
+
+    def _savepoint(self) -> AbstractContextManager[Any]:
+        """In eager mode the caller may have an open transaction, which an error would break."""
+        return tables.atomic() if self._live.eager else nullcontext()
+
+    def _record_health(self, meaning: AnswerMeaning) -> None:
+        run, key = self._run, self._key
+        if key is None:
+            return
+        subject = self._event_subject()
+        if meaning.kind is AnswerKind.STOP and subject is not None:
+            endpoints.stopped(key, run.tenant_id, meaning.reason, subject)
+        elif not meaning.slows_endpoint:
+            endpoints.succeeded(key)
+        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, subject):
+            logger.warning(
+                "Callbacks to %s wait for %g s: %s",
+                key,
+                pause,
+                meaning.reason,
+                extra={"tenant": run.tenant_id},
+            )
+
+    def _event_subject(self) -> EventSubject | None:
+        """Return what events about the endpoint are about; None for a notification."""
+        run = self._run
+        if run.name in OWN_TASKS:
+            return None
+        return EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
+
+    def _log(self, failed: CallFailed) -> None:
+        run = self._run
+        logger.warning(
+            "Attempt %d of task %s has no answer of %s: %s (%s)",
+            run.attempt,
+            run.task_id,
+            self._request.url.origin,
+            failed.failure,
+            failed.detail,
+            extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
+        )
+
+
+def _identity(run: Run, began: datetime) -> dict[str, Any]:
+    return {
+        "task_id": run.task_id,
+        "tenant_id": run.tenant_id,
+        "attempt_number": run.attempt,
+        "run_id": run.run_id,
+        "started_at": began,
+    }
+
+
+def _text(body: bytes) -> str:
+    return shortened(body.decode("utf-8", "backslashreplace"), 4 * len(body) + 16)
+
+
+def _fitting(text: str, max_bytes: int) -> str:
+    """Return the start of the text whose JSON has at most ``max_bytes`` bytes."""
+    while text and (size := len(json.dumps(text))) > max_bytes:
+        text = text[: max(0, min(len(text) - 1, len(text) * max_bytes // size))]
+    return text
+
+
+def _clean_headers(exchange: Exchange | None, secret: str) -> list[list[str]]:
+    headers = exchange.headers[:100] if exchange is not None else ()
+    return [
+        [shortened(name, 200), shortened(value, 2_000)]
+        for name, value in masked_headers(headers, secret)
+    ]
+
+
+# ``django_durable_tasks.queue_message`` publishes a message for another program.
+#
+# It succeeds when the broker has taken the message. Only queues and exchanges of QUEUE_ALLOW are
+# possible. The worker checks them for the tenant of the task, whatever created the task.
+
+
+_ATTEMPTS, _BACKOFF_MAX = 12, 3_600
+
+
+@durable_task(name=QUEUE_MESSAGE_TASK, bind=True, max_attempts=_ATTEMPTS, backoff_max=_BACKOFF_MAX)
+def queue_message(
+    self: Any,
+    *,
+    queue: str | None = None,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+    body: Any = None,
+    headers: Mapping[str, Any] | None = None,
+    content_type: str | None = None,
+) -> dict[str, Any]:
+    """Publish the message once. Raises MessageRejected, BrokerUnavailable or InvalidTarget."""
+    live = process_runs.current()
+    if live is None:
+        raise InvalidOption("queue_message publishes from a worker only: schedule it.")
+    # The kwargs of the run, with references replaced by results.
+    allowed = conf.settings().QUEUE_ALLOW
+    entries = (*allowed, *conf.settings().API_QUEUES)
+    named = any(queue_messages.TENANT in entry for entry in entries)
+    tenant = self.durable.tenant.slug if named else None
+    message = queue_messages.queue_message(live.kwargs, allowed, tenant)
+    confirmed = queue_messages.publish(message, live.run.task_id, tenant)
+    return {
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "confirmed": confirmed,
+    }
+
+
+def _queue_message_prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    message = queue_messages.queue_message(arguments, conf.settings().QUEUE_ALLOW)
+    refuse_task_queues(message.exchange, message.routing_key)
+    return queue_messages.stored_message(arguments)
+
+
+registry.declare_target(
+    QUEUE_MESSAGE_TASK, TaskTarget(TargetType.QUEUE_MESSAGE, _queue_message_prepared)
+)

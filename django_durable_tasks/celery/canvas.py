@@ -1,0 +1,484 @@
+"""Converts Celery's canvas to a workflow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+from celery.canvas import Signature, chain, chord, chunks, group, maybe_signature
+from celery.utils.functional import arity_greater, maybe_list
+
+from django_durable_tasks import registry
+from django_durable_tasks.celery import calls
+from django_durable_tasks.choices import DependencyType
+from django_durable_tasks.exceptions import UntranslatableCanvas
+from django_durable_tasks.workflows.builder import END, MAP, STARMAP, Builder, Step
+
+# The parts of a Celery canvas: signatures, members, links, and options of messages.
+
+
+CHAIN, GROUP, CHORD = "celery.chain", "celery.group", "celery.chord"
+CHUNKS = "celery.chunks"
+
+
+_KNOWN = {
+    Signature,
+    chain,
+    *(Signature.TYPES[name] for name in ("chain", "group", "chord", "xmap", "xstarmap", "chunks")),
+}
+
+
+_KEPT = ("queue", "priority", "eta", "countdown", "expires", "time_limit", "soft_time_limit")
+
+
+_WITHOUT_MEANING = (
+    "immutable",
+)  # Celery's chord.link_error() sets it among the options, where it has no effect
+
+
+_CALLBACKS = ("link", "link_error")
+
+
+_REMEDIES = {
+    "stamped_headers": "stamps travel on messages, and a row's message carries none",
+    "task_id": "ids are given at the start; translate a canvas before it is frozen or sent",
+    "retry": "a row is published until it is taken",
+    "retry_policy": "a row is published until it is taken",
+    "exchange": "name the queue, queue=...",
+    "routing_key": "name the queue, queue=...",
+    "interval": "nothing polls for the end of the header",
+    "max_retries": "nothing polls for the end of the header",
+    "ignore_result": "the row keeps its result",
+}
+
+
+def refuse(what: str, why: str) -> NoReturn:
+    """Raise UntranslatableCanvas."""
+    raise UntranslatableCanvas(f"{what} cannot be translated: {why}.")
+
+
+def signature(given: Any) -> Any:
+    """Return a part of a canvas; raises UntranslatableCanvas for anything else."""
+    if not isinstance(given, Mapping) or "task" not in given:
+        refuse(repr(given), "it is no signature; write task.s(...)")
+    if given.get("subtask_type") not in (None, *Signature.TYPES):
+        refuse(f"A signature of type {given['subtask_type']!r}", "only those of Celery are known")
+    part = maybe_signature(given)
+    if type(part) not in _KNOWN:
+        refuse(f"A signature of class {type(part).__qualname__}", "only those of Celery are known")
+    return part
+
+
+def durable(name: str) -> str:
+    """Return the name; raise UntranslatableCanvas if it is not that of a durable task."""
+    if registry.find(name) is None:
+        refuse(
+            f"{name!r}",
+            "it is no durable task; put @durable_task on it, or call it from a durable one",
+        )
+    return name
+
+
+def _inside(part: Any) -> list[Any]:
+    """Return the tasks of a chain or a group, or the header of a chord."""
+    found = part["kwargs"].get("tasks", part["kwargs"].get("header"))
+    return _inside(found) if isinstance(found, group) else list(found or ())
+
+
+def _no_options(part: Any, what: str) -> None:
+    for option, value in part["options"].items():
+        if value is not None:
+            refuse(f"{option}={value!r} on {what}", "Celery forgets it; set it on the tasks")
+
+
+def steps_of(part: Any) -> list[Any]:
+    """Return the steps of a chain as Celery prepares them.
+
+    Inner chains are spliced, a group of one task is replaced by the task, an empty group is
+    removed, and a group with a step after it is a chord with that step as its body.
+    """
+    spliced = list(_spliced(part))
+    steps: list[Any] = []
+    for step in reversed(
+        [step for step in spliced if step["task"] != GROUP or _inside(step)] or spliced[-1:]
+    ):
+        if step["task"] == GROUP and steps:
+            _no_options(step, "a group inside a chain")
+            steps.append(chord(_inside(step), steps.pop()))
+        else:
+            steps.append(step)
+    return steps[::-1]
+
+
+def _spliced(part: Any) -> Iterator[Any]:
+    for given in _inside(part):
+        step = signature(given)
+        while step["task"] == GROUP and len(_inside(step)) == 1:
+            _no_options(step, "a group of one inside a chain")
+            step = signature(_inside(step)[0])
+        if step["task"] == CHAIN:
+            _no_options(step, "a chain inside a chain")
+            yield from _spliced(step)
+        else:
+            yield step
+
+
+def members_of(part: Any) -> list[Any]:
+    """Return the members of a group; those of an inner group are in reverse order, as Celery passes
+    their results.
+    """
+    members, rest = [], deque(_inside(part))
+    while rest:
+        member = signature(rest.popleft())
+        if member["task"] == GROUP:
+            _no_options(member, "a group inside a group")
+            rest.extendleft(_inside(member))
+        elif member["task"] != CHAIN or _inside(member):
+            members.append(member)
+    return members
+
+
+def grouped(part: Any) -> Any:
+    """Return the group that these chunks are."""
+    return chunks(
+        signature(part["kwargs"]["task"]), part["kwargs"]["it"], part["kwargs"]["n"]
+    ).group()
+
+
+def check_handed_on(part: Any) -> None:
+    """Refuse chunks whose results are used: the results of one task would not be equal after JSON
+    encoding.
+    """
+    if part["task"] == CHUNKS:
+        refuse(
+            "chunks in a header, or with a task after them",
+            "Celery loses their results; write chunks(...).group()",
+        )
+
+
+def check_followed(part: Any) -> None:
+    """Refuse parts to which Celery cannot append others in a chain."""
+    check_handed_on(part)
+    inner = part
+    while inner["task"] == CHORD and inner["kwargs"].get("body") is not None:
+        inner = signature(inner["kwargs"]["body"])
+    if part["task"] == CHORD and inner["task"] == GROUP:
+        refuse(
+            "A chord whose body is a group, with a chord after it in a chain",
+            "Celery would run that chord once for each member; put a task between them",
+        )
+
+
+def callbacks_of(options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Remove link and link_error from options."""
+    links, errbacks = (list(maybe_list(options.pop(option, None)) or ()) for option in _CALLBACKS)
+    return links, errbacks
+
+
+def distinct(signatures: Iterable[Any]) -> list[Any]:
+    """Return the distinct callbacks, as Celery's link_error() stores them."""
+    found: list[Any] = []
+    for signature in signatures:
+        if signature not in found:
+            found.append(signature)
+    return found
+
+
+def linked(part: Any, link: Any) -> Any:
+    """Return a part with a callback. Unlike its own ``link()``, this does not change the caller's
+    canvas.
+    """
+    copy = part.clone()
+    if part["task"] == GROUP and _inside(part):
+        first, *others = map(signature, _inside(part))
+        copy["kwargs"]["tasks"] = [
+            linked(first, signature(link).clone().set(immutable=True)),
+            *others,
+        ]
+    elif part["task"] == CHORD:
+        copy["kwargs"]["body"] = linked(signature(part["kwargs"]["body"]), link)
+    else:
+        copy.link(link)
+    return copy
+
+
+def guarded(part: Any, errbacks: Sequence[Any]) -> Any:
+    """Return a part with the errbacks of the part that contains it.
+
+    The header of a chord gets them only if ``task_allow_error_cb_on_chord_header`` is set.
+    """
+    if not errbacks:
+        return part
+    copy = part.clone()
+    if part["task"] == GROUP and "link_error" not in part["options"]:
+        copy["kwargs"]["tasks"] = [guarded(signature(member), errbacks) for member in _inside(part)]
+    elif part["task"] == CHORD:
+        if part.app.conf.task_allow_error_cb_on_chord_header:
+            copy["kwargs"]["header"] = [
+                guarded(signature(member), errbacks) for member in _inside(part)
+            ]
+        copy["kwargs"]["body"] = guarded(signature(part["kwargs"]["body"]), errbacks)
+    else:
+        copy.extend_list_option("link_error", errbacks)
+    return copy
+
+
+def check_errback(part: Any) -> None:
+    """Refuse an errback that Celery would call with (request, exc, traceback), by the rule of its
+    backends.
+    """
+    header = part.type.__header__
+    if part["immutable"] or isinstance(header, partial):
+        return
+    if arity_greater(partial(header, *part["args"], **part["kwargs"]), 1):
+        refuse(
+            f"The errback {part['task']!r}",
+            "it takes more than the id of the failed task, so Celery would call it with (request,"
+            " exc, traceback), which no row can keep; let it take the id only, or bind it",
+        )
+
+
+def row_options(name: str, options: Mapping[str, Any], *, waits: bool) -> dict[str, Any]:
+    """Return the options of the task for these Celery options; raises UntranslatableCanvas with the
+    name of an option.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in sorted(given, key=lambda option: option not in _REMEDIES):
+        if option not in (*_KEPT, *_WITHOUT_MEANING):
+            refuse(
+                f"{option}={given[option]!r} on {name}",
+                _REMEDIES.get(option, "a row has nothing like it"),
+            )
+    for option in ("countdown", "expires") if waits else ():
+        if given.get(option) and isinstance(given[option], int | float | timedelta):
+            refuse(
+                f"{option}={given[option]!r} on {name}",
+                "it counts from the moment when Celery sends the task, which waits for others; give"
+                " a date",
+            )
+    return calls.translated({option: given[option] for option in _KEPT if option in given})
+
+
+# Converts Celery's canvas to a workflow: edges and references give each task the arguments that
+# Celery would pass.
+#
+# The rules are those of celery/canvas.py and celery/backends/base.py of Celery 5.7;
+# tests/broker/test_canvas.py runs the same canvases with both. Parts that Celery silently ignores
+# (such as options of an inner chain) are refused.
+
+
+MAPS = {"celery.map": MAP, "celery.starmap": STARMAP}
+JOIN_ABOVE = 100
+"""Between two groups with more edges than this, a task is added that joins the first group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """The output of a part: the arguments for its successors, the steps for which these wait, and
+    all of its tasks.
+    """
+
+    args: tuple[Any, ...] = ()
+    waits: tuple[Step, ...] = ()
+    tasks: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """The input of a part: options that take precedence over its own, and the tasks of the header
+    of the chord whose body it begins.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    header: tuple[Step, ...] = ()
+
+
+def translate(canvas: Any, builder: Builder) -> None:
+    """Add the tasks of a canvas to a workflow; raises UntranslatableCanvas for parts without an
+    equivalent.
+    """
+    try:
+        _Translation(builder).lay(canvas, _Flow(), _Around())
+    except RecursionError:
+        raise UntranslatableCanvas(
+            "The canvas is nested too deep; split it into workflows."
+        ) from None
+    if not len(builder):
+        raise UntranslatableCanvas(f"{canvas!r} holds no task.")
+
+
+class _Translation:
+    """The conversion of one canvas to one workflow."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._queues: dict[Step, str | None] = {}
+        self._ways: dict[str, Callable[[Any, _Flow, _Around], _Flow]] = {
+            CHAIN: self._chain,
+            GROUP: self._group,
+            CHORD: self._chord,
+            CHUNKS: self._chunks,
+            **dict.fromkeys(MAPS, self._map),
+        }
+
+    def lay(self, given: Any, before: _Flow, around: _Around) -> _Flow:
+        """Add a part after its predecessors."""
+        part = signature(given)
+        return self._ways.get(part["task"], self._call)(part, before, around)
+
+    # One task -------------------------------------------------------------------------------------
+
+    def _call(self, part: Any, before: _Flow, around: _Around, **own: Any) -> _Flow:
+        name, options = durable(part["task"]), {**part["options"], **around.options}
+        links, errbacks = callbacks_of(options)
+        kept = {**own, **row_options(name, options, waits=bool(before.waits))}
+        step = self._add(part, kept, before.args, after=before.waits)
+        for link in links:
+            self.lay(link, _Flow((step.result,), (step,)), _Around())
+        for errback in distinct(errbacks):
+            self._errback(errback, step, around.header)
+        return _Flow((step.result,), (step,), (step,))
+
+    def _add(
+        self, part: Any, options: Mapping[str, Any], args: tuple[Any, ...], **edges: Any
+    ) -> Step:
+        using = calls.of(part["task"]).using(**options)
+        args = tuple(part["args"]) if part["immutable"] else (*args, *part["args"])
+        step = self._builder.add_call(using, args, part["kwargs"], **edges)
+        self._queues[step] = using.options.queue or using.registered.options.queue
+        return step
+
+    def _errback(self, given: Any, step: Step, header: Sequence[Step]) -> None:
+        """Call it with the id of the failed task; for a chord's body also if the header fails, with
+        the body's id.
+        """
+        part = signature(given)
+        if part["task"] in self._ways:
+            refuse(
+                f"An errback that is a {part['task']}",
+                "Celery calls tasks only; start a workflow in the errback",
+            )
+        name, options = durable(part["task"]), dict(part["options"])
+        check_errback(part)
+        links, errbacks = callbacks_of(options)
+        after = dict.fromkeys([step, *header], DependencyType.MUST_FAIL.value)
+        called = self._add(
+            part, row_options(name, options, waits=True), (step.id,), after=after, join="ANY"
+        )
+        for link in links:
+            self.lay(link, _Flow((called.result,), (called,)), _Around())
+        for errback in distinct(errbacks):
+            self._errback(errback, called, ())
+
+    def _map(self, part: Any, before: _Flow, around: _Around) -> _Flow:
+        mapped = signature(part["kwargs"]["task"])
+        if mapped["args"] or mapped["kwargs"] or mapped["options"]:
+            refuse(
+                f"{part['task']} of {mapped!r}",
+                "Celery drops arguments and options of the task; put them elsewhere",
+            )
+        known = registry.get(durable(mapped["task"])).options
+        call = Signature(
+            MAPS[part["task"]],
+            kwargs={"task": known.name, "it": list(part["kwargs"]["it"])},
+            immutable=True,
+            options=part["options"],
+        )
+        return self._call(
+            call,
+            before,
+            around,
+            queue=known.queue,
+            priority=known.priority,
+            max_attempts=known.max_attempts,
+            max_crashes=known.max_crashes,
+            on_orphan=known.on_orphan,
+        )
+
+    # Many tasks -----------------------------------------------------------------------------------
+
+    def _chain(self, part: Any, before: _Flow, around: _Around) -> _Flow:
+        if part["immutable"] or part["args"]:
+            refuse(
+                "A chain that is immutable or has arguments",
+                "Celery forgets both; give them to its first task",
+            )
+        options = {**part["options"], **around.options}
+        links, errbacks = callbacks_of(options)
+        steps = [guarded(step, errbacks) for step in steps_of(part)]
+        if links and steps:
+            steps[-1] = steps[-1].clone()
+            steps[-1].extend_list_option("link", links)
+        tasks: list[Step] = []
+        flow, around = before, _Around(options, around.header)
+        for place, step in enumerate(steps):
+            if place:
+                check_followed(steps[place - 1])
+            flow = self.lay(step, flow, around)
+            around = _Around()
+            tasks += flow.tasks
+        return _Flow(flow.args, flow.waits, tuple(tasks))
+
+    def _group(self, part: Any, before: _Flow, around: _Around) -> _Flow:
+        if part["args"]:
+            refuse(
+                "A group with arguments of its own", "Celery drops them; give them to its members"
+            )
+        return self._all(
+            members_of(part), before, _Around({**part["options"], **around.options}, around.header)
+        )
+
+    def _all(self, members: Sequence[Any], before: _Flow, around: _Around) -> _Flow:
+        joined = self._joined(before, len(members))
+        flows = [self.lay(member, joined, around) for member in members]
+        return _Flow(
+            ([flow.args[0] for flow in flows],),
+            tuple(dict.fromkeys(step for flow in flows for step in flow.waits)) or joined.waits,
+            tuple(step for flow in flows for step in flow.tasks),
+        )
+
+    def _joined(self, before: _Flow, followers: int) -> _Flow:
+        """Insert one task between two groups to reduce the number of edges; references to results
+        are not affected.
+        """
+        waits = before.waits
+        if len(waits) < 2 or followers < 2 or len(waits) * followers <= JOIN_ABOVE:
+            return before
+        join = calls.of(END).using(queue=self._queues[waits[0]])
+        return _Flow(before.args, (self._builder.add_call(join, after=waits),), before.tasks)
+
+    def _chord(self, part: Any, before: _Flow, around: _Around) -> _Flow:
+        if part["kwargs"].get("kwargs"):
+            refuse("chord(kwargs=...)", "give the keywords to the members of its header")
+        if part["kwargs"].get("body") is None:
+            refuse("A chord without a body", "use a group")
+        options = {**part["options"], **around.options}
+        links, errbacks = callbacks_of(options)
+        body = guarded(signature(part["kwargs"]["body"]), errbacks)
+        for link in links:
+            body = linked(body, link)
+        members = members_of(part)
+        for member in members:
+            check_handed_on(member)
+        given = tuple(part["args"]) if part["immutable"] else (*before.args, *part["args"])
+        head = self._all(members, _Flow(given, before.waits), _Around(options))
+        later = {
+            option: value for option, value in options.items() if option not in ("countdown", "eta")
+        }
+        tail = self.lay(body, head, _Around(later, head.tasks))
+        return _Flow(tail.args, tail.waits, (*head.tasks, *tail.tasks))
+
+    def _chunks(self, part: Any, before: _Flow, around: _Around) -> _Flow:
+        if part["options"]:
+            refuse("chunks with options", "Celery drops them; set them on .group()")
+        return self.lay(grouped(part), before, around)
+
+
+# Parts --------------------------------------------------------------------------------------------
+
+
+# Callbacks and options ----------------------------------------------------------------------------

@@ -1,0 +1,545 @@
+"""Executes the task of a message: start the run, call the function, record the ending."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Task as CeleryTask
+from celery.exceptions import Ignore, MaxRetriesExceededError
+from celery.exceptions import Retry as CeleryRetry
+from django.db import (
+    Error,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    transaction,
+)
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.celery import endings, worker_node, worker_repairs
+from django_durable_tasks.celery.endings import outcome_of_result, picklable, raisable, text_of
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.prepared_messages import Envelope, parse
+from django_durable_tasks.choices import Status
+from django_durable_tasks.dependencies import resolve
+from django_durable_tasks.dependencies.references import REFERS
+from django_durable_tasks.exceptions import (
+    EndingNotRecorded,
+    IsolationTooStrict,
+    UnserializableResult,
+)
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store import connections
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.tasks.attempts import Refusal, RunLocation
+from django_durable_tasks.tasks.options import TaskOptions
+from django_durable_tasks.workflows.runs import succeed as record_success
+
+# Makes ``self.request``, Celery's hooks and an overridden ``__call__`` show the task, not its
+# message.
+#
+# Each attempt has a message with its own id and without arguments. Celery's events,
+# acknowledgements and logs use the id of the message, so the request is changed only while the
+# function runs.
+#
+# Celery calls ``Task.__call__`` for a message. The request records how far that call has come:
+# received by this package, then in the function. So one method serves the message, the call of the
+# function that the gate makes, and direct calls.
+
+
+_PLACE_OF_ID = {"on_success": 1, "on_failure": 1, "on_retry": 1, "after_return": 2}
+_BEFORE = "before_start"
+_WRAPPED = "_durable_tasks_wrapped"
+STATE = "durable_call_state"
+"""The attribute of a request that holds its CallState."""
+
+
+class CallState:
+    """How far the call of the task of a request has come.
+
+    ``run``: calls the function of a task of a batch, whose request has no message. Headers of a
+    message become attributes of its request, so another value of the attribute STATE is ignored.
+    """
+
+    __slots__ = ("in_function", "received", "run")
+
+    def __init__(self, run: Callable[[], Any] | None = None) -> None:
+        self.run, self.received, self.in_function = run, False, False
+
+
+def state_of(request: Any) -> CallState:
+    """Return the state of this request, which is created if it has none."""
+    state = getattr(request, STATE, None)
+    if not isinstance(state, CallState):
+        state = CallState()
+        setattr(request, STATE, state)
+    return state
+
+
+@contextmanager
+def of_row(request: Any, live: LiveRun) -> Iterator[None]:
+    """Make the request show the task's id, its arguments and the headers of its call."""
+    task_id, headers = str(live.run.task_id), live.run.options.get("headers")
+    before = {
+        "id": request.id,
+        "root_id": request.root_id,
+        "args": request.args,
+        "kwargs": request.kwargs,
+    }
+    request.update(id=task_id, root_id=task_id, args=live.args, kwargs=live.kwargs)
+    request.headers = {**(request.headers or {}), **(headers or {})}
+    if headers:
+        kind = type(request)
+        request.update({name: value for name, value in headers.items() if not hasattr(kind, name)})
+    try:
+        yield
+    finally:
+        request.update(before)
+
+
+def wrap_hooks(owner: type) -> None:
+    """Make the hooks that this class defines or inherits from a mixin receive the id and the
+    arguments of the task.
+    """
+    for name in (_BEFORE, *_PLACE_OF_ID):
+        hook = getattr(owner, name)
+        if hook is getattr(CeleryTask, name) or getattr(hook, _WRAPPED, False):
+            continue
+        wrapped = _after_the_start(hook) if name == _BEFORE else _with_row(hook, _PLACE_OF_ID[name])
+        setattr(wrapped, _WRAPPED, True)
+        setattr(owner, name, wrapped)
+
+
+def wrap_call(owner: Any, base: Any) -> None:
+    """If this class defines ``__call__`` or inherits it from a mixin, call it around the function
+    of an accepted message, with the arguments of the task, instead of around the message.
+    """
+    override = owner.__call__
+    if override is base.__call__ or getattr(override, _WRAPPED, False):
+        return
+
+    @wraps(override)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly or state_of(request).received:
+            return override(self, *args, **kwargs)
+        return base.__call__(self, *args, **kwargs)
+
+    setattr(call, _WRAPPED, True)
+    owner.__call__ = call
+    owner.around_function = staticmethod(override)
+
+
+def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @wraps(hook)
+    def call(self: Any, *given: Any) -> Any:
+        live = (
+            process_runs.find(given[place])
+            if len(given) > place and isinstance(given[place], str)
+            else None
+        )
+        if live is not None:
+            given = (
+                *given[:place],
+                str(live.run.task_id),
+                live.args,
+                live.kwargs,
+                *given[place + 3 :],
+            )
+        return hook(self, *given)
+
+    return call
+
+
+def _after_the_start(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Ignore Celery's call of ``before_start`` for a message, which may be refused. The gate calls
+    it for a run.
+    """
+
+    @wraps(hook)
+    def call(self: Any, task_id: str, args: Any, kwargs: Any) -> Any:
+        return None if parse(task_id) else hook(self, task_id, args, kwargs)
+
+    return call
+
+
+# The task class calls this instead of the user's function, because a signal receiver could not
+# refuse a message. A refused message is acknowledged and ignored. If its task still has to run,
+# the scheduler republishes it.
+
+
+logger = logging.getLogger("django_durable_tasks.runs")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# Seconds until a function is called that an error of the database prevented. No attempt is charged.
+_WAIT_FOR_DATABASE = 5.0
+_idle = threading.Event()
+"""Never set: waiting for it is a pause."""
+
+
+class Fenced(Exception):
+    """The success was refused, so the transaction of an atomic task is rolled back."""
+
+
+class TransactionLost(Exception):
+    """The transaction of an atomic task was lost after its function had returned."""
+
+
+def run_message(task: Any, envelope: Envelope) -> Any:
+    """Run the task of this message and return its value.
+
+    Raises Ignore if the message is refused or the run was fenced, Retry or the exception of the
+    task if it failed.
+    """
+    live = open_run(task, envelope)
+    body = atomic_body if task.durable_options.atomic else _plain_body
+    try:
+        if not live.eager:
+            process_runs.leases.add(live)
+        with process_runs.running(live):
+            task.request.retries = live.run.failures
+            return _run(body, task, live)
+    except EndingNotRecorded:
+        if live.success is None or live.eager:
+            raise
+        # The function returned, so hooks such as ``on_failure`` must not be called.
+        raise Ignore("The success was not recorded; the lease ends the run.") from None
+    finally:
+        # A time limit can interrupt any instruction above. The run must leave the heartbeat anyway.
+        process_runs.leases.remove(live)
+
+
+def _run(body: Callable[[Any, LiveRun], Any], task: Any, live: LiveRun) -> Any:
+    try:
+        with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
+            return body(task, live)
+    except EndingNotRecorded:
+        raise
+    except BaseException as error:
+        ended = closed_by(task, live, error)
+        if ended is None:
+            return live.value
+        if ended is error:
+            raise  # with its own cause
+        raise ended from ended.__cause__
+
+
+def open_run(task: Any, envelope: Envelope) -> LiveRun:
+    """Start the run of this message; raises Ignore if it is refused."""
+    options: TaskOptions = task.durable_options
+    lease = options.lease or conf.settings().LEASE
+    eager = bool(task.request.is_eager)
+    place = worker_node.place(lease, () if eager else worker_repairs.batch_names_of(task.request))
+    try:
+        opened = _start(task, envelope, place, eager)
+    except Error as error:
+        logger.warning("Run %s was not started: %s", envelope.celery_id, reason_of(error))
+        raise Ignore("The database is unavailable; the task is republished.") from None
+    if isinstance(opened, Refusal):
+        if opened is Refusal.MISROUTED:
+            logger.error(
+                "Message %s was consumed from queue %r, which is not the queue of its task. It was"
+                " ignored and is republished to the queue of the task.",
+                envelope.celery_id,
+                place.queues[0],
+                extra={"task_id": str(envelope.task_id), "queue": place.queues[0]},
+            )
+        logger.info(
+            "Ignored message %s: %s",
+            envelope.celery_id,
+            opened,
+            extra={"durable_refusal": str(opened)},
+        )
+        raise Ignore(f"The message was refused: {opened}.")
+    timeout = opened.options.get("timeout", options.timeout)
+    lease = opened.options.get("lease", lease)
+    return LiveRun(opened, lease=lease, timeout=timeout, worker=place.worker, eager=eager)
+
+
+def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Run | Refusal:
+    """Start the run under one run id. After an error it is read back until its result is known.
+
+    A dead connection and a lost reply to COMMIT look alike, so an UPDATE whose reply was lost may
+    have been executed, or may still be executed. After HEARTBEAT seconds without an answer the
+    error is raised: a run that was read back later could lose its lease before its first heartbeat.
+    """
+    row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
+    start = partial(
+        _open_run,
+        task,
+        row,
+        envelope.epoch,
+        place,
+        celery_id,
+        task.durable_options.unique_for,
+        name=task.name,
+        run_id=run_id,
+    )
+    deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
+    while True:
+        try:
+            with nullcontext() if eager else dedicated_connection():
+                again, sent = sent, True
+                return _start_or_read_back(
+                    start, partial(attempts.opened, row, run_id, place, celery_id), again
+                )
+        except Error:
+            over = eager or not sent or time.monotonic() + pause > deadline
+            if pause and over:
+                raise
+        _idle.wait(pause)
+        pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+
+def _has_endpoint(task: Any) -> bool:
+    known = registry.find(task.name)
+    return known is not None and known.target.endpoint is not None
+
+
+def _open_run(task: Any, row: uuid.UUID, epoch: int, *rest: Any, **more: Any) -> Run | Refusal:
+    """Start the run unless the breaker of the task's endpoint is open."""
+    if _has_endpoint(task) and endpoints.postpone(row, epoch):
+        return Refusal.POSTPONED
+    return attempts.open_run(row, epoch, *rest, **more)
+
+
+def _start_or_read_back(
+    start: Callable[[], Run | Refusal], read_back: Callable[[], Run | None], again: bool
+) -> Run | Refusal:
+    """Start the run; ``again`` if an earlier try may have started it."""
+    if not again:
+        return start()
+    opened = read_back() or start()
+    # If the first UPDATE is still in progress, the second one waits for it and then finds the
+    # task RUNNING.
+    return (read_back() or opened) if isinstance(opened, Refusal) else opened
+
+
+def _plain_body(task: Any, live: LiveRun) -> Any:
+    call_function(task, live)
+    if endings.close_success(live) is None:
+        raise Fenced
+    return live.value
+
+
+def returned(live: LiveRun, value: Any) -> None:
+    """Decide the success of a run whose function returned this value.
+
+    From here on no error makes the run a failure, unless the value itself cannot be stored. Raises
+    UnserializableResult or ResultTooLarge.
+    """
+    try:
+        live.succeed(value, outcome_of_result(live, value))
+    except (SoftTimeLimitExceeded, UnserializableResult):
+        # The function returned in time. An interrupt of the encoder, which calls code of the
+        # project, looks like a value that cannot be encoded.
+        live.succeed(value, outcome_of_result(live, value))
+    process_runs.share_returned(live)
+
+
+def call_function(task: Any, live: LiveRun) -> None:
+    """Call the function, and decide the success of the run when it returns. Raise the retry that
+    ``self.retry(throw=False)`` requested.
+    """
+    live.args, live.kwargs = _arguments(live)
+    atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
+    if not live.eager and not atomic:
+        connections.roll_back_left("An earlier task of this process")
+    before, values = connections.open_blocks(), list[Any]()
+    live.called = True
+
+    def decide(value: Any) -> None:
+        left = _roll_back_left(task.name, before)
+        if atomic and alias in left:
+            raise connections.left_open(task.name)
+        if live.requested_retry is not None:
+            raise live.requested_retry
+        returned(live, value)
+
+    try:
+        with of_row(task.request, live):
+            task.before_start(str(live.run.task_id), live.args, live.kwargs)
+            values.append(task.call_function(*live.args, **live.kwargs))
+        decide(values[0])
+    except SoftTimeLimitExceeded:
+        if not values:
+            _roll_back_left(task.name, before)
+            raise
+        decide(values[0])  # the function returned in time
+    except BaseException:
+        if not values:
+            _roll_back_left(task.name, before)
+        raise
+
+
+def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
+    """Roll back what the function left open. An error of that changes nothing about how the
+    function ended; the next task of the process tries it again.
+    """
+    try:
+        return connections.roll_back_left(name, before)
+    except Exception:  # noqa: BLE001 - logged
+        text = "Transactions that %s may have left were not rolled back."
+        endings.log(logging.ERROR, text, name, exc_info=True)
+        return []
+
+
+def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a run, with references replaced by the results of upstreams."""
+    run = live.run
+    args, kwargs = resolve.arguments_of(run)
+    if REFERS not in run.options:
+        return args, kwargs
+    with nullcontext() if live.eager else dedicated_connection():
+        return resolve.resolve_references(args, kwargs, run.tenant_id)
+
+
+def atomic_body(task: Any, live: LiveRun) -> Any:
+    """Call the function and record its success in one transaction on the project's connection.
+
+    If the success is refused, the writes of the function are rolled back. If the transaction is
+    lost after the function returned, the run is LOST: the function is called again, and the loss is
+    charged to ``max_crashes``, because a transaction may exceed a limit of the database each time.
+    """
+    if not live.eager:
+        connections.roll_back_left("An earlier task of this process")
+    before = connections.open_blocks()
+    try:
+        with transaction.atomic(using=conf.settings().DATABASE):
+            call_function(task, live)
+            if not _succeed_within(live):
+                raise Fenced
+        if _roll_back_left(task.name, before):
+            raise connections.left_open(task.name)
+    except BaseException as error:
+        if isinstance(error, Fenced) or live.success is None:
+            raise
+        # Django does not roll back after every error of a COMMIT. The row would stay locked.
+        _roll_back_left(task.name, before)
+        # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
+        if not _is_committed(live):
+            live.success = None
+            if _is_fault_of_function(live, error):
+                raise
+            raise TransactionLost from error
+        endings.log_error_after_ending(live, error)
+        if not isinstance(error, Exception):
+            endings.close_committed(live)
+            raise
+    endings.close_committed(live)
+    return live.value
+
+
+def _succeed_within(live: LiveRun) -> bool:
+    outcome, followups = live.decided
+    try:
+        return endings.repeated(
+            lambda: record_success(live.run, outcome.result, live.worker, followups)
+        )
+    except OperationalError as error:
+        if code_of(error) != SERIALIZATION_FAILURE:
+            raise
+        raise IsolationTooStrict(
+            f"The success of the atomic task {live.run.name} was refused ({text_of(error)}): its"
+            " row was changed, for example by a heartbeat, after the transaction began. Use READ"
+            " COMMITTED (durable_tasks.E017)."
+        ) from error
+
+
+def _is_fault_of_function(live: LiveRun, error: BaseException) -> bool:
+    """Return whether an error after the return of an atomic function is its own: it has broken or
+    closed its transaction, or violated a constraint that is checked at the COMMIT.
+    """
+    return (
+        endings.is_refused(live, error)
+        or isinstance(error, IntegrityError | transaction.TransactionManagementError)
+        or (isinstance(error, InternalError) and code_of(error) == ABORTED)
+    )
+
+
+def _is_committed(live: LiveRun) -> bool:
+    def read() -> bool:
+        with endings.connection_of(live):
+            return attempts.succeeded(live.run)
+
+    return endings.persist(read, live)
+
+
+def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
+    """Record the ending of a run by this exception; return the exception to raise to Celery, or
+    None if the run succeeded.
+    """
+    if isinstance(error, Fenced):
+        endings.close_fenced(live)
+        return Ignore("Fenced: the task has another epoch.")
+    if isinstance(error, TransactionLost):
+        return _lost(live, error.__cause__ or error)
+    if isinstance(error, SystemExit) and worker_node.in_pool_child():
+        # sys.exit(), or a kill by the parent process, which records the reason.
+        process_runs.leases.remove(live)
+        return error
+    if live.success is not None:
+        return _close_returned(task, live, error)
+    if live.requested_retry is not None and isinstance(error, Exception):
+        error = live.requested_retry
+    verdict = endings.close(live, _outcome_by(task, live, error))
+    if not isinstance(error, Exception):
+        return error
+    if verdict is None or verdict.status == Status.CANCELLED:
+        return Ignore("The run was cancelled, or the task has another epoch.")
+    retry = error if isinstance(error, CeleryRetry) else None
+    cause = retry.exc if retry is not None and isinstance(retry.exc, BaseException) else error
+    if verdict.status == Status.PENDING:
+        return CeleryRetry(exc=picklable(cause), when=retry.when if retry is not None else None)
+    if isinstance(cause, CeleryRetry):
+        return MaxRetriesExceededError(
+            f"Can't retry {task.name}[{live.run.task_id}]: {verdict.reason}."
+        )
+    return raisable(cause)
+
+
+def _close_returned(task: Any, live: LiveRun, error: BaseException) -> Any:
+    """Record the success of a run that was interrupted after its function had returned."""
+    if not live.recorded:
+        if task.durable_options.atomic:  # interrupted before the state of its COMMIT was known
+            return _lost(live, error)
+        try:
+            endings.close_success(live)
+        except EndingNotRecorded:
+            raise
+        except Exception as refused:  # noqa: BLE001 - the value that the function returned
+            return closed_by(task, live, refused)
+    if not isinstance(error, Exception):
+        return error
+    if not live.has_succeeded:
+        return Ignore("Fenced: the task has another epoch.")
+    endings.log_error_after_ending(live, error)
+    return None
+
+
+def _lost(live: LiveRun, error: BaseException) -> Any:
+    endings.close_lost(live, error)
+    if not isinstance(error, Exception):
+        return error
+    return Ignore("The transaction of the function was lost; the function is called again.")
+
+
+def _outcome_by(task: Any, live: LiveRun, error: BaseException) -> Outcome:
+    outcome = endings.outcome_for(live, error, task.durable_options)
+    if not live.called and isinstance(error, OperationalError | InterfaceError):
+        # Its arguments could not be read, or its transaction not be opened.
+        return replace(outcome, kind=EndingKind.POSTPONED, delay=_WAIT_FOR_DATABASE)
+    return outcome

@@ -1,0 +1,357 @@
+"""The runs in progress in this process, and the renewal of their leases."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from billiard import current_process
+from django.db import DataError, Error, IntegrityError
+
+from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
+from django_durable_tasks.states.decisions import Outcome, Verdict
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts
+from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH
+from django_durable_tasks.workflows.builder import AddedTasks, FollowUp, followups_of
+
+# The leases of all runs are renewed first, by a statement that contains nothing that a task
+# function supplied. What the functions have reported is written after it.
+#
+# The thread runs in the process that executes the tasks. A process that is stuck or killed renews
+# nothing, so its leases expire. A run enters when it starts and leaves when its ending is recorded
+# or could not be recorded. In the second case its lease expires too.
+
+
+logger = logging.getLogger("django_durable_tasks.runs")
+_RETRY_PAUSE = 1.0
+"""Seconds between attempts for leases that were not renewed. The first attempt has no pause."""
+
+
+class LeaseHeartbeat:
+    """A thread that renews the leases of all runs of the process in one UPDATE.
+
+    It does so every HEARTBEAT seconds of the monotonic clock. The thread starts with the first run.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[uuid.UUID, LiveRun] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def add(self, *lives: LiveRun) -> None:
+        """Renew the leases of these runs from now on."""
+        with self._lock:
+            self._runs.update((live.run.run_id, live) for live in lives)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._renew_forever, name="durable-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, *lives: LiveRun) -> None:
+        """Stop renewing the leases of these runs. Idempotent."""
+        with self._lock:
+            for live in lives:
+                self._runs.pop(live.run.run_id, None)
+
+    def renews(self, live: LiveRun) -> bool:
+        """Return whether the lease of this run is being renewed."""
+        return live.run.run_id in self._runs
+
+    def _renew_forever(self) -> None:
+        next_at = time.monotonic()
+        while True:
+            next_at = max(next_at + conf.settings().HEARTBEAT, time.monotonic())
+            if self._stop.wait(max(0.0, next_at - time.monotonic())):
+                return
+            behind = self._renew_or_log(None)
+            pause = 0.0
+            while behind and time.monotonic() < next_at + conf.settings().HEARTBEAT:
+                if self._stop.wait(pause):
+                    return
+                behind, pause = self._renew_or_log(behind), _RETRY_PAUSE
+
+    def _renew_or_log(self, behind: dict[uuid.UUID, LiveRun] | None) -> dict[uuid.UUID, LiveRun]:
+        try:
+            return self.renew(behind)
+        except Exception:
+            logger.exception(
+                "The heartbeat of the runs of this process failed. If it keeps failing, the runs"
+                " are marked LOST."
+            )
+            return {}
+
+    def renew(self, behind: dict[uuid.UUID, LiveRun] | None = None) -> dict[uuid.UUID, LiveRun]:
+        """Renew the leases of all runs, or of those in ``behind``, and then write their progress;
+        return the ones not renewed.
+
+        Runs that exceed their time limit are left out.
+        """
+        with self._lock:
+            named = (
+                self._runs
+                if behind is None
+                else {key: live for key, live in behind.items() if key in self._runs}
+            )
+            runs = {key: live for key, live in named.items() if not live.out_of_time}
+        behind = self._renew(runs) if runs else {}
+        self._write_progress([live for key, live in runs.items() if key not in behind])
+        return behind
+
+    def _renew(self, runs: dict[uuid.UUID, LiveRun]) -> dict[uuid.UUID, LiveRun]:
+        """Renew these leases, except those of locked rows.
+
+        Waiting for a locked row would delay the renewal of all other leases.
+        """
+        began = time.monotonic()
+        beats = [
+            (live.run.task_id, live.run.epoch, live.run.run_id, live.lease)
+            for live in runs.values()
+        ]
+        try:
+            with dedicated_connection():
+                renewed = attempts.heartbeat(beats)
+                left = [beat for beat in beats if beat[2] not in renewed]
+                locked = attempts.still_owned(left) if left else set()
+        except Error as error:
+            logger.warning(
+                "Could not renew the leases of %d runs: %s", len(runs), type(error).__name__
+            )
+            return runs
+        if locked:
+            logger.info(
+                "Could not renew the leases of %d runs because their rows are locked. Retrying.",
+                len(locked),
+            )
+        for key, live in runs.items():
+            if key in renewed:
+                live.renewed, live.cancel_requested = began, renewed[key]
+            elif key not in locked and self.renews(live):
+                live.lost = True
+                self.remove(live)
+        return {key: live for key, live in runs.items() if key in locked}
+
+    def _write_progress(self, lives: Sequence[LiveRun]) -> None:
+        """Write what these runs have reported since the last heartbeat.
+
+        If that fails, each report is written alone, for at most half of HEARTBEAT. One that the
+        database refuses is not written again; any other is repeated at the next heartbeat.
+        """
+        reports = [
+            (live, live.progress)
+            for live in lives
+            if live.progress is not None and live.progress is not live.written_progress
+        ]
+        until = time.monotonic() + conf.settings().HEARTBEAT / 2
+        if not reports or self._wrote(reports) or len(reports) == 1:
+            return
+        for report in reports:
+            if time.monotonic() < until:
+                self._wrote([report])
+
+    def _wrote(self, reports: Sequence[tuple[LiveRun, str]]) -> bool:
+        """Write these reports together; return whether there was no error."""
+        try:
+            with dedicated_connection():
+                written = attempts.write_progress(
+                    [
+                        (live.run.task_id, live.run.epoch, live.run.run_id, text)
+                        for live, text in reports
+                    ]
+                )
+        except Exception as error:  # noqa: BLE001 - it must not end the heartbeat
+            ((live, text), *others) = reports
+            if not others:
+                refused = isinstance(error, DataError | IntegrityError)
+                live.written_progress = text if refused else live.written_progress
+                logger.warning(
+                    "The progress of run %s was not written: %s",
+                    live.run.celery_id,
+                    type(error).__name__,
+                    extra={"task_id": str(live.run.task_id)},
+                )
+            return False
+        for live, text in reports:
+            if live.run.run_id in written:
+                live.written_progress = text
+        return True
+
+
+# The runs in progress in this process: of the current thread, by message, and by lease.
+
+
+class Success(NamedTuple):
+    """The success that a function returned: the outcome, and the tasks to create with it."""
+
+    outcome: Outcome
+    followups: tuple[FollowUp, ...]
+
+
+class LiveRun:
+    """A run in progress. Times are seconds of the monotonic clock."""
+
+    def __init__(
+        self, run: Run, *, lease: float, timeout: float | None, worker: str, eager: bool
+    ) -> None:
+        self.run, self.worker, self.eager = run, worker, eager
+        self.lease, self.timeout = lease, timeout
+        self.began = self.renewed = time.monotonic()
+        # Read now, so that nothing has to be read between the return of the function and the
+        # record of its ending.
+        settings = conf.settings()
+        self.result_limits = settings.RESULT_MAX_BYTES, JSON_MAX_DEPTH
+        self.write_timeout = settings.RESULT_WRITE_TIMEOUT
+        self.cancel_requested = self.lost = False
+        self.progress: str | None = None
+        """What the function reported last, as JSON. It was checked and encoded at the report."""
+        self.written_progress: str | None = None
+        """What a heartbeat has written of it, or the database refused."""
+        self.start_is_durable = eager
+        """Whether it is known that no crash of the server can undo the start."""
+        self.called = False
+        """Whether the function, or a hook before it, was called."""
+        self.success: Success | None = None
+        """The ending that the return of the function decided; no later error changes it."""
+        self.value: Any = None
+        """What Celery receives as the result."""
+        self.recorded = False
+        self.growth: AddedTasks | None = None
+        self.verdict: Verdict | None = None
+        self.args: list[Any] = []
+        self.kwargs: dict[str, Any] = {}
+        self.max_attempts: int | None = None
+        """The limit that ``self.retry(max_retries=…)`` set."""
+        self.requested_retry: BaseException | None = None
+        """The exception of ``self.retry(throw=False)``, raised when the function returns."""
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the function exceeds its time limit, for pools in which Celery cannot interrupt
+        it.
+        """
+        return (
+            self.timeout is not None
+            and self.success is None
+            and time.monotonic() - self.began > self.timeout
+        )
+
+    @property
+    def lease_may_be_over(self) -> bool:
+        """Whether no renewal has succeeded for the lease minus one heartbeat interval.
+
+        Another worker may have started the task since.
+        """
+        return time.monotonic() - self.renewed > self.lease - conf.settings().HEARTBEAT
+
+    def succeed(self, value: object, outcome: Outcome) -> None:
+        """Decide the success of the run. Its follow-ups are the returned and the added tasks."""
+        returned = followups_of(value)
+        added = () if self.growth is None or not len(self.growth) else (self.growth,)
+        self.value = None if returned else value
+        self.success = Success(outcome, (*returned, *added))
+
+    @property
+    def decided(self) -> Success:
+        """The success. Raises RuntimeError if the function has not returned."""
+        if self.success is None:
+            raise RuntimeError(f"The function of run {self.run.celery_id} has not returned.")
+        return self.success
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the success of this run is recorded."""
+        return self.verdict is not None and self.verdict.status == Status.SUCCESS
+
+
+class _OfThread(threading.local):
+    live: LiveRun | None = None
+
+
+_STARTS = "dQ"
+"""The shared memory of a worker: when the last run started, and the number of starts."""
+_RETURNED = struct.Struct("=16sq")
+"""The run of a child whose function returned last: task and epoch."""
+# More than a pool has children. If there were more, some runs that returned would be regarded as
+# interrupted by their time limit.
+_CHILDREN = 1024
+
+
+class LiveRuns:
+    """The runs of one process. There is one object per process; a forked child clears it."""
+
+    def __init__(self) -> None:
+        self.leases = LeaseHeartbeat()
+        self._by_celery_id: dict[str, LiveRun] = {}
+        self._of_thread = _OfThread()
+        self.share_last_start()
+
+    def clear(self) -> None:
+        """Remove the runs of the parent process; called in a forked child."""
+        self.leases = LeaseHeartbeat()
+        self._by_celery_id.clear()
+
+    def current(self) -> LiveRun | None:
+        """Return the run whose function this thread executes."""
+        return self._of_thread.live
+
+    @contextmanager
+    def running(self, live: LiveRun, *, in_batch: bool = False) -> Iterator[None]:
+        """Make this the run of the thread. `find` returns it until `forget` is called."""
+        starts = self.starts() if in_batch else self.starts() + 1
+        # Without a lock, which a process that is killed would keep. A lost increment does no harm.
+        struct.pack_into(_STARTS, self._last_start, 0, time.monotonic(), starts)
+        before, self._of_thread.live = self._of_thread.live, live
+        self._by_celery_id[live.run.celery_id] = live
+        try:
+            yield
+        finally:
+            self._of_thread.live = before
+
+    def find(self, celery_id: str) -> LiveRun | None:
+        """Return the run that this message started in this process."""
+        return self._by_celery_id.get(celery_id)
+
+    def forget(self, celery_id: str) -> None:
+        """Remove the run of a finished message."""
+        self._by_celery_id.pop(celery_id, None)
+
+    def share_last_start(self) -> None:
+        """Share memory with the processes that are forked from now on."""
+        self._last_start = mmap.mmap(-1, struct.calcsize(_STARTS))
+        self._returned = mmap.mmap(-1, _CHILDREN * _RETURNED.size)
+
+    def share_returned(self, live: LiveRun) -> None:
+        """Let the parent of this child process know that the function of this run has returned."""
+        place = int(getattr(current_process(), "index", 0)) % _CHILDREN * _RETURNED.size
+        _RETURNED.pack_into(self._returned, place, live.run.task_id.bytes, live.run.epoch)
+
+    def has_returned(self, task_id: uuid.UUID, epoch: int) -> bool:
+        """Return whether this run is the last one of a child whose function has returned."""
+        run = task_id.bytes, epoch
+        return any(slot == run for slot in _RETURNED.iter_unpack(self._returned))
+
+    def last_start(self) -> float | None:
+        """Return when this process or a child last started a run; None before the first."""
+        return float(struct.unpack_from(_STARTS, self._last_start, 0)[0]) or None
+
+    def starts(self) -> int:
+        """Return about how many runs this process and its children have started outside of
+        batches.
+        """
+        return int(struct.unpack_from(_STARTS, self._last_start, 0)[1])
+
+
+process_runs = LiveRuns()
+os.register_at_fork(after_in_child=process_runs.clear)

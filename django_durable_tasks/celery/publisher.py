@@ -1,0 +1,393 @@
+"""Publishes messages: single ones, batches, and all that are due (dispatch)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from celery import current_app
+from django.db import Error
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery import broker_outage
+from django_durable_tasks.celery.broker_connection import borrowed, close_idle, failures_of
+from django_durable_tasks.celery.broker_outage import NotAccepted
+from django_durable_tasks.celery.confirms import Rejection, send_batch
+from django_durable_tasks.celery.prepared_messages import celery_id_of, headers_of
+from django_durable_tasks.exceptions import BrokerUnavailable
+from django_durable_tasks.limits import backpressure
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.errors import reason_of
+from django_durable_tasks.tasks import batches, claim
+from django_durable_tasks.tasks.batches import ReservedMessage
+
+# Publishes messages to the broker within time limits. A rejected queue does not delay the others.
+#
+# Nothing here is needed for correctness: a task whose message is lost is republished. What happens
+# while the broker is unavailable is described in ``broker_outage.py``.
+
+
+logger = logging.getLogger("django_durable_tasks.broker")
+_Answer = TypeVar("_Answer")
+
+
+@functools.lru_cache(maxsize=4)
+def _failures(app: Any) -> tuple[type[BaseException], ...]:
+    return (*failures_of(app.connection_for_write()), BrokerUnavailable)
+
+
+def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
+    """Publish messages, with one retry; return those that the broker rejected for their queue.
+
+    Raises BrokerUnavailable within the time limits if the broker does not respond.
+    """
+    delays, waiting, attempted = broker_outage.backoff.delays(), list[NotAccepted](), messages
+    if delays:
+        waiting = [NotAccepted(one, delays[one.queue]) for one in messages if one.queue in delays]
+        attempted = [one for one in messages if one.queue not in delays]
+    if not attempted:
+        return waiting
+    if not broker_outage.breaker.allows():
+        raise BrokerUnavailable
+    rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
+    return waiting + _judged(attempted, rejections)
+
+
+def count(queue: str) -> int | None:
+    """Return how many messages wait in this queue in the broker; None if that is unknown.
+
+    Raises BrokerUnavailable within the time limits if the broker does not respond.
+    """
+    if not broker_outage.breaker.allows():
+        raise BrokerUnavailable
+    return _answered(functools.partial(_count_once, queue), f"the count of queue {queue!r}")
+
+
+def _count_once(queue: str) -> int | None:
+    with borrowed() as broker:
+        return broker.count(queue)
+
+
+def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
+    """Ask the broker, with one retry on a new connection, and record whether it responded."""
+    failures = _failures(current_app._get_current_object())
+    try:
+        try:
+            answer = ask()
+        except failures:
+            close_idle()  # idle connections lead to the same broker
+            answer = ask()
+    except failures as error:
+        broker_outage.breaker.failed_with(error)
+        raise BrokerUnavailable(
+            f"The broker did not respond to {subject}: {type(error).__name__}."
+        ) from error
+    broker_outage.breaker.succeeded()
+    return answer
+
+
+def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
+    """Send each message once. If the broker closes the connection because of a queue, that queue is
+    rejected and the loop continues with the others.
+    """
+    rejections: list[Rejection] = []
+    # Only a confirm shows whether a rejected queue is accepted again, and whether a queue that was
+    # lost exists.
+    confirm = len(messages) > 1 or any(
+        message.number > 1 or broker_outage.backoff.is_rejected(message.queue)
+        for message in messages
+    )
+    while messages:
+        with borrowed() as broker:
+            found, messages = send_batch(broker, messages, confirm=confirm)
+        rejections += found
+    return rejections
+
+
+def _judged(messages: Sequence[TaskMessage], rejections: Sequence[Rejection]) -> list[NotAccepted]:
+    """Back off from the queues of these rejections, and end the back-off of the other queues."""
+    if not rejections and not broker_outage.backoff.has_rejected():
+        return []
+    refused = {found.message.queue: found.error for found in rejections}
+    for queue, error in refused.items():
+        broker_outage.backoff.rejected(queue, error)
+    for queue in {message.queue for message in messages} - set(refused):
+        broker_outage.backoff.accepted(queue)
+    delays = {queue: broker_outage.backoff.remaining(queue) for queue in refused}
+    return [NotAccepted(found.message, delays[found.message.queue]) for found in rejections]
+
+
+def eager() -> bool:
+    """Return whether Celery runs tasks in the process of the caller."""
+    return bool(current_app.conf.task_always_eager)
+
+
+def run_here(message: TaskMessage) -> None:
+    """Run the task in this process, as Celery's eager mode does."""
+    task = current_app.tasks[message.name]
+    task.apply(
+        task_id=celery_id_of(message),
+        headers=headers_of(message),
+        throw=current_app.conf.task_eager_propagates,
+    )
+
+
+# Dispatch: claim due tasks, publish them, and return those to PENDING that were not accepted.
+#
+# The claim is committed before anything is published.
+
+
+def dispatch(
+    queue: str,
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None = None,
+    least: int = 0,
+) -> int:
+    """Publish at most ``limit`` due tasks of a queue, of these shards and of priority ``least`` or
+    higher; return how many the broker accepted. See ``dispatch_of``.
+    """
+    done = Dispatched()
+    dispatch_of(done, [QueueDemand(queue, limit, least)], now, limit, node, shards)
+    return done.sent.total()
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """Counts per queue: due tasks that were claimed or have to wait for a limit, messages to
+    publish, and accepted messages.
+
+    ``cut`` contains the queues that may have more due tasks, because the joint limit was reached.
+    ``ids`` are the claimed tasks.
+    """
+
+    taken: Counter[str] = field(default_factory=Counter)
+    claimed: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    cut: set[str] = field(default_factory=set)
+    ids: list[uuid.UUID] = field(default_factory=list)
+
+
+def dispatch_of(
+    done: Dispatched,
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None = None,
+) -> None:
+    """Publish at most ``limit`` due tasks of these queues together, and count them in ``done``.
+
+    Claims and messages are batched over many queues. Claims that cannot be batched share the limit
+    in proportion to their demand. While the breaker is open, or a queue is backed off, nothing is
+    claimed except a single task as a probe.
+    """
+    open_now = [
+        one.at_most(number)
+        for one in demands
+        if (number := broker_outage.capacity_of(one.queue)) > 0 and one.limit > 0
+    ]
+    with dedicated_connection():
+        parts = claim.parted(open_now)
+    wanted = sum(one.limit for one in open_now)
+    for part in parts:
+        want = sum(one.limit for one in part)
+        share = -(-limit * want // wanted)  # rounded up
+        wanted -= want
+        allowed = share if broker_outage.breaker.closed() else min(share, broker_outage.capacity())
+        taken = 0
+        if allowed > 0:
+            with dedicated_connection():
+                messages, of_queues = claim.claim_of(part, now, allowed, node, shards)
+            taken = of_queues.total()
+            done.taken.update(of_queues)
+            done.claimed.update(Counter(message.queue for message in messages))
+            done.ids.extend(message.task_id for message in messages)
+            done.sent.update(_send(messages))
+        limit = max(0, limit - taken)
+        if taken >= share:
+            done.cut.update(one.queue for one in part)
+
+
+def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> int:
+    """Publish those of these tasks that are due; return how many the broker accepted.
+
+    Publishes none while the breaker is open.
+    """
+    if not broker_outage.breaker.closed():
+        return 0
+    with dedicated_connection():
+        messages = claim.claim_these(ids, now, node)
+    return send(messages)
+
+
+def send(messages: Sequence[TaskMessage]) -> int:
+    """Publish claimed tasks, return refused ones to PENDING, and return how many were accepted."""
+    return _send(messages).total()
+
+
+def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
+    """Do the same as ``send``; return how many were accepted of each queue."""
+    if not messages:
+        return Counter()
+    refused = publish_or_refuse(messages)
+    if refused:
+        with dedicated_connection():
+            broker_outage.return_to_pending(refused)
+    return Counter(message.queue for message in messages) - Counter(
+        one.message.queue for one in refused
+    )
+
+
+def publish_or_refuse(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
+    """Publish and return what was not accepted, whatever the reason."""
+    try:
+        return publish(messages)
+    except BrokerUnavailable as error:
+        logger.debug("%d messages were not published: %s", len(messages), error)
+        return [NotAccepted(message, 0.0) for message in messages]
+    except Exception:
+        if len(messages) > 1:  # one that cannot be published must not prevent the others
+            return [refused for message in messages for refused in publish_or_refuse([message])]
+        (message,), again = messages, conf.settings().REPUBLISH_AFTER
+        logger.exception(
+            "Publishing task %s (%s) to queue %r failed unexpectedly; it is tried again in %g s.",
+            message.task_id,
+            message.name,
+            message.queue,
+            again,
+            extra={"task_id": str(message.task_id), "queue": message.queue},
+        )
+        return [NotAccepted(message, again)]
+
+
+def publish_claimed(messages: Sequence[TaskMessage]) -> None:
+    """Publish tasks that are already QUEUED; called by schedulers, outside of any transaction."""
+    refused = publish_or_refuse(messages)
+    if refused:
+        with dedicated_connection():
+            broker_outage.undo_publish(refused)
+
+
+def republish(messages: Sequence[TaskMessage]) -> Counter[str]:
+    """Publish tasks again for an operator; return how many the broker rejected, by queue.
+
+    Raises BrokerUnavailable if the broker does not respond.
+    """
+    try:
+        refused = publish(messages)
+    except BrokerUnavailable:
+        broker_outage.undo_publish([NotAccepted(message, 0.0) for message in messages])
+        raise
+    broker_outage.undo_publish(refused)
+    return Counter(one.message.queue for one in refused)
+
+
+def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:
+    """Publish tasks that were inserted as QUEUED, after COMMIT. Raises no error of the broker or
+    the database.
+
+    Uses the caller's connection. Tasks that the broker did not accept return to PENDING, and
+    schedulers publish them as soon as possible.
+    """
+    if eager():
+        for one in messages:
+            run_here(one)
+        return
+    refused = publish_or_refuse(messages)
+    if not refused:
+        return
+    try:
+        broker_outage.undo_publish(refused)
+    except Error as error:
+        logger.warning(
+            "The broker did not accept %d messages, and their tasks could not be returned to"
+            " PENDING (%s). They are republished after %g s.",
+            len(refused),
+            type(error).__name__,
+            conf.settings().REPUBLISH_AFTER,
+        )
+
+
+# Publishes batch messages: at most one is outstanding for each queue and task name.
+#
+# The record of a message is committed before it is published. If the broker does not accept it,
+# the record is changed, so that a scheduler publishes the next one when the broker accepts
+# messages.
+
+
+CARRIER = "django_durable_tasks.run_batch"
+"""The name of the Celery task that starts batches."""
+
+
+def publish_batches(priorities: Mapping[tuple[str, str], int]) -> int:
+    """Publish a message for each of these queues and task names that has none outstanding, with
+    these priorities; return how many the broker accepted.
+
+    Queues that the broker rejects are left out, and nothing is published while the breaker is open,
+    except a single message as a probe.
+    """
+    return _publish(priorities, dedicated_connection)
+
+
+def publish_batches_after_commit(priorities: Mapping[tuple[str, str], int]) -> None:
+    """Publish as ``publish`` does, after COMMIT, on the connection of the caller. Raises no error
+    of the broker or the database, because a scheduler finds the tasks.
+    """
+    try:
+        _publish(priorities, nullcontext)
+    except Error as error:
+        logger.warning(
+            "The batch messages of %s were not published (%s); a scheduler publishes them.",
+            ", ".join(sorted({name for _, name in priorities})),
+            reason_of(error),
+        )
+
+
+def _publish(
+    priorities: Mapping[tuple[str, str], int],
+    connection: Callable[[], AbstractContextManager[None]],
+) -> int:
+    room = broker_outage.capacity()
+    pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0][:room]
+    if not pairs:
+        return 0
+    parts: dict[bool, list[tuple[str, str]]] = {}
+    for pair in pairs:
+        parts.setdefault(not backpressure.is_unserved(pair[0]), []).append(pair)
+    with connection():
+        reserved = [
+            one
+            for consumed, part in parts.items()
+            for one in batches.reserve_messages(part, consumed=consumed)
+        ]
+    messages = [_message(one, priorities[one.queue, one.name]) for one in reserved]
+    refused = publish_or_refuse(messages) if messages else ()
+    for one in refused:
+        with connection():
+            batches.message_not_published(
+                [(one.message.queue, str(one.message.batch_of))], one.delay
+            )
+    return len(messages) - len(refused)
+
+
+def _message(reserved: ReservedMessage, priority: int) -> TaskMessage:
+    return TaskMessage(
+        task_id=uuid.uuid4(),
+        epoch=reserved.number,
+        number=reserved.publish_count,
+        name=CARRIER,
+        queue=reserved.queue,
+        priority=priority,
+        batch_of=reserved.name,
+    )

@@ -1,0 +1,384 @@
+"""The node of a worker or scheduler: registration, heartbeats, drain and departure.
+
+The parent process of a worker generates the node id before it forks, so runs of its children
+belong to the same node. A process that is not a worker (eager mode, a shell) has no node. Its
+runs are judged by their leases only.
+
+After SIGTERM the concurrency of the node is no longer counted. Messages that it has not
+started return to the broker or are republished. Its runs continue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from celery import current_app, signals
+
+from django_durable_tasks import conf
+from django_durable_tasks.celery import operations_by_id, prepared_messages, worker_repairs
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import NodeReport
+from django_durable_tasks.masking import shortened
+from django_durable_tasks.models import NodeKind
+from django_durable_tasks.store import clock, postgresql
+from django_durable_tasks.store.connections import dedicated_connection, name_connections
+from django_durable_tasks.store.errors import reason_of
+from django_durable_tasks.tasks.attempts import RunLocation
+
+logger = logging.getLogger("django_durable_tasks.nodes")
+_RETRY_PAUSE = 1.0
+"""Seconds between attempts of a failed heartbeat. The first attempt has no pause."""
+_LOOK_INTERVAL = 1.0
+"""Seconds between two looks whether the last report has become wrong."""
+_MEASURED_EVERY = 6
+"""Heartbeats between two measurements of the clock: half a minute by default."""
+
+
+_NAME_BYTES = 255
+"""Bytes of a worker's name, as many as its columns have characters. A longer name (``-n``) is
+truncated, because the database would refuse the endings of its runs.
+"""
+
+
+class _ThisProcess:
+    node: uuid.UUID = uuid.uuid4()
+    name: str = f"{platform.node()}:{os.getpid()}"
+    worker_pid: int | None = None
+    is_pool_child: bool = False
+    beat: NodeBeat | None = None
+
+
+class NodeBeat(threading.Thread):
+    """The heartbeat of a node.
+
+    A node that was declared dead by mistake registers again under the same id, because its child
+    processes use this id for the runs they start. Runs that were marked LOST meanwhile are
+    fenced by epoch and run id, not by the node.
+    """
+
+    def __init__(
+        self,
+        node: uuid.UUID,
+        name: str,
+        kind: NodeKind,
+        report: Callable[[], NodeReport] = NodeReport,
+        is_outdated: Callable[[], bool] = lambda: False,
+        **details: Any,
+    ) -> None:
+        super().__init__(name="durable-node", daemon=True)
+        self._is_outdated = is_outdated
+        self.node, self.details = node, {"name": name, "kind": kind, **details}
+        self._report, self._clock = report, _Clock()
+        self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
+        self._registered = self._failing = False
+        self._names: Collection[str] | None = None
+
+    def run(self) -> None:
+        """Send heartbeats until `leave` is called. An outage of the database is logged once.
+
+        A failed heartbeat is repeated at once on a new connection and then every second, so that a
+        dropped connection does not cost a heartbeat interval.
+        """
+        failed = 0
+        while True:
+            try:
+                with dedicated_connection():
+                    self._beat()
+                failed = 0
+            except Exception as error:  # noqa: BLE001 - without heartbeats all runs are lost
+                if not failed:
+                    logger.warning(
+                        "The heartbeat of this node failed: %s. Retrying.", reason_of(error)
+                    )
+                failed += 1
+            pause = conf.settings().NODE_HEARTBEAT
+            if failed:
+                pause = 0.0 if failed == 1 else min(pause, _RETRY_PAUSE)
+            self._wait(pause)
+            if self._stopping:
+                return
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the next heartbeat. It follows at once if the report has become wrong, which
+        is looked at once a second.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._is_outdated():
+            with suppress(Empty):
+                self._wake.get(timeout=min(left, _LOOK_INTERVAL))
+                return
+
+    def _beat(self) -> None:
+        draining = self._draining
+        report = replace(self._reported(), skew=self._clock.measure(), draining=draining or None)
+        # The names are many, and written only if they changed since the last heartbeat.
+        changed = report if report.names != self._names else replace(report, names=None)
+        if not (self._registered and nodes.beat(self.node, changed)):
+            if self._registered:
+                logger.warning("This node had been declared dead; it registers again.")
+            nodes.register(self.node, **self.details, report=report)
+            self._registered = True
+        self._names = report.names
+
+    def _reported(self) -> NodeReport:
+        """Return the report; an empty one if it raises, because a node without heartbeats loses its
+        runs.
+        """
+        try:
+            report, self._failing = self._report(), False
+        except Exception:
+            if not self._failing:
+                logger.exception(
+                    "Collecting the report of this node failed; heartbeats are sent without it."
+                )
+            self._failing = True
+            return NodeReport()
+        return report
+
+    def drain(self) -> None:
+        """Report at once that the node starts no more tasks.
+
+        Safe in a signal handler, where setting a threading.Event could deadlock.
+        """
+        self._draining = True
+        self._wake.put(None)
+
+    def leave(self) -> None:
+        """Stop the heartbeats and mark the node as stopped."""
+        self._stopping = True
+        self._wake.put(None)
+        self.join(timeout=10)
+        try:
+            with dedicated_connection():
+                nodes.leave(self.node)
+        except Exception as error:  # noqa: BLE001 - the process ends; schedulers see no heartbeat
+            logger.warning("This node could not be marked as stopped: %s.", reason_of(error))
+
+
+class _Clock:
+    """Measures how far the clock of the host is ahead of the database's.
+
+    A difference above SKEW_MAX is logged, and again whenever it has grown by half.
+    """
+
+    def __init__(self) -> None:
+        self._beats, self._logged = 0, 0.0
+        self._skew: float | None = None
+
+    def measure(self) -> float | None:
+        """Return the last measurement in seconds. Every sixth call measures again."""
+        if self._beats % _MEASURED_EVERY == 0:
+            self._skew = clock.skew()
+            self._log_if_grown(abs(self._skew or 0.0))
+        self._beats += 1
+        return self._skew
+
+    def _log_if_grown(self, difference: float) -> None:
+        bound = conf.settings().SKEW_MAX
+        if difference <= bound:
+            self._logged = 0.0
+        elif difference > 1.5 * self._logged:
+            self._logged = difference
+            logger.error(
+                "The clock of this host is %.1f s from the database's (SKEW_MAX %g s).",
+                self._skew,
+                bound,
+            )
+
+
+class _Reconnections:
+    """Counts how often the consumer of this worker has connected to the broker again."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._number = 0
+
+    def count(self, connection: Any) -> int:
+        """Return the number, given the consumer's current connection, or None if it has none."""
+        if connection is not None and connection is not self._last:
+            self._number += self._last is not None
+            self._last = connection
+        return self._number
+
+
+class _WorkerReport:
+    """Collects the report of this worker from Celery's state in the parent process."""
+
+    def __init__(self, state: Any, consumer: Any, concurrency: int) -> None:
+        self._state, self._consumer, self._reconnections = state, consumer, _Reconnections()
+        self._concurrency = concurrency
+        self._starts, self._at = process_runs.starts(), time.monotonic()
+        self._busy = 0
+
+    def has_free_process_again(self) -> bool:
+        """Return once whether a process is free after all of them were busy for REPUBLISH_AFTER, so
+        that schedulers may publish nothing to this worker.
+        """
+        if len(self._state.active_requests) >= self._busy:
+            return False
+        self._busy = 0
+        pause = time.monotonic() - (process_runs.last_start() or 0.0)
+        return pause > conf.settings().REPUBLISH_AFTER
+
+    def __call__(self) -> NodeReport:
+        """Return the report.
+
+        Without a connection to the broker the worker cannot start tasks. It then reports a start
+        just now, so that it is not considered stalled.
+        """
+        connection = getattr(self._consumer, "connection", None)
+        outages = self._reconnections.count(connection)
+        names = self._names()
+        if connection is None:
+            return NodeReport(started=time.monotonic(), broker_outages=outages, names=names)
+        try:
+            active = list(self._state.active_requests)
+            held = held_by_queue(set(self._state.reserved_requests).difference(active))
+        except RuntimeError:  # the consumer changed the set while we read it
+            return NodeReport(
+                started=process_runs.last_start(), broker_outages=outages, names=names
+            )
+        self._busy = len(active) if len(active) >= self._concurrency else 0
+        messages = (prepared_messages.parse(request.id) for request in active)
+        return NodeReport(
+            active=[message.task_id for message in messages if message is not None],
+            busy=len(active),
+            held=held,
+            starts=self._starts_per_second(),
+            mixed=worker_repairs.mixed.recent(),
+            queues=self._queues(),
+            started=process_runs.last_start(),
+            broker_outages=outages,
+            names=names,
+        )
+
+    def _starts_per_second(self) -> float:
+        before, began = self._starts, self._at
+        self._starts, self._at = process_runs.starts(), time.monotonic()
+        return max(0, self._starts - before) / max(self._at - began, 0.001)
+
+    def _queues(self) -> list[str] | None:
+        """Return the queues that are consumed now: the remote control can change them."""
+        consumer = getattr(self._consumer, "task_consumer", None)
+        return None if consumer is None else [str(queue.name) for queue in list(consumer.queues)]
+
+    def _names(self) -> frozenset[str]:
+        """Return the durable tasks that the consumer accepts. It refuses those that are registered
+        after its start, because it has no strategy for them.
+        """
+        registered = self._consumer.app.tasks
+        return frozenset(
+            name
+            for name in tuple(self._consumer.strategies)
+            if hasattr(registered.get(name), "durable_options")
+        )
+
+
+def held_by_queue(requests: Iterable[Any]) -> Counter[str]:
+    """Return the number of these requests of tasks by the queue from which they were consumed, and
+    of the others under an empty name.
+    """
+    found = Counter[str]()
+    for request in requests:
+        of_task = prepared_messages.parse(request.id) is not None
+        found.update(
+            (worker_repairs.batch_names_of(request.request_dict) if of_task else ()) or ("",)
+        )
+    return found
+
+
+def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
+    """Return where runs of this process run, with the lease (seconds) that they get.
+
+    ``queues``: the names of the queue from which the message was consumed, if known.
+    """
+    return RunLocation(node=_ThisProcess.node, worker=_ThisProcess.name, lease=lease, queues=queues)
+
+
+def in_pool_child() -> bool:
+    """Return whether this process is a child of a prefork pool. Its parent records its death."""
+    return _ThisProcess.is_pool_child
+
+
+def on_worker_init(sender: Any = None, **_: Any) -> None:
+    """Generate the node id before the pool forks, and share the time of the last start."""
+    process_runs.share_last_start()
+    app = getattr(sender, "app", None) or current_app._get_current_object()
+    worker_repairs.record_queues(app)
+    worker_repairs.wake_consumer(app)
+    worker_repairs.keep_prefetch_count(app)
+    worker_repairs.keep_messages_out_of_redis(app)
+    _ThisProcess.node, _ThisProcess.name = (
+        uuid.uuid4(),
+        shortened(str(getattr(sender, "hostname", _ThisProcess.name)), _NAME_BYTES),
+    )
+    _ThisProcess.worker_pid = os.getpid()
+    name_connections(f"worker {_ThisProcess.name}")
+
+
+def on_worker_ready(sender: Any = None, **_: Any) -> None:
+    """Register the node when the worker consumes messages."""
+    controller = sender.controller
+    queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
+    pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
+    concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
+    report = _WorkerReport(controller.state, sender, concurrency)
+    _ThisProcess.beat = NodeBeat(
+        _ThisProcess.node,
+        _ThisProcess.name,
+        NodeKind.WORKER,
+        report,
+        report.has_free_process_again,
+        pool=pool,
+        concurrency=concurrency,
+        queues=queues,
+    )
+    _ThisProcess.beat.start()
+
+
+def on_worker_shutting_down(**_: Any) -> None:
+    """Drain the node. Called in a signal handler; the worker still finishes its runs."""
+    if _ThisProcess.beat is not None:
+        _ThisProcess.beat.drain()
+
+
+def on_worker_shutdown(**_: Any) -> None:
+    """Mark the node as stopped after the worker has finished its runs."""
+    if _ThisProcess.beat is not None:
+        _ThisProcess.beat.leave()
+        _ThisProcess.beat = None
+
+
+def on_pool_child(**_: Any) -> None:
+    """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
+    _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
+    if _ThisProcess.is_pool_child:
+        postgresql.use_directly()
+
+
+def connect() -> None:
+    """Connect the receivers and the remote control; called once by ``apps.ready()``."""
+    operations_by_id.connect_remote_control()
+    pairs = [
+        (signals.worker_init, on_worker_init),
+        (signals.worker_ready, on_worker_ready),
+        (signals.worker_shutting_down, on_worker_shutting_down),
+        (signals.worker_shutdown, on_worker_shutdown),
+        (signals.worker_process_init, on_pool_child),
+    ]
+    for signal, receiver in pairs:
+        signal.connect(
+            receiver, weak=False, dispatch_uid=f"django_durable_tasks.{receiver.__name__}"
+        )

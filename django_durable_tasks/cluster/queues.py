@@ -1,0 +1,240 @@
+"""Pauses and resumes queues, and counts their tasks. Called by the admin and the command line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, F, Min, Q
+
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.limits.backpressure import heads
+from django_durable_tasks.models import Node, NodeKind, QueueControl
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
+from django_durable_tasks.tasks import batches
+
+
+def pause(name: str, *, by: str, reason: str = "") -> None:
+    """Stop publishing to a queue. Tasks whose messages arrive return to PENDING. Running tasks
+    continue.
+    """
+    checked_name("queue", name)
+    with recorded("queue.pause", by=by, reason=reason) as entry:
+        before = _pause_of(name)
+        QueueControl.objects.using(database()).update_or_create(
+            name=name,
+            defaults={"paused_at": DatabaseNow(), "paused_by": by[:200], "reason": reason[:500]},
+        )
+        entry.changed("queue", name, before, _pause_of(name))
+
+
+def resume(name: str, *, by: str, reason: str = "") -> bool:
+    """Publish to a queue again; return False if it was not paused."""
+    with recorded("queue.resume", by=by, reason=reason) as entry:
+        before = _pause_of(name)
+        paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
+        if not paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]):
+            return False
+        entry.changed("queue", name, before, _pause_of(name))
+    return True
+
+
+def _pause_of(name: str) -> dict[str, Any]:
+    """Return the pause of a queue for the audit entry, and lock its row."""
+    rows = locked_for_change(QueueControl.objects.using(database()).filter(name=name))
+    found = rows.values("paused_at", "paused_by", "reason").first()
+    return {"paused": found is not None and found["paused_at"] is not None} | (found or {})
+
+
+COUNTED = 10_000
+"""Waiting tasks of a queue are counted up to this number, because a full count would read the whole
+backlog.
+"""
+
+
+MISROUTED_FOR = timedelta(days=1)
+"""How long a misrouted message counts as a problem; the table of queues shows it permanently."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """The state of one queue: its tasks by status, its pause, and its workers with their
+    concurrency.
+
+    ``due`` are the PENDING tasks whose time has come, ``limited`` those that wait for a limit or
+    for the turn of their tenant, which are not counted as due, ``unanswered`` the QUEUED tasks
+    published more than once, and ``late`` the RUNNING tasks past their expected duration.
+    ``oldest_due_at`` is since when a task could have started. ``pending`` and ``due`` are counted
+    up to COUNTED, ``limited`` up to COUNTED in all queues together. ``rejected`` is why the
+    broker rejects messages of the queue, as a running scheduler reports.
+    ``misrouted`` counts the messages that were consumed from another queue; ``misrouted_at`` and
+    ``misrouted_from`` are the time and the queue of the last one.
+    """
+
+    queue: str
+    pending: int = 0
+    due: int = 0
+    limited: int = 0
+    queued: int = 0
+    unanswered: int = 0
+    running: int = 0
+    late: int = 0
+    oldest_due_at: datetime | None = None
+    paused_at: datetime | None = None
+    paused_by: str = ""
+    reason: str = ""
+    workers: int = 0
+    concurrency: int = 0
+    rejected: str = ""
+    misrouted: int = 0
+    misrouted_at: datetime | None = None
+    misrouted_from: str = ""
+
+
+def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
+    """Return every queue that has open tasks, a worker or an operator's setting, or is in
+    ``named``, by name.
+
+    Executes at most seven statements for 500 queues. Each uses the partial index of its status and
+    reads no ended task. BLOCKED tasks are not counted.
+    """
+    facts: dict[str, dict[str, Any]] = {name: {} for name in named}
+    published, republished = tasks().queued(), Q(publish_count__gt=1)
+    counted: tuple[Any, ...] = (
+        _waiting(now),
+        _by_queue(
+            published,
+            queued=Count("*"),
+            unanswered=Count("publish_count", filter=republished),
+            published=Min("updated_at"),
+        ),
+        _limited(),
+        _by_queue(
+            tasks().running().with_over(),
+            running=Count("*"),
+            late=Count("pk", filter=Q(expected_duration__isnull=False, over__lt=now)),
+        ),
+        QueueControl.objects.using(database()).values(
+            "paused_at",
+            "paused_by",
+            "reason",
+            "misrouted",
+            "misrouted_at",
+            "misrouted_from",
+            queue=F("name"),
+        ),
+    )
+    for row in (row for question in counted for row in question):
+        facts.setdefault(row.pop("queue"), {}).update(row)
+    for node in (
+        Node.objects.using(database())
+        .alive()
+        .only("kind", "draining", "queues", "concurrency", "rejected_queues")
+    ):
+        for queue, reason in (node.rejected_queues or {}).items():
+            facts.setdefault(queue, {})["rejected"] = str(reason)
+        if node.kind != NodeKind.WORKER or node.draining:
+            continue
+        for queue in node.queues:
+            seen = facts.setdefault(queue, {})
+            seen.update(
+                workers=seen.get("workers", 0) + 1,
+                concurrency=seen.get("concurrency", 0) + node.concurrency,
+            )
+    return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
+
+
+def _limited() -> list[dict[str, Any]]:
+    """Return how many tasks of each queue wait for a limit; reads at most COUNTED rows."""
+    found = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)[:COUNTED]
+    return [{"queue": queue, "limited": number} for queue, number in Counter(found).items()]
+
+
+def totals(found: Sequence[Depth]) -> dict[str, tuple[int, bool]]:
+    """Return the number of PENDING, QUEUED and RUNNING tasks of these queues, and whether it is
+    exact: a queue with COUNTED tasks may have more.
+    """
+    exact = all(depth.pending < COUNTED for depth in found)
+    return {
+        "PENDING": (sum(depth.pending for depth in found), exact),
+        "QUEUED": (sum(depth.queued for depth in found), True),
+        "RUNNING": (sum(depth.running for depth in found), True),
+    }
+
+
+def shown_count(number: int) -> str:
+    """Return a number of waiting tasks as text, with a plus sign if it reached COUNTED."""
+    return f"{number}+" if number >= COUNTED else str(number)
+
+
+def shown_total(numbers: Iterable[int]) -> str:
+    """Return the sum of these numbers, with a plus sign if one of them reached COUNTED."""
+    found = list(numbers)
+    return f"{sum(found)}{'+' if any(number >= COUNTED for number in found) else ''}"
+
+
+def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
+    """Return the PENDING and due tasks of each queue, and when its first task is due."""
+    return [(row["queue"], row["pending"], row["due"], row["head"]) for row in _waiting(now)]
+
+
+def _waiting(now: datetime) -> list[dict[str, Any]]:
+    """Return the PENDING and due tasks of each queue, and when the first one is due."""
+    sql = statement("waiting")
+    if sql is None:
+        come = Count("due_at", filter=Q(due_at__lte=now))
+        rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("due_at")))
+        return [
+            {**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)}
+            for row in rows
+        ]
+    first = heads()
+    rows = read(sql, {"queues": sorted(first), "now": now, "limit": COUNTED})
+    found = {
+        queue: {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
+        for queue, pending, due in rows
+    }
+    for queue, pending, due, head in _waiting_for_batches(now):
+        row = found.setdefault(queue, {"queue": queue, "pending": 0, "due": 0, "head": head})
+        row["pending"] = min(row["pending"] + pending, COUNTED)
+        row["due"] = min(row["due"] + due, COUNTED)
+        row["head"] = min(row["head"], head)
+    return list(found.values())
+
+
+def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
+    """Return the same for each queue and task name with tasks that wait for a batch."""
+    names = batches.batch_heads(now)
+    sql = statement("waiting_batches")
+    if sql is None or not names:
+        return []
+    parameters = {
+        "queues": [one.queue for one in names],
+        "names": [one.name for one in names],
+        "now": now,
+        "limit": COUNTED,
+    }
+    first: dict[str, datetime] = {}
+    for one in names:
+        first[one.queue] = min(one.due_at, first.get(one.queue, one.due_at))
+    return [(queue, pending, due, first[queue]) for queue, pending, due in read(sql, parameters)]
+
+
+def _by_queue(question: TaskQuerySet, **counts: Any) -> Any:
+    return question.order_by().values("queue").annotate(**counts)
+
+
+def _depth(queue: str, seen: dict[str, Any], now: datetime) -> Depth:
+    waits = [
+        since
+        for since in (seen.pop("head", None), seen.pop("published", None))
+        if since and since <= now
+    ]
+    return Depth(queue=queue, oldest_due_at=min(waits, default=None), **seen)

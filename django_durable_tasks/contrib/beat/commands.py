@@ -1,0 +1,436 @@
+"""``durable import-beat`` and ``durable shadow``: move from django-celery-beat."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.celery.routing import queue_at
+from django_durable_tasks.command import recurring
+from django_durable_tasks.command.arguments import add_operations, count, moment
+from django_durable_tasks.command.subcommand import (
+    OK,
+    REFUSED,
+    UNHEALTHY,
+    Options,
+    Output,
+    Subcommand,
+    by_and_reason,
+    cell,
+    hidden,
+    refuse,
+    table,
+)
+from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
+from django_durable_tasks.contrib.beat.compare import Comparison
+from django_durable_tasks.contrib.beat.shadow_fires import Shadow
+from django_durable_tasks.contrib.beat.tables import (
+    DISABLED,
+    IN_SHADOW,
+    NOT_ALLOWED,
+    BeatRow,
+    BeatRowOver,
+    Import,
+    ImportContext,
+    NoBeatTables,
+    imported,
+)
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.operations.maintenance import IMPORT_BEAT as IMPORT_OPERATION
+from django_durable_tasks.schedules.options import columns
+from django_durable_tasks.schedules.schedule_cache import agenda_from
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_names import PLAIN_CELERY_TASK
+
+IMPORT, LISTED, OURS, OVER, REFUSE = "IMPORT", "NOT_DURABLE", "OURS", "OVER", "REFUSE"
+_IMPORT_COLUMNS = ("name", "task", "act", "begins", "next_here", "next_in_beat")
+
+
+@dataclass(slots=True)
+class BeatImportRow:
+    """One row of django-celery-beat: what the import does with it, and which differences it has."""
+
+    name: str
+    task: str
+    act: str
+    reason: str = ""
+    carried: bool = False
+    begins: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    here: list[datetime] = field(default_factory=list)
+    beat: list[datetime] | None = field(default_factory=list)
+    differences: tuple[str, ...] = ()
+
+
+def import_beat(options: Options, out: Output) -> int:
+    """Compare the fire times of each row of django-celery-beat with those of its import, and import
+    it.
+    """
+    recurring.load_declarations()
+    now, database = database_now(), options["database"]
+    rows = tables.rows(database, options["only"] or ())
+    _refuse_unknown(options["only"] or [], rows)
+    found = [_judged(row, now, options) for row in rows]
+    if not options["dry_run"]:
+        for one in found:
+            _import(one, options)
+    out.emit([_data_of_row(one) for one in found], _import_text(found))
+    _note(found, options, out)
+    return REFUSED if any(one.act == REFUSE for one in found) else OK
+
+
+def _refuse_unknown(wanted: Sequence[str], rows: Sequence[BeatRow]) -> None:
+    missing = sorted(set(wanted) - {row.name for row in rows})
+    if missing:
+        refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
+
+
+def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
+    durable, before = registry.find(given.task) is not None, importer.known(given.name)
+    row = _with_queue(compare.seen_by_beat(given)) if durable else compare.seen_by_beat(given)
+    found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
+    try:
+        importer.refuse_foreign(before)
+        fields = None if row.crontab is None else compare.fields_of(row.crontab)
+        on_redis = inspect.is_redis(inspect.read().transport)
+        become = imported(row, ImportContext(now, fields, durable, on_redis))
+        comparison = _compared_row(row, become, now)
+    except DurableTasksError as refused:
+        found.act, found.reason = OVER if isinstance(refused, BeatRowOver) else REFUSE, str(refused)
+        return found
+    found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
+    found.differences = (*become.remarks, *comparison.differences)
+    found.begins = _pause_reason(row, options, durable=durable) or "ACTIVE"
+    if before is not None and not row.enabled:
+        found.act, found.begins, found.reason = (
+            OURS,
+            str(before.status),
+            "it was imported and is switched off in beat",
+        )
+    elif not durable and not options["carry"]:
+        found.act, found.reason = (
+            LISTED,
+            "its task is no durable task; decorate it, or import it with --carry",
+        )
+    return found
+
+
+def _with_queue(row: BeatRow) -> BeatRow:
+    """Return the row with the queue to which its exchange and routing key lead, if there is one."""
+    exchange, routing_key = row.exchange, row.routing_key or None
+    queue = None if exchange is None and routing_key is None else queue_at(exchange, routing_key)
+    return (
+        row
+        if queue is None
+        else dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
+    )
+
+
+def _compared_row(row: BeatRow, become: Import, now: datetime) -> Comparison:
+    draft = RecurringTask(name=row.name, **{"start_time": now, **columns(row.name, become.options)})
+    return compare.compared(row, agenda_from(draft, None), now)
+
+
+def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
+    """Return why the imported schedule starts paused; empty if it does not."""
+    if not row.enabled:
+        return DISABLED
+    if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
+        return NOT_ALLOWED
+    return IN_SHADOW if options["paused"] else ""
+
+
+def _import(found: BeatImportRow, options: Options) -> None:
+    if found.act != IMPORT:
+        return
+    task, hold = (
+        PLAIN_CELERY_TASK if found.carried else found.task,
+        "" if found.begins == "ACTIVE" else found.begins,
+    )
+    beats = options["database"] if options["disable_in_beat"] else None
+    try:
+        row = IMPORT_OPERATION.perform(
+            found.name,
+            **by_and_reason(options),
+            task=task,
+            options=found.options,
+            hold=hold,
+            disable_in=beats,
+        ).value
+    except DurableTasksError as refused:
+        found.act, found.reason = REFUSE, str(refused)
+    else:
+        found.begins = row.status_reason or str(row.status)
+
+
+# Output -------------------------------------------------------------------------------------------
+
+
+def _data_of_row(found: BeatImportRow) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "options": hidden(found.options)}
+
+
+def _import_text(found: Sequence[BeatImportRow]) -> str:
+    rows = [
+        {
+            "name": one.name,
+            "task": one.task,
+            "act": one.act,
+            "begins": one.begins,
+            "next_here": one.here[0] if one.here else None,
+            "next_in_beat": "unknown" if one.beat is None else (one.beat[0] if one.beat else None),
+        }
+        for one in found
+    ]
+    blocks = [_block(one) for one in found if one.reason or one.differences]
+    return "\n".join([table(_IMPORT_COLUMNS, rows, "beat has no periodic tasks"), *blocks])
+
+
+def _block(found: BeatImportRow) -> str:
+    lines = [f"\n{found.name}"]
+    lines += [f"  {found.act}: {found.reason}"] if found.reason else []
+    lines += [f"  {difference}" for difference in found.differences]
+    if found.differences:
+        theirs = "unknown" if found.beat is None else ", ".join(map(cell, found.beat))
+        lines += [
+            f"  next here:    {', '.join(map(cell, found.here))}",
+            f"  next in beat: {theirs}",
+        ]
+    return "\n".join(lines)
+
+
+def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None:
+    imported_ = [one for one in found if one.act == IMPORT]
+    missing = sorted(
+        {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)}
+        - set(conf.settings().PLAIN_CELERY_TASKS)
+    )
+    if missing:
+        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
+        out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
+        out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
+    active = [one for one in imported_ if one.begins == "ACTIVE"]
+    if active and not options["disable_in_beat"]:
+        out.note(
+            f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
+            " it, switch them off there with --disable-in-beat, or import them --paused and"
+            " compare with `manage.py durable shadow`."
+        )
+    if options["dry_run"]:
+        out.note("Nothing was imported (--dry-run).")
+
+
+def _import_arguments(parser: ArgumentParser) -> None:
+    add_operations(parser, IMPORT_OPERATION)
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="only this periodic task; may be given often",
+    )
+    parser.add_argument(
+        "--carry",
+        action="store_true",
+        help="also rows whose task is no durable task: send its message",
+    )
+    parser.add_argument(
+        "--paused",
+        action="store_true",
+        help="new rows begin paused, to be compared with beat first",
+    )
+    parser.add_argument(
+        "--disable-in-beat",
+        action="store_true",
+        help="switch off in beat what fires here from now on",
+    )
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        default="default",
+        help="where beat's tables are (default: default)",
+    )
+
+
+IMPORT_BEAT = Subcommand(
+    name="import-beat",
+    operations=(IMPORT_OPERATION,),
+    examples=(
+        "import-beat --dry-run",
+        "import-beat --paused",
+        "import-beat --only nightly-report --disable-in-beat",
+        "import-beat --carry --format json",
+    ),
+    arguments=_import_arguments,
+    run=import_beat,
+)
+
+
+# ``durable shadow``: compares the fires that this package would have created with those of
+# django-celery-beat, before the switch.
+
+
+_SHADOW_COLUMNS = ("name", "matched", "only_here", "only_beat", "lag_median", "lag_most", "remark")
+_LISTED = 5
+
+
+def shadow(options: Options, out: Output) -> int:
+    """Compare a range once, or repeatedly until it is interrupted."""
+    tolerance = timedelta(seconds=options["tolerance"])
+    end = options["to"] or database_now() - tolerance
+    if options["watch"]:
+        return _watch(options, out, end, tolerance)
+    start = options["from"] or shadow_fires.recorded_since()
+    if start is None:
+        refuse(
+            "No fires of Celery beat were recorded: call listener.listen() in the settings of"
+            " the process that runs it."
+        )
+    if start > end:
+        refuse(
+            f"--from {start.isoformat()} is after the end, {end.isoformat()} (now less the"
+            " tolerance)."
+        )
+    found = _compared_fires(options, start, end, tolerance)
+    out.emit(
+        {
+            "from": start,
+            "to": end,
+            "tolerance": options["tolerance"],
+            "schedules": [_data_of_shadow(one) for one in found],
+        },
+        _shadow_text(found, options["all"]),
+    )
+    return UNHEALTHY if any(one.differs for one in found) else OK
+
+
+def _compared_fires(
+    options: Options, start: datetime, end: datetime, tolerance: timedelta
+) -> list[Shadow]:
+    return shadow_fires.compare(
+        start, end, tolerance, names=options["name"] or (), live=_live(options["database"])
+    )
+
+
+def _live(database: str) -> list[str] | None:
+    """Return the names that are enabled in django-celery-beat; None if its tables do not exist."""
+    try:
+        return [row.name for row in tables.rows(database) if row.enabled]
+    except NoBeatTables:
+        return None
+
+
+def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta) -> int:
+    out.note(f"Comparing every {options['every']} s; stop it with Ctrl-C.")
+    differed = False
+    try:
+        while True:
+            _wait(options["every"])
+            end = database_now() - tolerance
+            for one in _compared_fires(options, start + timedelta(microseconds=1), end, tolerance):
+                if one.differs:
+                    differed = True
+                    out.emit(_data_of_shadow(one), _line(one))
+            start = end
+    except KeyboardInterrupt:
+        return UNHEALTHY if differed else OK
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+# Output -------------------------------------------------------------------------------------------
+
+
+def _data_of_shadow(found: Shadow) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "differs": found.differs}
+
+
+def _shadow_text(found: Sequence[Shadow], everything: bool) -> str:
+    shown = [one for one in found if everything or one.differs]
+    rows = [
+        {
+            **dataclasses.asdict(one),
+            "only_here": len(one.only_here),
+            "only_beat": len(one.only_beat),
+        }
+        for one in shown
+    ]
+    head = f"{len(found)} schedules compared, {sum(one.differs for one in found)} differ"
+    return "\n".join(
+        [
+            head,
+            *([table(_SHADOW_COLUMNS, rows)] if rows else []),
+            *(_line(one) for one in shown if one.differs),
+        ]
+    )
+
+
+def _line(found: Shadow) -> str:
+    sentences = [
+        f"{who} alone: {_some(times)}"
+        for who, times in (("here", found.only_here), ("beat", found.only_beat))
+        if times
+    ]
+    return f"{found.name}: {'; '.join([*sentences, *([found.remark] if found.remark else [])])}"
+
+
+def _some(times: Sequence[datetime]) -> str:
+    more = f" and {len(times) - _LISTED} more" if len(times) > _LISTED else ""
+    return ", ".join(map(cell, times[:_LISTED])) + more
+
+
+def _shadow_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--from", type=moment, metavar="INSTANT", help="ISO 8601 (default: the first recorded fire)"
+    )
+    parser.add_argument(
+        "--to", type=moment, metavar="INSTANT", help="ISO 8601 (default: now, less the tolerance)"
+    )
+    parser.add_argument(
+        "--name", action="append", metavar="NAME", help="only this schedule; may be given often"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=count,
+        default=30,
+        metavar="SECONDS",
+        help="how far apart two fires are one",
+    )
+    parser.add_argument("--all", action="store_true", help="show schedules that do not differ, too")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="keep running and print each difference when it is found",
+    )
+    parser.add_argument(
+        "--every", type=count, default=60, metavar="SECONDS", help="how often --watch looks"
+    )
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        default="default",
+        help="where beat's tables are (default: default)",
+    )
+
+
+SHADOW = Subcommand(
+    name="shadow",
+    summary="compare what beat fired with what would have fired here, paused schedules included",
+    examples=(
+        "shadow",
+        "shadow --from 2026-11-20T00:00:00Z --to 2026-11-21T00:00:00Z --all",
+        "shadow --name nightly-report --tolerance 5 --format json",
+        "shadow --watch --every 60",
+    ),
+    arguments=_shadow_arguments,
+    run=shadow,
+)

@@ -1,0 +1,1 @@
+"""Edges, joins and references between tasks, their resolution, and the replay of graphs."""

@@ -1,0 +1,442 @@
+"""Resolves the dependents of ended tasks, and gives them the results of their upstreams."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from django.db.models import Exists, OuterRef
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.choices import TERMINAL, LogStatus, Status
+from django_durable_tasks.dependencies import edges
+from django_durable_tasks.dependencies.joins import (
+    DELETED,
+    EdgeCounts,
+    EdgeOutcome,
+    JoinDecision,
+    edge_outcome,
+    join_decision,
+    needed,
+)
+from django_durable_tasks.dependencies.references import check_size, referred, resolved
+from django_durable_tasks.encryption import decrypted, stored_value
+from django_durable_tasks.models import EndingEvent, Task, TaskDependency
+from django_durable_tasks.models.workflows import EndingEventQuerySet
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.inserts import place
+from django_durable_tasks.states.transitions import BlockedDependent
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX
+from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
+from django_durable_tasks.task_values import Run
+
+# Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.
+#
+# One batch is one transaction. Ending events are locked with SKIP LOCKED, upstreams and dependents
+# together in primary-key order. Each edge gets its outcome once, and what a dependent still needs
+# is counted under its lock (READ COMMITTED, PostgreSQL documentation 13.2.1). An event that is
+# processed twice, or by two processes at once, therefore changes nothing more. Skipping a
+# dependent inserts an ending event, so a cascade advances one level per batch.
+
+
+SMALL = 100
+"""A worker resolves the ending of its task itself if that has at most this many dependents ..."""
+FEW = 64
+"""... and none of them waits for more upstreams than this; the leader resolves the others."""
+_EDGES = 2_000
+
+
+@dataclass(slots=True)
+class ResolveResult:
+    """The result of one batch.
+
+    ``events``: how many ending events it processed. ``moved``: how many dependents changed their
+    status. ``messages``: what the caller publishes after the commit. ``left``: whether the leader
+    has to continue.
+    """
+
+    events: int = 0
+    moved: int = 0
+    messages: list[TaskMessage] = field(default_factory=list)
+    left: bool = False
+
+    def add(self, other: ResolveResult) -> None:
+        """Add the result of another batch."""
+        self.events, self.moved = self.events + other.events, self.moved + other.moved
+        self.messages, self.left = self.messages + other.messages, self.left or other.left
+
+
+_isolation = Isolation[uuid.UUID]("ending of task")
+
+
+def resolve_endings(limit: int) -> ResolveResult:
+    """Resolve the dependents of one batch of endings; call again until ``events`` is 0.
+
+    The caller publishes ``messages``. A task whose dependents cannot be changed is postponed.
+    The others are resolved.
+    """
+    unresolved = edges.endings().unresolved().exclude(task_id__in=_isolation.postponed())
+    events: dict[uuid.UUID, list[int]] = {}
+    for event, task_id in unresolved.values_list("pk", "task_id")[:limit]:
+        events.setdefault(task_id, []).append(event)
+    if not events:
+        return ResolveResult()
+    whole = ResolveResult()
+    for done in _isolation.batch(
+        lambda: _resolve_met([*chain(*events.values())], (), ()),
+        lambda: list(events),
+        lambda task_id: _resolve_met(events[task_id], (), ()),
+    ):
+        whole.add(done)
+    return whole
+
+
+def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
+    """Resolve the dependents of one ended task, unless the limits SMALL or FEW are exceeded."""
+    waiting = transitions.blocked_dependents(task_id, SMALL + 1)
+    if waiting is None:
+        return _resolve_small(task_id)
+    if not waiting or len(waiting) > SMALL or any(one.unresolved > FEW for one in waiting):
+        return ResolveResult(left=bool(waiting))
+    ready = [one for one in waiting if one.unresolved == 1 and one.is_due]
+    # Before ``is_limited``, because ``is_open`` may reload the limits that ``is_limited`` reads.
+    queues = _open_queues(ready)
+    limited = {
+        one.name
+        for one in waiting
+        if ports.fast_path.is_limited(one.name, one.queue, one.tenant_id)
+    }
+    return _resolve_met(waiting[0].ending_events, queues, limited)
+
+
+def _open_queues(ready: Sequence[BlockedDependent]) -> set[str]:
+    """Return the queues of these tasks in which released tasks may be published at once."""
+    settings = conf.settings()
+    if not settings.FAST_PATH or len(ready) > FAST_PATH_MAX or not ports.broker_open():
+        return set()
+    return {
+        one.queue for one in ready if ports.fast_path.is_open(one.name, one.queue, one.tenant_id)
+    }
+
+
+def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
+    mine = list(edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True))
+    if not mine:
+        return ResolveResult()
+    waiting = edges.edges().below([task_id]).without_outcome().order_by()
+    counts = list(
+        waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
+    )
+    if len(counts) > SMALL or any(number > FEW for number in counts):
+        return ResolveResult(left=True)
+    return _resolve(edges.endings().unresolved().filter(pk__in=mine), len(mine))
+
+
+def _resolve_met(
+    events: Sequence[int], queues: Iterable[str], limited: Iterable[str]
+) -> ResolveResult:
+    """Resolve these events by one SQL statement if the database has one, the rest by the ORM.
+
+    Released tasks of ``queues`` are published at once unless their names are in ``limited``.
+    """
+    done = retry_on_deadlock(transitions.release_met)(
+        events, _EDGES, list(queues), list(limited), conf.settings().REPUBLISH_AFTER
+    )
+    if done is None:
+        return _resolve(edges.endings().unresolved().filter(pk__in=list(events)), len(events))
+    found = ResolveResult(
+        events=done.events,
+        moved=done.moved,
+        messages=transitions.messages_for(done.queued),
+        left=done.more,
+    )
+    if done.left and not done.more:
+        rest = _resolve(edges.endings().unresolved().filter(pk__in=list(done.left)), len(done.left))
+        found.moved += rest.moved
+        found.messages += rest.messages
+    return found
+
+
+def resolve_given_endings(events: Iterable[int]) -> ResolveResult:
+    """Resolve these ending events, for an operation that follows its effects to the end.
+
+    Only the ORM form is used, because the operation records which tasks the transitions change.
+    """
+    return _resolve(edges.endings().unresolved().filter(pk__in=list(events)), _EDGES)
+
+
+@retry_on_deadlock
+def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
+    found = list(queryset.values_list("pk", flat=True)[:limit])
+    if not found:
+        return ResolveResult()
+    with tables.atomic():
+        # Locked by the primary key alone: MariaDB would keep the lock of another index's entry for
+        # an event that it skips.
+        locked = (
+            edges.endings().filter(pk__in=found).order_by("pk").select_for_update(skip_locked=True)
+        )
+        events = [event for event in locked if not event.resolved]
+        upstreams = _current_upstreams(events)
+        waiting = edges.edges().below(upstreams).without_outcome().order_by("task", "pk")
+        dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
+        rows = transitions.lock_rows([*upstreams, *dependents])
+        outcomes = _outcomes([event for event in events if event.task_id in upstreams], rows)
+        resolved = _resolve_edges(outcomes, set(dependents), rows)
+        done = reevaluate_joins(rows, set(dependents) & set(resolved), resolved)
+        if len(dependents) < _EDGES:
+            _close(events)
+        done.events = len(events)
+    return done
+
+
+def _current_upstreams(events: Sequence[EndingEvent]) -> set[uuid.UUID]:
+    """Return the tasks of these events whose epoch is still that of the event.
+
+    The ending of a task that has been replayed since is not resolved anymore.
+    """
+    keys = {event.task_id for event in events}
+    epochs = dict(tables.tasks().filter(pk__in=keys).values_list("pk", "epoch"))
+    return {
+        event.task_id for event in events if epochs.get(event.task_id, event.epoch) == event.epoch
+    }
+
+
+def _outcomes(
+    events: Iterable[EndingEvent], rows: Mapping[uuid.UUID, Task]
+) -> dict[uuid.UUID, str]:
+    """Return the status in which each upstream ended, by its row.
+
+    For a task that was deleted before its ending was resolved, the last event has the status.
+    """
+    found: dict[uuid.UUID, str] = {}
+    for event in sorted(events, key=lambda event: event.epoch):
+        row = rows.get(event.task_id)
+        if row is None:
+            found[event.task_id] = event.status
+        elif row.epoch == event.epoch and row.status in TERMINAL:
+            found[event.task_id] = row.status
+    return found
+
+
+Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, EdgeOutcome]]]
+"""The edges that a batch resolved, for each dependent."""
+
+
+def _resolve_edges(
+    outcomes: Mapping[uuid.UUID, str], dependents: set[uuid.UUID], rows: Mapping[uuid.UUID, Task]
+) -> dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]]:
+    resolved: dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]] = {}
+    writes: dict[int, tuple[str, EdgeOutcome]] = {}
+    for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
+        dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
+        policy = edge.on_upstream_failure or (dependent.on_upstream_failure if dependent else "")
+        verdict = edge_outcome(edge.dependency_type, outcome, policy)
+        writes[edge.pk] = outcome, verdict
+        edge.outcome = outcome
+        resolved.setdefault(edge.task_id, []).append((edge, verdict))
+    edges.write_outcomes(writes)
+    return resolved
+
+
+def _close(events: Iterable[EndingEvent]) -> None:
+    """Delete events that are not needed anymore; keep those that a workflow has to count."""
+    counted = [event.pk for event in events if event.workflow_id is not None and event.delta]
+    edges.endings().filter(pk__in=counted).update(resolved=True)
+    edges.endings().filter(
+        pk__in=[event.pk for event in events if event.pk not in set(counted)]
+    ).delete()
+
+
+def reevaluate_joins(
+    rows: Mapping[uuid.UUID, Task],
+    dependents: Iterable[uuid.UUID],
+    resolved: Resolved,
+) -> ResolveResult:
+    """Count what these locked tasks still need, and release, skip or fail those that are decided.
+
+    ``resolved``: the edges of each dependent that this batch resolved; ``rows`` may also contain
+    the upstreams that are the cause.
+    """
+    waiting = [
+        rows[key]
+        for key in sorted(dependents)
+        if key in rows and rows[key].status == Status.BLOCKED
+    ]
+    tallies = _tallies(waiting, resolved)
+    by_decision: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
+    for row in waiting:
+        by_decision[
+            join_decision(row.join_count, tallies[row.pk], _policy(row, resolved.get(row.pk, ())))
+        ].append(row)
+    transitions.set_needed(
+        {row.pk: needed(row.join_count, tallies[row.pk]) for row in by_decision[JoinDecision.STAY]}
+    )
+    messages = release(by_decision[JoinDecision.RELEASE])
+    doomed = by_decision[JoinDecision.SKIP] + by_decision[JoinDecision.FAIL]
+    found = {row.pk: _cause(row, resolved.get(row.pk, ()), rows) for row in doomed}
+    reasons = {key: reason for key, (reason, _) in found.items()}
+    causes = {key: cause for key, (_, cause) in found.items()}
+    transitions.skip_blocked(
+        [(row.pk, row.epoch) for row in by_decision[JoinDecision.SKIP]], reasons, causes
+    )
+    _fail(by_decision[JoinDecision.FAIL], reasons, causes)
+    return ResolveResult(
+        moved=len(waiting) - len(by_decision[JoinDecision.STAY]), messages=messages
+    )
+
+
+def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, EdgeCounts]:
+    """Count the edges of each task.
+
+    For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
+    an edge that was unmet before this batch is not BLOCKED, so all unmet ones are in ``resolved``.
+    """
+    brief = [row.pk for row in waiting if row.join_count is None and row.pk in resolved]
+    some = [row.pk for row in waiting if row.join_count is not None or row.pk not in resolved]
+    found = edges.tallies(some) if some else {}
+    every = edges.open_tallies(brief)
+    for row in waiting:
+        if row.join_count is None and row.pk in resolved:
+            open_ones = every.get(row.pk, EdgeCounts())
+            unmet = sum(
+                1 for _, verdict in resolved.get(row.pk, ()) if verdict.resolved and not verdict.met
+            )
+            found[row.pk] = EdgeCounts(
+                unresolved=open_ones.unresolved, gates=open_ones.gates, unmet=unmet
+            )
+    return {row.pk: found.get(row.pk, EdgeCounts()) for row in waiting}
+
+
+def _policy(row: Task, resolved: Sequence[tuple[TaskDependency, EdgeOutcome]]) -> str:
+    unmet = [verdict.policy for _, verdict in resolved if verdict.resolved and not verdict.met]
+    return unmet[0] if unmet else row.on_upstream_failure
+
+
+def _cause(
+    row: Task,
+    resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
+    rows: Mapping[uuid.UUID, Task],
+) -> tuple[str, uuid.UUID]:
+    """Return the reason why a dependent cannot run, as text, and the id of the first cause."""
+    unmet = (edge for edge, verdict in resolved if verdict.resolved and not verdict.met)
+    edge = next(unmet, None) or edges.first_unmet(row.pk)
+    upstream = rows.get(edge.upstream_id) or tables.tasks().filter(pk=edge.upstream_id).first()
+    name = str(edge.depends_on_id) if upstream is None else upstream.step or upstream.name
+    cause = edge.upstream_id if upstream is None or upstream.cause is None else upstream.cause
+    return f"upstream {name} ended {edge.outcome}"[:200], cause
+
+
+def release(rows: Sequence[Task]) -> list[TaskMessage]:
+    """Release locked BLOCKED tasks; return the messages of those that may be published at once."""
+    settings = conf.settings()
+    published = (
+        [row for row in rows if _may_publish_at_once(row)][:FAST_PATH_MAX]
+        if settings.FAST_PATH
+        else []
+    )
+    keys = {row.pk for row in published}
+    transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in keys])
+    if not published:
+        return []
+    transitions.release_and_publish(
+        [(row.pk, row.epoch) for row in published], settings.REPUBLISH_AFTER
+    )
+    return transitions.messages_for(transitions.claimed_tasks(tables.tasks().filter(pk__in=keys)))
+
+
+def _may_publish_at_once(row: Any) -> bool:
+    in_time = row.run_at <= row.read_at and row.expires_at is None and row.overlap_key is None
+    return (
+        in_time
+        and not row.in_batch
+        and ports.broker_open()
+        and ports.fast_path.is_open(row.name, row.queue, row.tenant_id)
+    )
+
+
+def _fail(
+    rows: Sequence[Task], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
+) -> None:
+    if not rows:
+        return
+    transitions.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
+    whole = tables.tasks().filter(pk__in=[row.pk for row in rows]).order_by("pk")
+    attempt_log.open_dead_letters(
+        [
+            (
+                attempt_log.AttemptResult(
+                    task=row,
+                    log=LogStatus.FAILED,
+                    outcome=Outcome(
+                        kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"
+                    ),
+                ),
+                "UPSTREAM",
+            )
+            for row in whole
+        ]
+    )
+
+
+def find_deleted(past: int, limit: int) -> int:
+    """Insert ending events of deleted upstreams, among ``limit`` unresolved edges after ``past``.
+
+    Return the id of the last edge that was read, or 0 if there are none left. A task that is
+    deleted with SQL inserts no event.
+    """
+    window = edges.edges().unresolved().filter(depends_on__isnull=False, pk__gt=past).order_by("pk")
+    page = list(window.values_list("pk", flat=True)[:limit])
+    if not page:
+        return 0
+    upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
+    orphaned = edges.edges().filter(pk__in=page).filter(~Exists(upstream), outcome__isnull=True)
+    edges.insert_events_again(
+        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, DELETED))
+    )
+    return page[-1]
+
+
+# Decrypts arguments, and replaces references in them by results, when a task function starts.
+
+
+# Bytes, as JSON, of the results to which the arguments of one task refer. A worker reads all of
+# them into its memory before it starts the task.
+_REFERENCES_MAX_BYTES = 1_048_576
+
+
+def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
+    """Return the decrypted arguments of a run. Raises EncryptionError."""
+    return _decrypted(run, "args", run.args), _decrypted(run, "kwargs", run.kwargs)
+
+
+def _decrypted(run: Run, column: str, value: Any) -> Any:
+    if stored_value(value) is None:
+        return value  # without the description of the place, which takes longer than the check
+    return decrypted(value, place(run.tenant_id, column, run.task_id))
+
+
+def resolve_references(
+    args: list[Any], kwargs: dict[str, Any], tenant_id: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments with results instead of references, None for a task without success and
+    for the task of another tenant.
+
+    Raises ResultTooLarge if the results together are larger than 1 MiB, and
+    InvalidReference if a result does not have the referenced part.
+    """
+    references = referred(args) | referred(kwargs)
+    ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
+    results = {
+        task_id: decrypted(result, place(tenant_id, "result", task_id))
+        for task_id, result in ended.values_list("pk", "result")
+    }
+    check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
+    return resolved(args, results), resolved(kwargs, results)

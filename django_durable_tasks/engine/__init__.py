@@ -1,1 +1,0 @@
-"""Performs the operations on tasks, each in one transaction. Imports no Celery."""

@@ -1,0 +1,189 @@
+"""The durable tasks of the package that send no request of a user: bulk operations, ends of
+workflows, maps, plain Celery tasks, verification and the watchdog.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django_durable_tasks import conf
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.tasks import RequestOfRun
+from django_durable_tasks.celery import context, plain_messages
+from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import (
+    DeliveryFailed,
+    DurableTasksError,
+    InvalidOption,
+    InvalidTarget,
+    QuotaExceeded,
+)
+from django_durable_tasks.masking import masked_url
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.targets.http_request import http_request
+from django_durable_tasks.task_names import (
+    BULK_OPERATION_TASK,
+    PLAIN_CELERY_TASK,
+    VERIFY_TASK,
+    WATCHDOG_TASK,
+)
+from django_durable_tasks.tenants import bulk_operations, quotas
+from django_durable_tasks.verify import runner
+from django_durable_tasks.workflows.builder import END, MAP, STARMAP
+
+# ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
+# step.
+
+
+@durable_task(name=BULK_OPERATION_TASK, bind=True, backoff_max=300)
+def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
+    """Perform the remaining steps; a cancellation takes effect between two steps."""
+    # Of the task's tenant only, so that a client cannot name the operation of another one.
+    tenant_id = self.durable.tenant.pk
+    while True:
+        self.durable.check()
+        try:
+            step = bulk_operations.advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
+        except QuotaExceeded as refused:
+            quotas.refused(tenant_id, refused.quota, str(refused))
+            raise
+        self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
+        if step.is_last:
+            return {"matched": step.matched, "changed": step.changed, "failed": step.failed}
+
+
+# ``django_durable_tasks.end_of_workflow``: the last step of a sub-workflow. It runs when all other
+# tasks of the sub-workflow have ended, and tasks that depend on the sub-workflow depend on it.
+
+
+@durable_task(name=END)
+def end_of_workflow(**results: Any) -> dict[str, Any]:
+    """Return the results of the last tasks of the sub-workflow, by step."""
+    return results
+
+
+# ``django_durable_tasks.map`` and ``django_durable_tasks.starmap`` run the ``map`` and ``starmap``
+# of a canvas that was converted to a workflow.
+#
+# One task calls the function for all items, one after another. A retry begins with the first item
+# again.
+
+
+@durable_task(name=MAP)
+def call_for_each(task: str, it: Sequence[Any]) -> list[Any]:
+    """Call the durable task with each item as its only argument; return the list of results."""
+    return context.called_for_each(task, it, spread=False)
+
+
+@durable_task(name=STARMAP)
+def call_with_each(task: str, it: Sequence[Sequence[Any]]) -> list[Any]:
+    """Call the durable task with each item as its list of arguments; return the list of results."""
+    return context.called_for_each(task, it, spread=True)
+
+
+# ``django_durable_tasks.plain_celery_task`` sends a Celery task that is not durable. Schedules
+# that were imported from beat use it.
+#
+# It succeeds when the message has been sent. The result of the Celery task is not recorded; use a
+# durable task for that.
+
+
+class CeleryTaskNotAllowed(DurableTasksError):
+    """DURABLE_TASKS['PLAIN_CELERY_TASKS'] does not allow this Celery task to be sent."""
+
+
+@durable_task(name=PLAIN_CELERY_TASK, bind=True, give_up_on=(CeleryTaskNotAllowed,))
+def send_plain_celery_task(
+    self: Any,
+    task: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Send a task that PLAIN_CELERY_TASKS allows. A retry sends the message again with the same
+    Celery id. Raises CeleryTaskNotAllowed.
+    """
+    if task not in conf.settings().PLAIN_CELERY_TASKS:
+        raise CeleryTaskNotAllowed(
+            f"{task!r} is not in DURABLE_TASKS['PLAIN_CELERY_TASKS']: add its name there to"
+            " allow it."
+        )
+    celery_id = plain_messages.send_plain_task(
+        task, args, kwargs or {}, options or {}, self.durable.idempotency_key
+    )
+    return {"status": "SENT", "task": task, "celery_id": celery_id}
+
+
+# ``django_durable_tasks.verify`` runs the checks of ``durable verify`` at the times of
+# VERIFY_CRON. It repairs nothing.
+
+
+logger = logging.getLogger("django_durable_tasks.verify")
+_LOGGED = 20
+
+
+class VerificationIncomplete(DurableTasksError):
+    """Some of the tables could not be read, so their state is unknown."""
+
+
+@durable_task(name=VERIFY_TASK, bind=True, max_attempts=3)
+def audit(self: Any) -> dict[str, Any]:
+    """Run all checks. Log the findings as errors and return their numbers. Raises
+    VerificationIncomplete.
+    """
+    answers = runner.verify(
+        progress=lambda table, part: self.durable.progress(round(100 * part), 100, table)
+    )
+    wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
+    for finding in [finding for one in answers for finding in one.findings][:_LOGGED]:
+        logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
+    if wrong:
+        logger.error(
+            "%d findings in total. Run `manage.py durable verify` to list them.",
+            sum(wrong.values()),
+        )
+    unread = {one.check.name: one.error for one in answers if one.error}
+    if unread:
+        raise VerificationIncomplete(
+            "; ".join(f"{name}: {error}" for name, error in unread.items())
+        )
+    return {"checks": len(answers), "findings": sum(wrong.values()), "by_check": wrong}
+
+
+# ``django_durable_tasks.watchdog`` sends a request to WATCHDOG_URL.
+#
+# A scheduler creates it each minute. If no scheduler or no worker runs, the requests stop, and the
+# external monitor behind the URL alarms.
+
+
+_ATTEMPTS, _PAUSE = 3, 5
+
+
+@durable_task(
+    name=WATCHDOG_TASK,
+    bind=True,
+    max_attempts=_ATTEMPTS,
+    backoff="FIXED",
+    backoff_base=_PAUSE,
+    priority=9,
+    give_up_on=(DeliveryFailed, InvalidTarget),
+)
+def watchdog(self: Any) -> dict[str, Any]:
+    """Send the request. A POST contains how many seconds the task waited for its start."""
+    live, settings = process_runs.current(), conf.settings()
+    if live is None:
+        raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
+    if settings.WATCHDOG_URL is None:
+        return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
+    waited = (estimated_now() - live.run.scheduled_for).total_seconds()
+    arguments: dict[str, Any] = {"url": settings.WATCHDOG_URL, "method": settings.WATCHDOG_METHOD}
+    if settings.WATCHDOG_METHOD == "POST":
+        arguments["body"] = {"task_id": str(live.run.task_id), "waited": round(waited, 3)}
+    request = http_request(arguments, http.limits())
+    shown = masked_url(request.url.origin + request.url.path)
+    answer = RequestOfRun(live, request, None, shown).sent()
+    return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}

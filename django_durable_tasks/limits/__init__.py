@@ -1,0 +1,1 @@
+"""Concurrency and rate limits, back-pressure, and overlapping runs."""

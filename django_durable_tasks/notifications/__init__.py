@@ -1,0 +1,1 @@
+"""Notification settings, the delivery of their messages, alerts, and the watchdog."""

@@ -1,0 +1,650 @@
+"""Notification settings, the delivery of their events, alerts, and the watchdog."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import Count, F, Q
+
+from django_durable_tasks import conf, process_state, registry
+from django_durable_tasks.audit import encrypted_mark, recorded
+from django_durable_tasks.choices import EventType, RecurringStatus
+from django_durable_tasks.cluster import queues, status
+from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
+from django_durable_tasks.masking import shortened
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Alert,
+    Node,
+    NotificationEvent,
+    NotificationSetting,
+    Tenant,
+)
+from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.notifications import AlertQuerySet, NotificationEventQuerySet
+from django_durable_tasks.notifications.messages import (
+    SHOWN,
+    EventFacts,
+    NotificationContent,
+    check_together,
+    checked_config,
+    checked_values,
+    merged_config,
+    shown_config,
+)
+from django_durable_tasks.outbox.capture import (
+    OccurredEvent,
+    RecentSubscriptions,
+    Subscriptions,
+    notification_events,
+    record_events,
+    settings_rows,
+    subscription_of,
+    subscriptions,
+)
+from django_durable_tasks.outbox.events import (
+    AlertData,
+    AlertKind,
+    EventSubject,
+    NotificationTestData,
+)
+from django_durable_tasks.schedules.lifecycle import recurring
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.targets.addresses import address_policy
+from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue, operator_actions
+from django_durable_tasks.tasks.explanations import comment
+from django_durable_tasks.tasks.new_task import Call, new_task
+from django_durable_tasks.tasks.options import CallOptions
+
+# Creates, changes and deletes notification settings, and records the result of deliveries.
+
+
+logger = logging.getLogger("django_durable_tasks.notifications")
+_DESTINATION = ("delivery_type", "delivery_config")
+_NOT_AUDITED = frozenset(
+    {
+        *("id", "tenant", "revision", "collecting", "updated_at", "updated_by", "reason"),
+        *("delivery_config", "encryption_key"),
+    }
+)
+_AUDITED = "notification setting"
+_MADE_DUE = 5_000
+# Settings of one tenant. Each event is compared with all of them.
+_SETTINGS_MAX = 100
+SENT, RETRYING, FAILED = "SENT", "RETRYING", "FAILED"
+
+
+def create_setting(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any) -> Any:
+    """Create a setting and return it. Raises InvalidOption, or TransitionRefused if the tenant has
+    one of this name or 100 settings.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    missing = [one for one in ("name", *_DESTINATION) if one not in values]
+    if missing:
+        raise InvalidOption(f"{missing[0]} is missing: a notification setting needs it.")
+    row = NotificationSetting(tenant_id=tenant_id)
+    checked = _checked(row, values)
+    config = checked.pop("delivery_config")
+    for name, value in checked.items():
+        setattr(row, name, value)
+    row.updated_by, row.reason = by[:200], reason[:500]
+    try:
+        with recorded("tenant.create_notification_setting", by=by, reason=reason) as entry:
+            # The tenant is locked, so that concurrent calls do not exceed the maximum.
+            tenants = Tenant.objects.using(tables.database())
+            tables.locked_for_change(tenants).get(pk=tenant_id)
+            if settings_rows().for_tenant(tenant_id).count() >= _SETTINGS_MAX:
+                raise TransitionRefused(
+                    f"The tenant has {_SETTINGS_MAX} notification settings, the most that are"
+                    " allowed: delete one first."
+                )
+            settings_rows().bulk_create([row])
+            found = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            # A ciphertext is bound to the id, which is known only after the insert.
+            settings_rows().filter(pk=found.pk).update(**_set_config(found, config))
+            entry.changed(_AUDITED, found.pk, {}, _shown(found), tenant_id)
+    except IntegrityError:
+        raise TransitionRefused(
+            f"name={row.name!r}: the tenant has a notification setting of this name."
+        ) from None
+    process_state.of(RecentSubscriptions).expire()
+    return found
+
+
+def change_setting(
+    row: NotificationSetting,
+    *,
+    revision: int | None = None,
+    by: str = "",
+    reason: str = "",
+    **values: Any,
+) -> NotificationSetting:
+    """Change a setting and return it as it is now.
+
+    A ``delivery_config`` that is the masked form of the present one leaves it unchanged. Messages
+    that wait for the end of a period or of quiet hours become due now if these were changed. Raises
+    InvalidOption, and TransitionRefused if the setting was deleted or has another revision.
+    """
+    with recorded("notification_setting.change", by=by, reason=reason) as entry:
+        rows = tables.locked_for_change(settings_rows().filter(pk=row.pk))
+        present = rows.first()
+        if present is None or (revision is not None and present.revision != revision):
+            raise TransitionRefused(
+                f"Notification setting {row.name!r} was changed or deleted meanwhile: read it"
+                " again."
+            )
+        before = _shown(present)
+        checked = _checked(present, values)
+        if not checked.get("enabled", True):
+            checked["collecting"] = None
+        if "delivery_config" in checked:
+            checked |= _set_config(present, checked["delivery_config"])
+        settings_rows().filter(pk=present.pk).update(
+            **checked,
+            revision=F("revision") + 1,
+            updated_at=DatabaseNow(),
+            updated_by=by[:200],
+            reason=reason[:500],
+        )
+        changed = settings_rows().get(pk=present.pk)
+        if _times(changed) != _times(present):
+            _make_due(changed.pk)
+        entry.changed(_AUDITED, row.pk, before, _shown(changed), present.tenant_id)
+    process_state.of(RecentSubscriptions).expire()
+    found: NotificationSetting = changed
+    return found
+
+
+def _shown(row: NotificationSetting) -> dict[str, Any]:
+    """Return the values of a setting for an audit entry, without secrets of its destination."""
+    names = (one.name for one in row._meta.concrete_fields if not one.name.startswith("last_"))
+    values = {name: getattr(row, name) for name in names if name not in _NOT_AUDITED}
+    if row.encryption_key is not None:
+        return {**values, "delivery_config": encrypted_mark(undecrypted(row, "delivery_config"))}
+    return {**values, "delivery_config": row.shown_config}
+
+
+def _set_config(row: NotificationSetting, config: dict[str, Any]) -> dict[str, Any]:
+    """Set the destination of a row that has an id; return the columns to write."""
+    row.delivery_config = config
+    stored = stored_columns(row)
+    for name, value in stored.items():
+        setattr(row, name, value)
+    return stored
+
+
+def _times(row: NotificationSetting) -> tuple[Any, ...]:
+    return row.digest, row.quiet_from, row.quiet_until, row.time_zone
+
+
+def _make_due(setting_id: int) -> None:
+    """Make waiting events due, at most _MADE_DUE; the others stay due at their time.
+
+    Events that the leader's job has locked are skipped: it locks events before their settings.
+    """
+    waiting = notification_events().filter(
+        setting_id=setting_id, delivery__isnull=True, due_at__gt=DatabaseNow()
+    )
+    free = waiting.order_by("due_at", "id").select_for_update(skip_locked=True)
+    ids = list(free.values_list("pk", flat=True)[:_MADE_DUE])
+    notification_events().filter(pk__in=ids).update(due_at=DatabaseNow())
+
+
+def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that a change writes; raises InvalidOption."""
+    plain = {name: value for name, value in values.items() if name not in _DESTINATION}
+    checked = checked_values(plain)
+    if checked.get("on_alert") and row.tenant_id != DEFAULT_TENANT_ID:
+        raise InvalidOption(
+            "on_alert=True: alerts are about the whole installation, which only settings of the"
+            " default tenant may follow."
+        )
+    names = ("quiet_from", "quiet_until")
+    check_together({name: checked.get(name, getattr(row, name)) for name in names})
+    if any(name in values for name in _DESTINATION):
+        checked |= _destination(row, values)
+    return checked
+
+
+def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
+    kind = values.get("delivery_type", row.delivery_type)
+    if "delivery_config" not in values:
+        if kind == row.delivery_type:
+            return {}
+        # A URL must not become readable by a type whose masks show more of it.
+        raise InvalidOption(f"delivery_config is missing: delivery_type={kind!r} needs a new one.")
+    known = _known_config(row)
+    given = values["delivery_config"]
+    merged = merged_config(kind, given, row.delivery_type, known)
+    slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
+    config = checked_config(
+        kind,
+        merged,
+        policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
+        allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
+    )
+    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
+    if kind == row.delivery_type and given == shown_config(kind, known):
+        return {}
+    return {"delivery_type": kind, "delivery_config": config}
+
+
+def _known_config(row: NotificationSetting) -> dict[str, Any]:
+    """Return the present destination; empty if it cannot be decrypted, so that it can be
+    replaced.
+    """
+    try:
+        known: dict[str, Any] = row.delivery_config
+    except EncryptionError:
+        return {}
+    return known
+
+
+def remove_setting(rows: Sequence[NotificationSetting], *, by: str = "", reason: str = "") -> int:
+    """Delete settings; return how many. Messages that were not sent are not sent any more."""
+    with recorded("notification_setting.delete", by=by, reason=reason) as entry:
+        deleted = settings_rows().filter(pk__in=[row.pk for row in rows]).delete()[0]
+        for row in rows if deleted else ():
+            entry.changed(_AUDITED, row.pk, _shown(row), {}, row.tenant_id)
+    process_state.of(RecentSubscriptions).expire()
+    for row in rows if deleted else ():
+        logger.info("%s.", comment(f"Notification setting {row.name!r} was deleted", by, reason))
+    return deleted
+
+
+def disable_setting(setting_id: int, reason: str) -> None:
+    """Disable a setting whose receiver wants no more messages."""
+    disabled = (
+        settings_rows()
+        .filter(pk=setting_id, enabled=True)
+        .update(
+            enabled=False,
+            collecting=None,
+            revision=F("revision") + 1,
+            updated_at=DatabaseNow(),
+            updated_by="",
+            reason=reason[:500],
+        )
+    )
+    if disabled:
+        logger.warning("Notification setting %d was disabled: %s", setting_id, reason)
+
+
+def record_result(setting_id: int, status: str, error: str = "") -> None:
+    """Record the result of the last delivery, unless another transaction has locked the setting.
+    The revision stays the same.
+    """
+    this = settings_rows().filter(pk=setting_id)
+    with tables.atomic():
+        free = tables.locked_for_change(this, skip_locked=True)
+        if free.values_list("pk", flat=True).first() is not None:
+            this.update(
+                last_delivery_status=status,
+                last_delivery_at=estimated_now(),
+                last_delivery_error=shortened(error, 200),
+            )
+
+
+# Turns due events into tasks that deliver them, and reads the events of a delivery.
+#
+# The leader's job calls ``create_due``. Events and tasks change in one transaction, so that a
+# crash leaves each event either due or assigned to a task. Two leaders lock different events.
+
+
+_COUNTED = 20
+"""How many kinds of events a digest counts separately, the most frequent first."""
+
+
+def has_due(now: datetime) -> bool:
+    """Return whether events are due; one index lookup."""
+    return _due(now).exists()
+
+
+def _due(now: datetime) -> NotificationEventQuerySet:
+    return notification_events().filter(delivery__isnull=True, due_at__lte=now)
+
+
+def create_due_deliveries(now: datetime, limit: int) -> int:
+    """Assign at most ``limit`` due events to new deliveries, postpone those of quiet hours, and
+    delete those of settings that are disabled or deleted; return how many events changed.
+
+    The row of a setting with a digest is locked. If another transaction has locked it, its events
+    wait for the next call and do not delay those of other settings.
+    """
+    if not has_due(now):
+        return 0
+    with tables.atomic():
+        batch = _Batch(now, limit)
+        if batch.blocked:
+            batch = _Batch(now, limit, without=batch.blocked)
+        new_tasks = list[NewTask]()
+        for setting_id, found in batch.of_setting.items():
+            setting = batch.settings.get(setting_id)
+            if setting is None:
+                _all(found).delete()
+            else:
+                new_tasks += _assigned(setting, found, now, more=batch.is_full)
+        if new_tasks:
+            transitions.create_many(new_tasks)
+    return sum(map(len, batch.of_setting.values()))
+
+
+class _Batch:
+    """Locked due events by their settings, and those of the settings that are enabled.
+
+    ``blocked``: the settings that another transaction has locked. Their events are left out.
+    """
+
+    def __init__(self, now: datetime, limit: int, without: Collection[int] = ()) -> None:
+        due = _due(now).exclude(setting_id__in=list(without))
+        rows = list(due.order_by("due_at", "id").select_for_update(skip_locked=True)[:limit])
+        self.is_full = len(rows) == limit
+        self.of_setting = defaultdict[int, list[NotificationEvent]](list)
+        for row in rows:
+            self.of_setting[row.setting_id].append(row)
+        enabled = settings_rows().filter(pk__in=list(self.of_setting), enabled=True)
+        self.settings = {row.pk: row for row in enabled}
+        digests = enabled.filter(Q(digest__isnull=False) | Q(collecting__isnull=False))
+        free = {
+            row.pk: row
+            for row in tables.locked_for_change(digests.order_by("pk"), skip_locked=True)
+        }
+        self.blocked = {
+            pk for pk, row in self.settings.items() if _is_collected(row) and pk not in free
+        }
+        # As they are after the lock.
+        self.settings |= free
+        for pk in self.blocked:
+            del self.of_setting[pk]
+
+
+def _is_collected(setting: NotificationSetting) -> bool:
+    """Return whether due events are one message. A digest that was begun is also finished after
+    ``digest`` was removed from the setting.
+    """
+    return setting.digest is not None or setting.collecting is not None
+
+
+def _all(rows: Sequence[NotificationEvent]) -> NotificationEventQuerySet:
+    return notification_events().filter(pk__in=[row.pk for row in rows])
+
+
+def _assigned(
+    setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
+) -> list[NewTask]:
+    """Assign events of one setting and return the tasks that deliver them."""
+    quiet_hours = subscription_of(setting).quiet_hours
+    quiet_until = None if quiet_hours is None else quiet_hours.end_after(now)
+    if quiet_until is not None:
+        _all(rows).update(due_at=quiet_until)
+        return []
+    if _is_collected(setting):
+        return _collected(setting, rows, now, more=more)
+    for row in rows:
+        row.delivery = uuid.uuid4()
+    notification_events().bulk_update(rows, ["delivery"])
+    return [delivery_task(setting, row.delivery) for row in rows if row.delivery is not None]
+
+
+def _collected(
+    setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
+) -> list[NewTask]:
+    """Add events to the open delivery of a digest. Its task is created with the last due event, so
+    that many events are one message and each transaction changes a limited number.
+    """
+    delivery = setting.collecting or uuid.uuid4()
+    _all(rows).update(delivery=delivery)
+    rest = _due(now).filter(setting_id=setting.pk)
+    collecting = delivery if more and rest.exists() else None
+    if collecting != setting.collecting:
+        settings_rows().filter(pk=setting.pk).update(collecting=collecting)
+    return [] if collecting else [delivery_task(setting, delivery)]
+
+
+def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
+    """Return the task that sends the events of this delivery."""
+    options = CallOptions(tenant=setting.tenant_id, queue=conf.settings().NOTIFICATION_QUEUE)
+    kwargs = {"setting": setting.pk, "delivery": str(delivery)}
+    return new_task(Call(registry.get(NOTIFICATION_TASK), (), kwargs, options))
+
+
+def create_test(setting: NotificationSetting, by: str, reason: str = "") -> uuid.UUID:
+    """Create the delivery of a test message; return the id of its task."""
+    delivery = uuid.uuid4()
+    data: NotificationTestData = {"setting": setting.name, "sent_by": by}
+    event = NotificationEvent(
+        setting_id=setting.pk,
+        type=EventType.TEST,
+        subject=setting.name,
+        data=dict(data),
+        delivery=delivery,
+    )
+    task = delivery_task(setting, delivery)
+    with recorded("notification_setting.test", by=by, reason=reason) as entry:
+        entry.subject("notification setting", setting.pk, setting.tenant_id)
+        entry.detail(task_id=str(task.id))
+        notification_events().bulk_create([event])
+        transitions.create_many([task])
+    return task.id
+
+
+def setting_of(setting_id: int, tenant_id: int) -> NotificationSetting | None:
+    """Return a setting of this tenant, or None."""
+    return settings_rows().for_tenant(tenant_id).filter(pk=setting_id).first()
+
+
+def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
+    """Return the events of a delivery; None if they were deleted."""
+    rows = notification_events().filter(delivery=delivery, setting_id=setting.pk)
+    found = [_facts(row) for row in rows.order_by("id")[:SHOWN]]
+    if not found:
+        return None
+    if setting.digest is None and len(found) == 1:
+        return NotificationContent(setting_name=setting.name, events=found, total=1)
+    kinds = rows.order_by().values_list("type", "subject").annotate(number=Count("pk"))
+    counts = list(kinds.order_by("-number", "type", "subject")[:_COUNTED])
+    total = rows.count()
+    is_test = found[0].type == EventType.TEST
+    return NotificationContent(
+        setting_name=setting.name,
+        events=found,
+        total=total,
+        counts=counts,
+        is_digest=not is_test,
+    )
+
+
+def _facts(row: NotificationEvent) -> EventFacts:
+    return EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
+
+
+def prune_events(now: datetime, limit: int) -> int:
+    """Delete at most ``limit`` of the oldest events after NOTIFICATION_RETENTION; return how many.
+
+    Ids grow with time, so that no index on the time is needed.
+    """
+    oldest = notification_events().order_by("pk").values_list("pk", "created_at")[:limit]
+    kept = conf.settings().NOTIFICATION_RETENTION
+    old = [pk for pk, created_at in oldest if (now - created_at).total_seconds() > kept]
+    return notification_events().filter(pk__in=old).delete()[0] if old else 0
+
+
+def shown_result(task_id: uuid.UUID) -> dict[str, Any] | None:
+    """Return status, result and error of a delivery; None if the task was deleted."""
+    columns = ("status", "result", "last_error", "attempts")
+    found: dict[str, Any] | None = tables.tasks().filter(pk=task_id).values(*columns).first()
+    return found
+
+
+# Alerts: conditions of the whole installation, with one event when one begins and one when it
+# ends.
+#
+# The open alerts are rows, so that a new leader repeats no event. A condition ends when it did not
+# hold for CALM seconds, so that one that comes and goes is one alert.
+
+
+CALM = 60.0
+"""Seconds."""
+_TOGETHER = 100
+"""How many alerts of one kind are open at most."""
+_SUBJECT_MAX, _DETAIL_MAX = 200, 300
+_ALERT_TYPES = (EventType.ALERT_BEGAN, EventType.ALERT_ENDED)
+
+
+Condition = tuple[str, str]
+"""A kind and its subject; the subject of a schedule is its id."""
+
+
+def watch_alerts(now: datetime) -> int:
+    """Open and close alerts; return how many. Nothing is read unless a setting has ``on_alert``, or
+    alerts are open.
+    """
+    found = subscriptions()
+    selected = not found.types.isdisjoint(_ALERT_TYPES)
+    if not selected and not _alerts().exists():
+        return 0
+    present = dict(conditions(now)) if selected else {}
+    try:
+        with tables.atomic():
+            return _changed(found, present, now, CALM if selected else 0.0)
+    except IntegrityError:
+        # Another scheduler opened one of these alerts at the same time. The next call sees it.
+        return 0
+
+
+def _changed(
+    found: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
+) -> int:
+    """Write the difference between the open alerts and the present conditions, with its events."""
+    rows = tables.locked_for_change(_alerts().order_by("pk"))
+    known = {(row.kind, row.subject): row for row in rows}
+    began = {one: detail for one, detail in present.items() if one not in known}
+    held = [row.pk for one, row in known.items() if one in present]
+    calm_since = now - timedelta(seconds=calm)
+    ended = [
+        row for one, row in known.items() if one not in present and row.last_seen_at <= calm_since
+    ]
+    if held:
+        _alerts().filter(pk__in=held).update(last_seen_at=now)
+    _alerts().bulk_create(
+        [
+            Alert(kind=kind, subject=subject, detail=detail, since=now, last_seen_at=now)
+            for (kind, subject), detail in began.items()
+        ]
+    )
+    _alerts().filter(pk__in=[row.pk for row in ended]).delete()
+    record_events(found, _events(began, ended))
+    return len(began) + len(ended)
+
+
+def _alerts() -> AlertQuerySet:
+    found: AlertQuerySet = Alert.objects.using(tables.database())
+    return found.unguarded()
+
+
+def _events(began: Mapping[Condition, str], ended: list[Alert]) -> Iterator[OccurredEvent]:
+    for (kind, subject), detail in began.items():
+        yield _event(EventType.ALERT_BEGAN, kind, subject, detail)
+    for row in ended:
+        yield _event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail)
+
+
+def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:
+    data: AlertData = {"alert": AlertKind(kind), "subject": subject, "detail": detail}
+    queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
+    return OccurredEvent(
+        types=(type_,),
+        subject=EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
+        shown_as=f"{kind} {subject}".strip(),
+        data=data,
+    )
+
+
+def conditions(now: datetime) -> Iterator[tuple[Condition, str]]:
+    """Yield the conditions that hold now, each with a sentence about it, at most 100 of a kind."""
+    for kind, found in _CHECKS.items():
+        for number, (subject, detail) in enumerate(found(now)):
+            if number >= _TOGETHER:
+                break
+            yield (kind.value, subject[:_SUBJECT_MAX]), detail[:_DETAIL_MAX]
+
+
+def _dead_letters(now: datetime) -> Iterator[tuple[str, str]]:
+    number, most = operator_actions.open_letters(), conf.settings().DEAD_LETTERS_MAX
+    if number > most:
+        yield "", f"{number:,} dead letters are open (DEAD_LETTERS_MAX: {most:,})"
+
+
+def _overdue_schedules(now: datetime) -> Iterator[tuple[str, str]]:
+    """Schedules whose fire time and grace have passed, and which have not fired."""
+    rows = recurring().filter(status=RecurringStatus.ACTIVE, next_run_at__lte=now)
+    columns = ("pk", "name", "next_run_at", "misfire_grace")
+    for pk, name, fire_time, grace in rows.order_by("next_run_at").values_list(*columns)[
+        : 10 * _TOGETHER
+    ]:
+        if fire_time + timedelta(seconds=grace) < now:
+            yield str(pk), f"Schedule {name} has not fired since {_at(fire_time)}"
+
+
+def _queues_without_worker(now: datetime) -> Iterator[tuple[str, str]]:
+    oldest = now - timedelta(seconds=conf.settings().STALLED_AFTER)
+    for depth in queues.depths(now):
+        waits = depth.oldest_due_at is not None and depth.oldest_due_at < oldest
+        if waits and not depth.workers and depth.paused_at is None:
+            yield depth.queue, f"Queue {depth.queue} has due tasks and no worker"
+
+
+def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
+    most = conf.settings().SKEW_MAX
+    alive = Node.objects.using(tables.database()).alive()
+    hosts = dict[str, float]()
+    for host, skew in alive.filter(skew__isnull=False).order_by("host").values_list("host", "skew"):
+        if skew is not None and abs(skew) > max(most, abs(hosts.get(host, 0.0))):
+            hosts[host] = skew
+    noticed = status.recent_clock_step(alive.filter(clock_step_at__isnull=False), now)
+    if noticed is not None:
+        step = noticed.clock_step or 0.0
+        where = "forward" if step > 0 else "back"
+        yield "database", f"The clock of the database was set {where} by {abs(step):,.1f} s"
+    for host, skew in hosts.items():
+        where = "ahead of" if skew > 0 else "behind"
+        yield host, f"The clock of {host} is {abs(skew):.1f} s {where} that of the database"
+
+
+def _at(instant: datetime) -> str:
+    return instant.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+_CHECKS = {
+    AlertKind.DEAD_LETTERS: _dead_letters,
+    AlertKind.SCHEDULE_OVERDUE: _overdue_schedules,
+    AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
+    AlertKind.CLOCK_SKEW: _skewed_clocks,
+}
+
+
+# Creates the tasks of the watchdog.
+
+
+_USEFUL_FOR = 120.0
+"""Seconds. A probe that starts later would report that tasks start although they start late."""
+
+
+def create_probe(minute: datetime) -> None:
+    """Create the probe of this minute, once, also if two schedulers do it."""
+    options = CallOptions(
+        idempotency_key=f"durable-watchdog-{int(minute.timestamp()) // 60}",
+        expires_in=_USEFUL_FOR,
+    )
+    enqueue.submit(Call(registry.get(WATCHDOG_TASK), (), {}, options))

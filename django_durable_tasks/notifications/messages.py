@@ -1,0 +1,380 @@
+"""Notifications: events, subscriptions, destinations and messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
+from django_durable_tasks.masking import MASK, masked_url, shortened
+from django_durable_tasks.option_values import checked_key
+from django_durable_tasks.outbox.events import DigestCount, DigestData, EventMessage
+from django_durable_tasks.schedules.timetables.zones import zone_name
+from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
+from django_durable_tasks.targets.http_request import OF_SETTINGS
+
+# The types of events about which notifications are sent, and what they contain.
+
+
+# Where the messages of a setting are sent: ``delivery_type`` and ``delivery_config`` are checked
+# and masked here.
+
+
+ADDRESSES_MAX = 20
+_ADDRESS_LENGTH = 254
+_ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}")
+
+
+def checked_config(
+    delivery_type: str, config: object, *, policy: AddressPolicy, allowed: Sequence[str]
+) -> dict[str, Any]:
+    """Return the checked configuration; raises InvalidOption.
+
+    ``allowed``: the patterns of e-mail addresses to which notifications may be sent.
+    """
+    if delivery_type not in set(DeliveryType):
+        raise InvalidOption(
+            f"delivery_type={delivery_type!r}: give one of {', '.join(DeliveryType)}."
+        )
+    name = "to" if delivery_type == DeliveryType.EMAIL else "url"
+    if not isinstance(config, Mapping) or set(config) != {name}:
+        unknown = [str(key) for key in config if key != name] if isinstance(config, Mapping) else []
+        hint = did_you_mean(unknown[0][:100], {name}) if unknown else ""
+        raise InvalidOption(
+            f"delivery_config is not valid for {delivery_type}: give an object with exactly"
+            f" {name!r}. {hint}".strip()
+        )
+    if delivery_type == DeliveryType.EMAIL:
+        return {"to": _addresses(config["to"], allowed)}
+    return {"url": _url(config["url"], policy)}
+
+
+def _url(value: object, policy: AddressPolicy) -> str:
+    if isinstance(value, str) and MASK in value:
+        raise InvalidOption(
+            "delivery_config has a masked URL: give the whole URL, or leave delivery_config out to"
+            " keep the present one."
+        )
+    try:
+        policy.check(parsed_url(value))
+    except InvalidTarget as refused:
+        raise InvalidOption(f"delivery_config has a URL that cannot be used: {refused}") from None
+    return str(value)
+
+
+def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= ADDRESSES_MAX:
+        raise InvalidOption(
+            f"delivery_config has no list of 1 to {ADDRESSES_MAX} e-mail addresses in 'to'."
+        )
+    found: list[str] = []
+    for address in value:
+        if (
+            not isinstance(address, str)
+            or len(address) > _ADDRESS_LENGTH
+            or not _ADDRESS.fullmatch(address)
+        ):
+            raise InvalidOption(f"delivery_config has {str(address)[:100]!r}: no e-mail address.")
+        if not is_allowed(address, allowed):
+            raise InvalidOption(
+                f"delivery_config has {address!r}, which is not allowed"
+                " (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
+            )
+        if address not in found:
+            found.append(address)
+    return found
+
+
+def is_allowed(address: str, allowed: Sequence[str]) -> bool:
+    """Return whether one of the patterns matches the address."""
+    return any(fnmatchcase(address.lower(), pattern.lower()) for pattern in allowed)
+
+
+def url_of(config: Mapping[str, Any]) -> TargetUrl:
+    """Return the URL of a stored configuration; raises InvalidTarget."""
+    return parsed_url(config.get("url"))
+
+
+def endpoint_of_setting(setting_id: object) -> str:
+    """Return the name of the receiver of a setting, of which its signing secret is derived."""
+    return f"{OF_SETTINGS}{setting_id}"
+
+
+def shown_url(delivery_type: str, url: str) -> str:
+    """Return the URL without its secrets. The path of a Slack webhook is its password."""
+    if delivery_type != DeliveryType.SLACK_WEBHOOK:
+        return masked_url(url)
+    try:
+        return f"{parsed_url(url).origin}/{MASK}"
+    except InvalidTarget:
+        return MASK
+
+
+def shown_config(delivery_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with a masked URL. Sent back, it means that nothing changes."""
+    if "url" not in config:
+        return dict(config)
+    return {**config, "url": shown_url(delivery_type, str(config["url"]))}
+
+
+def merged_config(
+    delivery_type: str, config: Any, known_type: str, known: Mapping[str, Any]
+) -> Any:
+    """Return the present configuration if the given one is its masked form, else the given one."""
+    is_mask = config == shown_config(known_type, known)
+    return dict(known) if is_mask and delivery_type == known_type else config
+
+
+# ``Subscription``: what one setting asks for, and when its messages are due.
+
+
+# Checks the values of a notification setting, except its destination.
+
+
+SHORTEST_DIGEST, LONGEST_DIGEST = 60.0, 86_400.0
+_PATTERN_MAX = 200
+
+
+def _flag(option: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{option}={value!r}: give True or False.")
+    return value
+
+
+def _pattern(option: str, value: object) -> str:
+    if value in ("", None):
+        return ""
+    return checked_key(option, value)
+
+
+def _label(option: str, value: object) -> str:
+    return _pattern(option, value)
+
+
+def _digest(option: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidOption(f"{option}={value!r}: give seconds, or None for one message per event.")
+    if not SHORTEST_DIGEST <= value <= LONGEST_DIGEST:
+        raise InvalidOption(
+            f"{option}={value:g}: give {SHORTEST_DIGEST:g} to {LONGEST_DIGEST:g} seconds, or None"
+            " for one message per event."
+        )
+    return float(value)
+
+
+def _time(option: str, value: object) -> time | None:
+    if value is None:
+        return None
+    if not isinstance(value, time) or value.tzinfo is not None:
+        raise InvalidOption(f"{option}={value!r}: give a time of day without a zone.")
+    return value
+
+
+def _checked_zone(option: str, value: object) -> str:
+    try:
+        return zone_name(value)
+    except InvalidSchedule as refused:
+        raise InvalidOption(f"{option} is not valid: {refused}") from None
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "name": checked_key,
+    "user_id": _label,
+    "enabled": _flag,
+    **dict.fromkeys(FLAGS, _flag),
+    "task_name": _pattern,
+    "queue": _pattern,
+    "schedule": _pattern,
+    "digest": _digest,
+    "quiet_from": _time,
+    "quiet_until": _time,
+    "time_zone": _checked_zone,
+}
+
+
+def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked values of the given fields; raises InvalidOption."""
+    for name in values:
+        if name not in _CHECKS:
+            hint = did_you_mean(name, _CHECKS)
+            raise InvalidOption(f"{name}: a notification setting has no such field. {hint}".strip())
+    return {name: _CHECKS[name](name, value) for name, value in values.items()}
+
+
+def check_together(values: Mapping[str, Any]) -> None:
+    """Check all values of a setting; raises InvalidOption."""
+    begin, end = values["quiet_from"], values["quiet_until"]
+    if (begin is None) != (end is None):
+        missing = "quiet_from" if begin is None else "quiet_until"
+        raise InvalidOption(f"{missing}=None: give both ends of the quiet hours, or none.")
+    if begin is not None and begin == end:
+        raise InvalidOption("quiet_until is equal to quiet_from: nothing would ever be sent.")
+
+
+# The JSON that webhooks of notification settings receive, as types.
+#
+# The code that builds a message is checked against these types, and the section ``webhooks`` of
+# the OpenAPI document is generated from them.
+
+
+# The contents of notifications: JSON for webhooks, blocks for Slack, text for e-mail.
+#
+# A message contains ids and a short summary. Arguments and results are not sent.
+
+
+SHOWN = 20
+"""How many events of a digest a message describes. All of them are counted."""
+SUBJECT_MAX, _LINE_MAX, SLACK_MAX = 150, 500, 2_800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFacts:
+    """One event as it was stored. ``data`` is masked already."""
+
+    type: EventType
+    created_at: datetime
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotificationContent:
+    """The events of one message. ``events`` are the first SHOWN; ``counts`` counts all events by
+    type and subject. ``is_digest``: the message is the summary of a period.
+    """
+
+    setting_name: str
+    events: Sequence[EventFacts]
+    total: int
+    counts: Sequence[tuple[str, str, int]] = ()
+    is_digest: bool = False
+
+    @property
+    def type(self) -> EventType:
+        """The type of the message."""
+        return EventType.DIGEST if self.is_digest else self.events[0].type
+
+
+def http_body(content: NotificationContent) -> str:
+    """Return the body of a webhook: ``type``, ``timestamp`` and ``data``, as Standard Webhooks
+    recommends. It is the same text for each attempt.
+    """
+    if not content.is_digest:
+        return _json(_message(content.events[0]))
+    counts: list[DigestCount] = [
+        {"type": EventType(kind), "subject": subject, "count": number}
+        for kind, subject, number in content.counts
+    ]
+    data: DigestData = {
+        "count": content.total,
+        "counts": counts,
+        "events": [_message(event) for event in content.events],
+    }
+    last = max(event.created_at for event in content.events)
+    return _json(_message(EventFacts(type=EventType.DIGEST, created_at=last, data=data)))
+
+
+def _message(event: EventFacts) -> EventMessage:
+    return {"type": event.type, "timestamp": _at(event.created_at), "data": event.data}
+
+
+def slack_body(content: NotificationContent) -> str:
+    """Return the body of a Slack webhook. ``text`` is shown in notifications of the client."""
+    subject = _escaped(subject_of(content))
+    lines = [_escaped(line) for line in _lines(content)]
+    text = shortened("\n".join([f"*{subject}*", *lines]), SLACK_MAX)
+    block = {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+    return _json({"text": subject, "blocks": [block]})
+
+
+def email_text(content: NotificationContent) -> str:
+    """Return the text of an e-mail."""
+    lines = "\n".join(_lines(content))
+    return f"{lines}\n\n-- \nNotification setting: {_line(content.setting_name)}\n"
+
+
+def subject_of(content: NotificationContent) -> str:
+    """Return a summary in one line without control characters."""
+    if not content.is_digest:
+        return shortened(headline(content.events[0]), SUBJECT_MAX)
+    noun = "event" if content.total == 1 else "events"
+    return f"{content.total:,} {noun}"
+
+
+def _lines(content: NotificationContent) -> list[str]:
+    if not content.is_digest:
+        return details(content.events[0])
+    found = [f"{number:,} x {kind} {_line(subject)}" for kind, subject, number in content.counts]
+    found += ["", *(f"{_at(one.created_at)} {headline(one)}" for one in content.events)]
+    left = content.total - len(content.events)
+    return [*found, f"and {left:,} more"] if left > 0 else found
+
+
+def headline(event: EventFacts) -> str:
+    """Return what happened, in one line."""
+    return _line(_HEADLINES[event.type](event.data))
+
+
+def details(event: EventFacts) -> list[str]:
+    """Return the facts of an event, one a line."""
+    facts = [f"{name.replace('_', ' ')}: {_line(str(value))}" for name, value in event.data.items()]
+    return [headline(event), "", *facts, f"time: {_at(event.created_at)}"]
+
+
+def _task(what: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda data: f"Task {data.get('task_name')} {what}"
+
+
+def _attempt(what: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda data: (
+        f"Task {data.get('task_name')} {what} (attempt {data.get('attempt')} of"
+        f" {data.get('max_attempts')})"
+    )
+
+
+_HEADLINES: Mapping[EventType, Callable[[Mapping[str, Any]], str]] = {
+    EventType.SUCCEEDED: _task("succeeded"),
+    EventType.FAILED: _attempt("failed"),
+    EventType.DEAD: _attempt("failed and has a dead letter"),
+    EventType.RETRYING: _attempt("failed and will be retried"),
+    EventType.MISSED: lambda data: (
+        f"Schedule {data.get('schedule')} missed {data.get('count')} fire times"
+    ),
+    EventType.LATE: lambda data: f"Schedule {data.get('schedule')} fired late",
+    EventType.ENDPOINT_OPENED: lambda data: (
+        f"Endpoint {data.get('endpoint')} fails: its callbacks wait"
+    ),
+    EventType.ENDPOINT_GONE: lambda data: f"Endpoint {data.get('endpoint')} ended deliveries",
+    EventType.QUOTA_REACHED: lambda data: f"A request exceeded the quota {data.get('quota')}",
+    EventType.ALERT_BEGAN: lambda data: f"Alert: {data.get('detail')}",
+    EventType.ALERT_ENDED: lambda data: f"Alert ended: {data.get('detail')}",
+    EventType.TEST: lambda _data: "This is a test of a notification setting",
+}
+
+
+def _line(text: str) -> str:
+    """Return the text without line breaks and control characters."""
+    clean = "".join(char if char.isprintable() else " " for char in text)
+    return shortened(" ".join(clean.split()), _LINE_MAX)
+
+
+def _escaped(text: str) -> str:
+    """Escape what Slack interprets: mentions and links are written in angle brackets."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _at(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,262 @@
+"""``django_durable_tasks.deliver_notification`` sends one message of a notification setting."""
+
+from __future__ import annotations
+
+import logging
+import random
+import smtplib
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from django.core import mail
+from django.core.mail import EmailMessage
+from django.db import Error
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.tasks import DeliveryRetry, RequestOfRun, database_of, slug_of
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
+from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import (
+    DeliveryFailed,
+    DeliveryStopped,
+    EncryptionError,
+    InvalidOption,
+    InvalidTarget,
+)
+from django_durable_tasks.masking import shortened
+from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.notifications.messages import (
+    NotificationContent,
+    email_text,
+    endpoint_of_setting,
+    http_body,
+    is_allowed,
+    shown_url,
+    slack_body,
+    subject_of,
+)
+from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.targets.answers import BACKOFF, delay
+from django_durable_tasks.targets.http_request import http_request
+from django_durable_tasks.task_names import NOTIFICATION_TASK
+
+# Sends a notification by Django's e-mail backend.
+
+
+logger = logging.getLogger("django_durable_tasks.notifications")
+_ALLOW = "NOTIFICATION_EMAIL_ALLOW"
+_TEMPORARY = range(400, 500)
+_REASON_MAX, _LOGGED_MAX = 150, 500
+# Seconds for one answer of the mail server, if its backend has no timeout. Django waits for ever.
+_ANSWER_TIMEOUT = 15.0
+
+
+def send_email(
+    live: LiveRun, config: Mapping[str, Any], content: NotificationContent, key: str
+) -> dict[str, Any]:
+    """Send the message once. Raises DeliveryRetry, or DeliveryFailed if another attempt is useless.
+
+    The Message-ID is the same for each attempt, so that a mail program shows a message once that
+    was accepted although the answer was lost.
+    """
+    allowed = conf.allowed(_ALLOW, slug_of(live, _ALLOW))
+    to = [address for address in config.get("to", ()) if is_allowed(address, allowed)]
+    if not to:
+        raise DeliveryFailed(
+            "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
+        )
+    message = EmailMessage(
+        subject=subject_of(content),
+        body=email_text(content),
+        from_email=conf.settings().NOTIFICATION_EMAIL_FROM,
+        to=to,
+        headers={
+            "Message-ID": f"<{live.run.task_id}@django-durable-tasks>",
+            "Auto-Submitted": "auto-generated",
+        },
+    )
+    try:
+        _mailer().send_messages([message])
+    except (OSError, smtplib.SMTPException) as error:
+        failed = error
+    else:
+        _record_health(live, key, "")
+        return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
+    raise _failure(live, failed, key)
+
+
+def _mailer() -> Any:
+    """Return a connection of the default mail backend. A backend without a timeout gets one."""
+    mailers = getattr(mail, "mailers", None)  # since Django 6.1
+    connection: Any = mail.get_connection() if mailers is None else mailers.default
+    if getattr(connection, "timeout", 0) is None:
+        connection.timeout = _ANSWER_TIMEOUT
+    return connection
+
+
+def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | DeliveryFailed:
+    run, refused = live.run, _is_refused(error)
+    text = f"E-mail was not accepted: {_reason(error)}"
+    logger.warning(
+        "Attempt %d of task %s: the mail server did not accept the message: %s",
+        run.attempt,
+        run.task_id,
+        shortened(f"{type(error).__name__}: {str(error)!a}", _LOGGED_MAX),
+        extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
+    )
+    if refused:
+        return DeliveryFailed(text)
+    _record_health(live, key, text)
+    return DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
+
+
+def _record_health(live: LiveRun, key: str, failure: str) -> None:
+    """Record the health of the mail server for the breaker of the setting. An error must not cause
+    another message, so it is logged only.
+    """
+    try:
+        with database_of(live):
+            if failure:
+                endpoints.failed(key, live.run.tenant_id, failure)
+            else:
+                endpoints.succeeded(key)
+    except Error:
+        logger.exception(
+            "The health of %s was not recorded.", key, extra={"task_id": str(live.run.task_id)}
+        )
+
+
+def _is_refused(error: Exception) -> bool:
+    """Return whether the mail server refused the message or all recipients for good."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        codes = [code for code, _ in error.recipients.values()]
+        return bool(codes) and not any(code in _TEMPORARY for code in codes)
+    # A refused login is a mistake in the settings, which is corrected while attempts are left.
+    if isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError):
+        return False
+    if isinstance(error, smtplib.SMTPResponseException):
+        return error.smtp_code >= 500
+    return False
+
+
+def _reason(error: Exception) -> str:
+    """Return what the tenant may know: the answer of the mail server, but not how it is reached."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        answers = dict(error.recipients.values())
+        return "; ".join(_answer(code, text) for code, text in sorted(answers.items()))
+    if isinstance(error, smtplib.SMTPResponseException) and not isinstance(
+        error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError
+    ):
+        return _answer(error.smtp_code, error.smtp_error)
+    return "the mail server does not answer, or refuses the connection"
+
+
+def _answer(code: int, text: bytes | str) -> str:
+    shown = text.decode("ascii", "backslashreplace") if isinstance(text, bytes) else ascii(text)
+    return shortened(f"{code} {' '.join(shown.split())}", _REASON_MAX)
+
+
+# It succeeds when the receiver has accepted the message. Its own failures are retried, recorded
+# and replayable like those of other tasks, and cause no notifications.
+
+
+_REFUSED_BY_SLACK = [400, 403, 404, 410]
+"""Slack answers these for a webhook that was removed or that may not write to its channel."""
+_SOFT_TIMEOUT, _TIMEOUT = 90, 120
+
+
+@durable_task(
+    name=NOTIFICATION_TASK,
+    bind=True,
+    max_attempts=len(BACKOFF) + 1,
+    backoff=BACKOFF,
+    jitter=False,
+    give_up_on=(DeliveryFailed, InvalidTarget),
+    soft_timeout=_SOFT_TIMEOUT,
+    timeout=_TIMEOUT,
+)
+def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str, Any]:
+    """Send the events of a delivery as one message. Raises DeliveryRetry or DeliveryFailed."""
+    live = process_runs.current()
+    if live is None:
+        raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
+    with database_of(live):
+        row = deliveries.setting_of(setting, live.run.tenant_id)
+        content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
+    if row is None:
+        return {"sent": False, "reason": "The notification setting was deleted."}
+    if content is None:
+        return {"sent": False, "reason": "The events were deleted after their retention."}
+    return _recorded(live, row, content)
+
+
+def _recorded(
+    live: LiveRun, row: NotificationSetting, content: NotificationContent
+) -> dict[str, Any]:
+    """Send the message, and record the result in the setting."""
+    status, error = deliveries.SENT, ""
+    try:
+        return _send(live, row, content)
+    except DeliveryRetry as failed:
+        last = live.run.failures + 1 >= live.run.max_attempts
+        status = deliveries.FAILED if last else deliveries.RETRYING
+        error = str(failed)
+        raise
+    except EncryptionError:
+        # The run is postponed. The names of keys concern operators only.
+        status, error = deliveries.RETRYING, "The destination cannot be decrypted."
+        raise
+    except Exception as failed:
+        status, error = deliveries.FAILED, str(failed)
+        if isinstance(failed, DeliveryStopped):
+            with database_of(live):
+                deliveries.disable_setting(row.pk, error)
+        raise
+    finally:
+        _record(live, row.pk, status, error)
+
+
+def _record(live: LiveRun, setting_id: int, status: str, error: str) -> None:
+    """Record the result. An error must not cause another message, so it is logged only."""
+    try:
+        with database_of(live):
+            deliveries.record_result(setting_id, status, error)
+    except Error:
+        logger.exception(
+            "The result %s of notification setting %d was not recorded.",
+            status,
+            setting_id,
+            extra={"task_id": str(live.run.task_id), "attempt": live.run.attempt},
+        )
+
+
+def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent) -> dict[str, Any]:
+    key = _endpoint(live.run.tenant_id, live.kwargs)
+    if row.delivery_type == DeliveryType.EMAIL:
+        return send_email(live, row.delivery_config, content, key)
+    is_slack = row.delivery_type == DeliveryType.SLACK_WEBHOOK
+    request = http_request(
+        {
+            "url": row.delivery_config.get("url"),
+            "body": slack_body(content) if is_slack else http_body(content),
+            "no_retry_on": _REFUSED_BY_SLACK if is_slack else None,
+            "endpoint": endpoint_of_setting(row.pk),
+        },
+        http.limits(),
+        is_setting=True,
+    )
+    shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
+    answer = RequestOfRun(live, request, key, shown).sent()
+    return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
+
+
+def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
+    return f"{tenant_id}:{endpoint_of_setting(arguments.get('setting'))}"
+
+
+registry.declare_target(NOTIFICATION_TASK, TaskTarget(endpoint=_endpoint))

@@ -1,0 +1,1 @@
+"""Events of notification settings, recorded in the transaction in which they occur."""

@@ -1,0 +1,433 @@
+"""Records events for notification settings, in the transaction in which they occur."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from django.db import Error, connections
+from django.db.models import Count, Max, Sum
+
+from django_durable_tasks import conf, ports, process_state
+from django_durable_tasks.choices import FLAGS, EventType, Status
+from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
+from django_durable_tasks.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.models.notifications import (
+    NotificationEventQuerySet,
+    NotificationSettingQuerySet,
+)
+from django_durable_tasks.outbox.events import (
+    OF_TRANSITION,
+    EventSubject,
+    QuietHours,
+    RetryingTaskData,
+    Subscription,
+)
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.background_refresh import Refresher
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import (
+    dedicated_connection,
+    has_one_connection,
+    in_transaction,
+)
+from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.task_names import OWN_TASKS
+from django_durable_tasks.task_values import Run
+
+# The enabled notification settings as this process knows them.
+#
+# A background thread reads them while they are used. Events that occur within a few seconds after
+# a setting was changed may still follow the old one.
+
+
+_REFRESH_EVERY, _USABLE, _PATIENCE = 2.0, 10.0, 1.0
+"""Seconds between two reads, the age up to which a caller does not read itself, and how long it
+waits for another reader.
+"""
+
+
+def settings_rows() -> NotificationSettingQuerySet:
+    """Return a queryset of all notification settings, without the guard against writes."""
+    found: NotificationSettingQuerySet = NotificationSetting.objects.using(tables.database())
+    return found.unguarded()
+
+
+def subscription_of(row: NotificationSetting) -> Subscription:
+    """Return what a setting asks for."""
+    quiet_hours = None
+    if row.quiet_from is not None and row.quiet_until is not None:
+        quiet_hours = QuietHours(begin=row.quiet_from, end=row.quiet_until, time_zone=row.time_zone)
+    return Subscription(
+        setting_id=row.pk,
+        tenant_id=row.tenant_id,
+        types=frozenset(kind for name in row.events for kind in FLAGS[name]),
+        task_name=row.task_name,
+        queue=row.queue,
+        schedule=row.schedule,
+        digest=row.digest,
+        quiet_hours=quiet_hours,
+    )
+
+
+class Subscriptions:
+    """The subscriptions at one moment."""
+
+    def __init__(self, found: Sequence[Subscription] = ()) -> None:
+        self._by_tenant: dict[int, list[Subscription]] = {}
+        self.types: frozenset[EventType] = frozenset()
+        for one in found:
+            self._by_tenant.setdefault(one.tenant_id, []).append(one)
+            self.types |= one.types
+
+    @property
+    def tenants(self) -> frozenset[int]:
+        """The tenants that have a subscription."""
+        return frozenset(self._by_tenant)
+
+    def may_select(self, types: Sequence[EventType], subject: EventSubject) -> bool:
+        """Return whether a subscription selects an event of this subject, whatever its schedule."""
+        return any(
+            replace(one, schedule="").selected(types, subject) is not None
+            for one in self._by_tenant.get(subject.tenant_id, ())
+        )
+
+    def selecting(
+        self, types: Sequence[EventType], subject: EventSubject
+    ) -> list[tuple[Subscription, EventType]]:
+        """Return the subscriptions that select an event, each with the type of its message."""
+        candidates = self._by_tenant.get(subject.tenant_id, ())
+        chosen = [(one, one.selected(types, subject)) for one in candidates]
+        return [(one, kind) for one, kind in chosen if kind is not None]
+
+
+class RecentSubscriptions:
+    """The subscriptions that this process read last."""
+
+    in_background = True
+    """Whether a thread may read. Without it the caller always reads."""
+
+    def __init__(self) -> None:
+        self._read_at = float("-inf")
+        self._version: Any = None
+        self._found = Subscriptions()
+        self._lock = threading.Lock()
+        self._refresher = Refresher(
+            "durable-notification-settings", self._read_in_thread, _REFRESH_EVERY
+        )
+
+    def get(self) -> Subscriptions:
+        """Return the subscriptions. Raises the errors of the database if they have to be read."""
+        age = time.monotonic() - self._read_at
+        if not self._refresher.runs and (
+            not self.in_background or has_one_connection() or ports.eager()
+        ):
+            self._read()
+            return self._found
+        if age > _USABLE:
+            self._read()
+        self._refresher.ask()
+        return self._found
+
+    def expire(self) -> None:
+        """Read the settings again at the next call, because this process changed one."""
+        self._read_at = float("-inf")
+
+    def stop(self, patience: float) -> None:
+        """End the background thread and wait for it for at most ``patience`` seconds."""
+        self._refresher.stop(patience)
+
+    def _read_in_thread(self) -> None:
+        # After an error the last settings are used until they are too old.
+        try:
+            with dedicated_connection():
+                self._read()
+        except Error:
+            return
+
+    def _read(self) -> None:
+        # If another thread reads, and its connection is slow, the last settings are used.
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return
+        try:
+            with tables.atomic() if in_transaction() else nullcontext():
+                self._read_changed()
+            self._read_at = time.monotonic()
+        finally:
+            self._lock.release()
+
+    def _read_changed(self) -> None:
+        # Each change raises a revision, each creation the greatest id, each deletion changes the
+        # number, so that one statement shows whether a setting has changed.
+        version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
+        if version != self._version:
+            rows = settings_rows().filter(enabled=True).order_by("pk")
+            self._found = Subscriptions([subscription_of(row) for row in rows])
+            self._version = version
+
+
+def subscriptions() -> Subscriptions:
+    """Return the subscriptions of this process."""
+    return process_state.of(RecentSubscriptions).get()
+
+
+# An error here never fails the transition: it is rolled back to a savepoint and logged when it
+# occurs first. Nothing is read or written unless NOTIFICATIONS is on and a setting selects events
+# of this type.
+
+
+logger = logging.getLogger("django_durable_tasks.notifications")
+_TOGETHER = 500
+_ERROR_MAX = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OccurredEvent:
+    """Something that happened. ``types``: the types of messages about it, the preferred first."""
+
+    types: Sequence[EventType]
+    subject: EventSubject
+    shown_as: str
+    data: Mapping[str, Any]
+
+
+class CaptureHealth:
+    """Whether the last events of this process could be recorded."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Log the error if it is the first one since events were recorded."""
+        self._failures += 1
+        if self._failures == 1:
+            logger.error(
+                "Events could not be recorded, so their notifications are not sent. Tasks are not"
+                " affected.",
+                exc_info=error,
+            )
+
+    def worked(self) -> None:
+        """Log that events are recorded again."""
+        if self._failures:
+            logger.warning("Events are recorded again after %d failures.", self._failures)
+            self._failures = 0
+
+
+def notification_events() -> NotificationEventQuerySet:
+    """Return a queryset of all events, without the guard against writes."""
+    found: NotificationEventQuerySet = NotificationEvent.objects.using(tables.database())
+    return found.unguarded()
+
+
+def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
+    """Return a transaction for the successes of runs, which are one statement, if a setting may
+    select one. Then the events and the successes are committed together.
+    """
+    is_selectable = bool(_selectable(_selecting(_OF_SUCCESS), runs))
+    return tables.atomic() if is_selectable else _nothing
+
+
+_nothing = nullcontext()
+_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
+
+
+def capture_successes(runs: Sequence[Run]) -> None:
+    """Record the events of runs that succeeded. Tasks are read only for the names of their
+    schedules.
+    """
+    found = _selecting(_OF_SUCCESS)
+    selectable = _selectable(found, runs)
+    if found is not None and selectable:
+        _guarded(lambda: record_events(found, _of_runs(found, selectable)))
+
+
+def _selectable(found: Subscriptions | None, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose success a setting may select."""
+    if found is None:
+        return []
+    return [
+        run
+        for run in runs
+        if run.name not in OWN_TASKS
+        and found.may_select(
+            _OF_SUCCESS,
+            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
+        )
+    ]
+
+
+def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterable[OccurredEvent]:
+    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
+    if scheduled:
+        yield from _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, scheduled)
+    for run in runs:
+        if run.recurring_task_id is None:
+            row = {
+                "pk": run.task_id,
+                "tenant_id": run.tenant_id,
+                "name": run.name,
+                "queue": run.queue,
+                "recurring_task__name": None,
+                "attempts": run.attempt,
+                "max_attempts": run.max_attempts,
+            }
+            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
+
+
+def capture_transition(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
+    """Record the events of tasks that have changed to this status."""
+    if not conf.settings().NOTIFICATIONS:
+        return
+    types = OF_TRANSITION.get((transition, status), ())
+    found = _selecting(types)
+    if found is not None:
+        _guarded(lambda: record_events(found, _of_tasks(found, types, status, task_ids)))
+
+
+def capture(types: Iterable[EventType], occurred: Callable[[], Iterable[OccurredEvent]]) -> None:
+    """Record other events. ``occurred`` is called only if a setting selects one of the types."""
+    if not conf.settings().NOTIFICATIONS:
+        return
+    found = _selecting(tuple(types))
+    if found is not None:
+        _guarded(lambda: record_events(found, occurred()))
+
+
+def capture_once(event: OccurredEvent, is_first: Callable[[], bool]) -> None:
+    """Record an event if a setting selects it and ``is_first`` returns True, which is called in
+    the transaction of the event.
+    """
+    found = _selecting(event.types)
+    if found is None or not found.selecting(event.types, event.subject):
+        return
+
+    def act() -> None:
+        with tables.atomic():
+            if is_first():
+                record_events(found, [event])
+
+    _guarded(act)
+
+
+def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
+    """Return the subscriptions if one of them selects one of these types, otherwise None."""
+    if not types or not conf.settings().NOTIFICATIONS:
+        return None
+    try:
+        # It reads in a savepoint of its own, and rarely, so that a savepoint here would be the
+        # larger part of the cost.
+        found = subscriptions()
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
+        _failed(error)
+        return None
+    return None if found.types.isdisjoint(types) else found
+
+
+def _guarded(act: Callable[[], None]) -> None:
+    """Call the function in a savepoint, if there is a transaction. Its errors are logged."""
+    try:
+        with tables.atomic() if in_transaction() else nullcontext():
+            act()
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
+        _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    connection = connections[tables.database()]
+    # If the rollback to the savepoint failed too, for example after a deadlock on MariaDB, the
+    # transition has been rolled back. The caller must not continue as if it had not.
+    if connection.in_atomic_block and connection.needs_rollback:
+        raise error
+    process_state.of(CaptureHealth).failed(error)
+
+
+def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
+    """Insert the events that the subscriptions select. Raises the errors of the database."""
+    now, rows = estimated_now(), list[dict[str, Any]]()
+    for event in occurred:
+        for subscription, kind in found.selecting(event.types, event.subject):
+            due_at = subscription.due_at(now)
+            rows.append(_new_event(subscription.setting_id, kind, event, now, due_at))
+    if rows:
+        _insert(rows)
+        process_state.of(CaptureHealth).worked()
+
+
+def _insert(rows: list[dict[str, Any]]) -> None:
+    sql = statement("insert_events")
+    if sql is not None:
+        tables.count(sql, {"rows": recordset(rows)})
+        return
+    new = [NotificationEvent(**row) for row in rows]
+    notification_events().bulk_create(new, batch_size=_TOGETHER)
+
+
+def _new_event(
+    setting_id: int, kind: EventType, event: OccurredEvent, now: datetime, due_at: datetime
+) -> dict[str, Any]:
+    """Return the columns of an event for one setting."""
+    return {
+        "setting_id": setting_id,
+        "type": str(kind),
+        "subject": shortened(event.shown_as, 200),
+        "data": dict(event.data),
+        "created_at": now,
+        "due_at": due_at,
+    }
+
+
+_COLUMNS = (
+    "pk",
+    "tenant_id",
+    "name",
+    "queue",
+    "recurring_task__name",
+    "attempts",
+    "max_attempts",
+    "last_error",
+    "due_at",
+)
+
+
+def _of_tasks(
+    found: Subscriptions,
+    types: Sequence[EventType],
+    status: Status,
+    task_ids: Sequence[uuid.UUID],
+) -> Iterable[OccurredEvent]:
+    changed = tables.tasks().filter(status=status, tenant_id__in=sorted(found.tenants))
+    for first in range(0, len(task_ids), _TOGETHER):
+        page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
+        for row in page.order_by("pk").values(*_COLUMNS):
+            if row["name"] not in OWN_TASKS:
+                yield _of_task(types, status, row)
+
+
+def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any]) -> OccurredEvent:
+    schedule = row["recurring_task__name"] or ""
+    data: RetryingTaskData = {
+        "task_id": str(row["pk"]),
+        "task_name": row["name"],
+        "queue": row["queue"],
+        "attempt": row["attempts"],
+        "max_attempts": row["max_attempts"],
+    }
+    if schedule:
+        data["schedule"] = schedule
+    if status != Status.SUCCESS and row["last_error"]:
+        error = masked_excerpt(row["last_error"], conf.settings().SECRET_NAMES, 4 * _ERROR_MAX)
+        data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
+    if status == Status.PENDING and row["due_at"] is not None:
+        data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
+    subject = EventSubject(
+        tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
+    )
+    return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)

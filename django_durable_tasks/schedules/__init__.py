@@ -1,0 +1,1 @@
+"""Schedules: timetables, calendars, misfires, the ledger and the creation of their tasks."""

@@ -1,0 +1,915 @@
+"""The effective runs of a schedule: a timetable within bounds, with fire times rolled off closed
+days and single fire times overridden.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time, timedelta
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+from zoneinfo import ZoneInfo
+
+from django_durable_tasks.choices import Action
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.schedules.business_days import FARTHEST, BusinessDays, Roll, days_from
+from django_durable_tasks.schedules.timetables.types import Count, Fire, Timetable
+from django_durable_tasks.schedules.timetables.zones import (
+    FIRST_YEAR,
+    LAST_YEAR,
+    OffsetPeriod,
+    instant,
+    reading,
+    stretches,
+    zone,
+)
+
+# The types of an agenda: a planned run, a range that does not run, an override, and the interface.
+
+
+TICK = timedelta(microseconds=1)
+SKIPPED_CALENDAR, OVERRIDDEN = "SKIPPED_CALENDAR", "OVERRIDDEN"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A planned run; both instants are UTC. ``nominal`` is the fire time, its identity in the
+    ledger.
+
+    ``at`` is when it is triggered: the fire time, unless a calendar rolled it or an override moved
+    it. It does not contain jitter.
+    """
+
+    nominal: datetime
+    at: datetime
+    remarks: tuple[str, ...] = ()
+    rolled: bool = False
+    overridden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
+    """A range of fire times that do not run, both ends included. Unless ``exact``, the number is a
+    lower bound.
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    exact: bool
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One fire time that an operator changed; ``move_to`` is for MOVE only."""
+
+    fire_time: datetime
+    action: Action | str
+    move_to: datetime | None = None
+    reason: str = ""
+
+
+class Agenda(Protocol):
+    """The planned runs, ordered by ``at``, no two at the same instant."""
+
+    def next(self, after: datetime) -> PlannedRun | None:
+        """Return the first run whose ``at`` is strictly after; None if there is none within the
+        searched range.
+        """
+
+    def previous(self, before: datetime) -> PlannedRun | None:
+        """Return the last run whose ``at`` is strictly before; None if there is none."""
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of runs with ``at`` in (after, until]. The work is bounded."""
+
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
+        """Return the fire times in (after, until] that do not run, one range per reason."""
+
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """
+
+
+# Restricted timetables (within bounds, or without some fire times), and the agenda without
+# changes.
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedTimetable:
+    """The fires from ``start`` to ``end``, both included."""
+
+    fires: Timetable
+    start: datetime | None
+    end: datetime | None
+
+    def next(self, after: datetime) -> Fire | None:
+        """Return the first fire strictly after."""
+        if self.start is not None and after < self.start:
+            after = self.start - TICK
+        fire = self.fires.next(after)
+        return None if fire is None or (self.end is not None and fire.nominal > self.end) else fire
+
+    def previous(self, before: datetime) -> Fire | None:
+        """Return the last fire strictly before."""
+        if self.end is not None and before > self.end:
+            before = self.end + TICK
+        fire = self.fires.previous(before)
+        return (
+            None if fire is None or (self.start is not None and fire.nominal < self.start) else fire
+        )
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of fires in (after, until]."""
+        if self.start is not None and after < self.start:
+            after = self.start - TICK
+        if self.end is not None and until > self.end:
+            until = self.end
+        return self.fires.count(after, until) if after < until else Count(0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimetableExcept:
+    """A timetable without these instants; each of them must be a fire of it."""
+
+    fires: Timetable
+    out: frozenset[datetime]
+
+    def next(self, after: datetime) -> Fire | None:
+        """Return the first fire strictly after."""
+        fire = self.fires.next(after)
+        while fire is not None and fire.nominal in self.out:
+            fire = self.fires.next(fire.nominal)
+        return fire
+
+    def previous(self, before: datetime) -> Fire | None:
+        """Return the last fire strictly before."""
+        fire = self.fires.previous(before)
+        while fire is not None and fire.nominal in self.out:
+            fire = self.fires.previous(fire.nominal)
+        return fire
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of fires in (after, until]."""
+        counted = self.fires.count(after, until)
+        gone = sum(after < one <= until for one in self.out)
+        return Count(max(counted.number - gone, 0), counted.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class EveryFire:
+    """The agenda in which each fire runs at its fire time."""
+
+    fires: Timetable
+
+    def next(self, after: datetime) -> PlannedRun | None:
+        """Return the first run strictly after."""
+        fire = self.fires.next(after)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+
+    def previous(self, before: datetime) -> PlannedRun | None:
+        """Return the last run strictly before."""
+        fire = self.fires.previous(before)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of runs in (after, until]."""
+        return self.fires.count(after, until)
+
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
+        """Return nothing: every fire runs."""
+        return []
+
+    def at_nominal(self, nominal: datetime) -> PlannedRun | None:
+        """Return the run of this fire time; None if it is not a fire time."""
+        fire = fire_at(self.fires, nominal)
+        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+
+
+def fire_at(fires: Timetable, nominal: datetime) -> Fire | None:
+    """Return the fire of exactly this instant; None if there is none."""
+    fire = fires.next(nominal - TICK)
+    return fire if fire is not None and fire.nominal == nominal else None
+
+
+# Conversion between wall times of a zone and instants. A repeated wall time is its first pass. A
+# wall time in a gap is the end of the gap.
+
+
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """The clock of one zone; instants are aware and UTC, wall times naive."""
+
+    name: str
+    _zone: ZoneInfo = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_zone", zone(self.name))
+
+    def shown(self, moment: datetime) -> datetime:
+        """Return the wall time of an instant."""
+        return moment.astimezone(self._zone).replace(tzinfo=None, fold=0)
+
+    def lands(self, wall: datetime) -> datetime:
+        """Return the instant of a wall time: its first pass, or the end of its gap."""
+        moment = wall.replace(tzinfo=self._zone).astimezone(UTC)
+        return moment if self.shown(moment) == wall else instant(self._last_change(moment))
+
+    def leaves(self, wall: datetime) -> datetime:
+        """Return the instant of a wall time: its last pass, or the end of its gap."""
+        moment = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
+        return moment if self.shown(moment) == wall else self.lands(wall)
+
+    def reach(self, moment: datetime) -> datetime:
+        """Return the last wall time whose instant is at or before this one."""
+        local = moment.astimezone(self._zone)
+        return (
+            self.shown(instant(self._last_change(moment)) - TICK)
+            if local.fold
+            else local.replace(tzinfo=None)
+        )
+
+    def until(self, moment: datetime, wall: datetime) -> datetime:
+        """Return the instant at which the clock next shows this later wall time, at most the next
+        change of its offset.
+        """
+        then, end = moment + (wall - self.shown(moment)), self._stretch(moment).end
+        return then if reading(then) < end else instant(end)
+
+    def since(self, moment: datetime, wall: datetime) -> datetime:
+        """Return the instant at which the clock last showed this earlier wall time, at least the
+        last change of its offset.
+        """
+        then, start = moment - (self.shown(moment) - wall), self._stretch(moment).start
+        return then if reading(then) >= start else instant(start)
+
+    def _stretch(self, moment: datetime) -> OffsetPeriod:
+        second, year = reading(moment), min(max(moment.year, FIRST_YEAR), LAST_YEAR)
+        found = stretches(self.name, year)
+        return next((one for one in found if second < one.end), found[-1])
+
+    def _last_change(self, moment: datetime) -> int:
+        """Return the second at which the offset of this instant began. Longer ranges are cut at the
+        turn of the year.
+        """
+        stretch = self._stretch(moment)
+        before = self._stretch(instant(stretch.start) - timedelta(seconds=1))
+        return before.start if before.offset == stretch.offset else stretch.start
+
+
+# The day to which a time on a closed day is rolled, and the range of times of that day with the
+# same result.
+
+
+ONE_DAY = timedelta(days=1)
+
+
+class RolledDay(NamedTuple):
+    """The target day, None if no day is open; the same for all times after ``above``, up to and
+    including ``up_to``.
+    """
+
+    day: date | None
+    above: time | None
+    up_to: time | None
+
+
+def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> RolledDay:
+    """Return the target of a time that is closed on its day; SKIP has none."""
+    if roll is Roll.SKIP:
+        return RolledDay(None, days.closes(day), None)
+    if roll is Roll.PRECEDING:
+        return _nearest(days, day, hour, -ONE_DAY)
+    following = _nearest(days, day, hour, ONE_DAY)
+    if roll is Roll.FOLLOWING or (
+        following.day is not None and _month(following.day) == _month(day)
+    ):
+        return following
+    preceding = _nearest(days, day, hour, -ONE_DAY)
+    return preceding._replace(above=_later(following.above, preceding.above))
+
+
+def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> RolledDay:
+    above = days.closes(day)
+    for one in days.may_open(day, step):
+        if days.open_at(one, hour):
+            return RolledDay(one, above, days.closes(one))
+        above = _later(above, days.closes(one))
+    return RolledDay(None, above, None)
+
+
+def _later(one: time | None, other: time | None) -> time | None:
+    return max(filter(None, (one, other)), default=None)
+
+
+def _month(day: date) -> tuple[int, int]:
+    return day.year, day.month
+
+
+# Divides time into segments in which a calendar treats all fire times alike, so that they need not
+# be examined singly.
+#
+# The fire times of a segment are all open, or all rolled to the same day. Within a segment the
+# offset of the zone does not change.
+
+
+_LONGEST = 31  # maximum number of days in one segment
+_CALM = 10  # for this many days it is cheaper to examine each day than to search
+
+
+class Segment(NamedTuple):
+    """A half-open range of instants; ``day`` is the day to which its fires are rolled."""
+
+    start: datetime
+    end: datetime
+    open: bool
+    day: date | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarSegments:
+    """The segments of one calendar, roll and zone."""
+
+    days: BusinessDays
+    roll: Roll
+    clock: WallClock
+
+    def why_closed(self, moment: datetime) -> str:
+        """Return why this instant is closed; "" if it is open."""
+        return self.days.why_closed(self.clock.shown(moment))
+
+    def landing(self, moment: datetime) -> RolledDay:
+        """Return the target of a fire at this closed instant."""
+        wall = self.clock.shown(moment)
+        return landing(self.days, wall.date(), wall.time(), self.roll)
+
+    def piece(self, moment: datetime) -> Segment:
+        """Return the segment that contains an instant."""
+        wall = self.clock.shown(moment)
+        day, hour = wall.date(), wall.time()
+        if self.days.open_at(day, hour):
+            return self._run(moment, day, opened=True)
+        if self.roll is Roll.SKIP:
+            return self._run(moment, day, opened=False)
+        found = landing(self.days, day, hour, self.roll)
+        return self._between(
+            moment, _past(day, found.above), _through(day, found.up_to), found.day, opened=False
+        )
+
+    def planned(self, fire: Fire, day: date | None) -> PlannedRun:
+        """Return the run of a fire, rolled to this day unless ``day`` is None."""
+        if day is None:
+            return PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+        wall = self.clock.shown(fire.nominal)
+        wanted = datetime.combine(day, wall.time())
+        at = self.clock.lands(wanted)
+        remarks = [
+            f"rolled from {wall:%Y-%m-%d %H:%M} ({self.days.why_closed(wall)}) by {self.roll}"
+        ]
+        if (landed := self.clock.shown(at)) != wanted:
+            remarks.append(
+                f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.clock.name}; runs right"
+                f" after it, at {landed:%H:%M}"
+            )
+        return PlannedRun(fire.nominal, at, (*fire.remarks, *remarks), rolled=True)
+
+    def beyond(self, fire: Fire, day: date, moment: datetime) -> timedelta:
+        """Return the distance from an instant's rolled wall time to the limit of its range."""
+        return self.clock.reach(moment) - datetime.combine(
+            day, self.clock.shown(fire.nominal).time()
+        )
+
+    def calm(self, first: datetime, last: datetime) -> bool:
+        """Return whether no fire is rolled into this range, because it and the days around it are
+        open. The test is cheap and may return False in other cases.
+        """
+        day, end = self.clock.shown(first).date() - ONE_DAY, self.clock.shown(last).date() + ONE_DAY
+        if (end - day).days > _CALM:
+            return False
+        return all(self._whole(day + n * ONE_DAY, opened=True) for n in range((end - day).days + 1))
+
+    def sources_after(self, at: datetime) -> datetime:
+        """Return an instant before which no fire can be rolled to ``at`` or later."""
+        if self.roll is Roll.PRECEDING:
+            return at - TICK
+        day = self._nearest_whole(self.clock.shown(at).date(), -ONE_DAY)
+        if (
+            self.clock.lands(datetime.combine(day, time.max)) >= at
+        ):  # the clock was put forward over the end of this day
+            day = self._nearest_whole(day, -ONE_DAY)
+        return self.clock.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
+
+    def sources_before(self, at: datetime) -> datetime:
+        """Return an instant after which no fire can be rolled to ``at`` or earlier."""
+        if self.roll is Roll.FOLLOWING:
+            return at + TICK
+        day = self._nearest_whole(self.clock.shown(at).date(), ONE_DAY)
+        if (
+            self.clock.lands(datetime.combine(day, time.min)) <= at
+        ):  # the clock was put back over this midnight
+            day = self._nearest_whole(day, ONE_DAY)
+        return self.clock.leaves(datetime.combine(day, time.min))
+
+    def _run(self, moment: datetime, day: date, *, opened: bool) -> Segment:
+        """Return the segment of whole days that are all open or all closed; it may end within a
+        half day.
+        """
+        hour = self.days.closes(day)
+        first = day if hour and not opened else self._alike(day, -ONE_DAY, opened=opened)
+        last = day if hour and opened else self._alike(day, ONE_DAY, opened=opened)
+        low, high = (None, hour) if opened else (hour, None)
+        return self._between(moment, _past(first, low), _through(last, high), None, opened=opened)
+
+    def _between(
+        self, moment: datetime, low: datetime, high: datetime, day: date | None, *, opened: bool
+    ) -> Segment:
+        return Segment(self.clock.since(moment, low), self.clock.until(moment, high), opened, day)
+
+    def _alike(self, day: date, step: timedelta, *, opened: bool) -> date:
+        """Return the last day of the uninterrupted range of entirely open, or entirely closed,
+        days.
+        """
+        end = day
+        for one, _ in zip(days_from(day, step), range(_LONGEST), strict=False):
+            if not self._whole(one, opened=opened):
+                break
+            end = one
+        return end
+
+    def _whole(self, day: date, *, opened: bool) -> bool:
+        return self.days.is_open(day) is opened and self.days.closes(day) is None
+
+    def _nearest_whole(self, day: date, step: timedelta) -> date:
+        whole = (one for one in self.days.may_open(day, step) if self._whole(one, opened=True))
+        return next(whole, day + (FARTHEST - 1) * step)
+
+
+def _past(day: date, hour: time | None) -> datetime:
+    return datetime.combine(day, time.min) if hour is None else datetime.combine(day, hour) + TICK
+
+
+def _through(day: date, hour: time | None) -> datetime:
+    return (
+        datetime.combine(day + ONE_DAY, time.min)
+        if hour is None
+        else datetime.combine(day, hour) + TICK
+    )
+
+
+# The agenda of a timetable on a calendar: fire times on closed days are skipped, or rolled to an
+# open day.
+#
+# A roll keeps the wall time, so runs are not in the order of their fire times: Saturday 17:00
+# rolled to Monday comes after Sunday 09:00 rolled to Monday. Fires that are rolled to the same
+# instant run once: the fire of that day, otherwise the one with the earliest fire time. The work
+# of each call is bounded, also if the calendar is closed for long.
+
+
+_SEARCHED = 2_000  # segments examined per answer
+_MOST_CLOSED = 400  # segments examined to count fires and to list closed ranges
+_ONE_BY_ONE = 400  # rolled fires examined one by one per answer
+_REMARKED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class OnOpenDays:
+    """The runs of a timetable on a calendar."""
+
+    fires: Timetable
+    cuts: CalendarSegments
+
+    def next(self, after: datetime) -> PlannedRun | None:
+        """Return the first run strictly after."""
+        if self.cuts.roll is Roll.SKIP:
+            return self._next_open(after)
+        fire = self.fires.next(after)
+        if fire is not None and self.cuts.calm(after, fire.nominal):
+            return self.cuts.planned(fire, None)
+        return self._search(after)
+
+    def previous(self, before: datetime) -> PlannedRun | None:
+        """Return the last run strictly before."""
+        if self.cuts.roll is Roll.SKIP:
+            return self._previous_open(before)
+        fire = self.fires.previous(before)
+        if fire is not None and self.cuts.calm(fire.nominal, before):
+            return self.cuts.planned(fire, None)
+        last = self._search_back(before)
+        return None if last is None else self._search(last - TICK)
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of runs in (after, until]. For a long range with rolls this is at least
+        the number of runs that are not rolled.
+        """
+        rolled = 0
+        if self.cuts.roll is not Roll.SKIP:
+            planned = self.next(after)
+            while planned is not None and planned.at <= until:
+                rolled += 1
+                if rolled == _ONE_BY_ONE:
+                    break
+                planned = self.next(planned.at)
+            else:
+                return Count(rolled)
+        pieces, complete = self._pieces(after, until)
+        counts = [self._within(fire, piece, until) for fire, piece in pieces if piece.open]
+        exact = not rolled and complete and all(one.exact for one in counts)
+        return Count(max(rolled, sum(one.number for one in counts)), exact)
+
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
+        """Return the fire times in (after, until] that do not run: skipped, or rolled onto a fire
+        that runs.
+        """
+        pieces, complete = self._pieces(after, until)
+        left = [(fire, piece) for fire, piece in pieces if not piece.open]
+        if not left:
+            return []
+        if self.cuts.roll is Roll.SKIP:
+            return [self._skipped(left, until, complete)]
+        return self._not_rolled(left, until, complete)
+
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """
+        fire = fire_at(self.fires, nominal)
+        if fire is None:
+            return None
+        if not (why := self.cuts.why_closed(nominal)):
+            return self.cuts.planned(fire, None)
+        kind, run = self._rolled(fire)
+        return run or SkippedRange(
+            nominal, nominal, 1, True, SKIPPED_CALENDAR, f"{self._closed_by()}: {why}{kind}"
+        )
+
+    def _next_open(self, after: datetime) -> PlannedRun | None:
+        for _ in range(_SEARCHED):
+            fire = self.fires.next(after)
+            if fire is None:
+                return None
+            if not self.cuts.why_closed(fire.nominal):
+                return self.cuts.planned(fire, None)
+            after = self.cuts.piece(fire.nominal).end - TICK
+        return None
+
+    def _previous_open(self, before: datetime) -> PlannedRun | None:
+        for _ in range(_SEARCHED):
+            fire = self.fires.previous(before)
+            if fire is None:
+                return None
+            if not self.cuts.why_closed(fire.nominal):
+                return self.cuts.planned(fire, None)
+            before = self.cuts.piece(fire.nominal).start
+        return None
+
+    def _search(self, after: datetime) -> PlannedRun | None:
+        """Return the first run after the instant, from all segments whose fires can run then."""
+        best: list[PlannedRun] = []
+        cursor, end = self.cuts.sources_after(after + TICK), None
+        for _ in range(_SEARCHED):
+            fire = self.fires.next(cursor)
+            if fire is None or (end is not None and fire.nominal >= end):
+                break
+            piece = self.cuts.piece(fire.nominal)
+            if piece.open and fire.nominal <= after:
+                cursor = min(after, piece.end - TICK)
+                continue
+            found = self._first_in(piece, fire, after)
+            if found is not None and (not best or found.at <= best[0].at):
+                best = [*best, found] if best and found.at == best[0].at else [found]
+                end = self.cuts.sources_before(found.at)
+            cursor = piece.end - TICK
+        return _one_run(best) if best else None
+
+    def _search_back(self, before: datetime) -> datetime | None:
+        """Return the instant of the last run before the instant."""
+        best: datetime | None = None
+        cursor, start = self.cuts.sources_before(before - TICK), None
+        for _ in range(_SEARCHED):
+            fire = self.fires.previous(cursor)
+            if fire is None or (start is not None and fire.nominal <= start):
+                break
+            piece = self.cuts.piece(fire.nominal)
+            if piece.open and fire.nominal >= before:
+                cursor = max(before, piece.start)
+                continue
+            found = self._last_in(piece, fire, before)
+            if found is not None:
+                best = found.at if best is None else max(best, found.at)
+                start = self.cuts.sources_after(best)
+            cursor = piece.start
+        return best
+
+    def _first_in(self, piece: Segment, fire: Fire, after: datetime) -> PlannedRun | None:
+        if piece.open or piece.day is None:
+            return self.cuts.planned(fire, None) if piece.open else None
+        beyond = self.cuts.beyond(fire, piece.day, after)
+        if beyond >= timedelta(0):
+            later = self.fires.next(fire.nominal + beyond)
+            if later is None or later.nominal >= piece.end:
+                return None
+            fire = later
+        return self.cuts.planned(fire, piece.day)
+
+    def _last_in(self, piece: Segment, fire: Fire, before: datetime) -> PlannedRun | None:
+        if piece.open or piece.day is None:
+            return self.cuts.planned(fire, None) if piece.open else None
+        beyond = self.cuts.beyond(fire, piece.day, before - TICK)
+        if beyond < timedelta(0):
+            earlier = self.fires.previous(fire.nominal + beyond + TICK)
+            if earlier is None or earlier.nominal < piece.start:
+                return None
+            fire = earlier
+        return self.cuts.planned(fire, piece.day)
+
+    def _rolled(self, fire: Fire) -> tuple[str, PlannedRun | None]:
+        """Return the run of a fire on a closed day; otherwise why it does not run."""
+        if self.cuts.roll is Roll.SKIP:
+            return "", None
+        day = self.cuts.landing(fire.nominal).day
+        if day is None:
+            return f"; {self.cuts.roll} finds no open day within ten years", None
+        run = self._search(self.cuts.planned(fire, day).at - TICK)
+        if run is None or run.nominal == fire.nominal:
+            return "", run
+        return f"; by {self.cuts.roll} it meets a fire that runs", None
+
+    def _pieces(self, after: datetime, until: datetime) -> tuple[list[tuple[Fire, Segment]], bool]:
+        """Return the segments that contain fires of (after, until], each with its first fire; False
+        if there are more.
+        """
+        found: list[tuple[Fire, Segment]] = []
+        while len(found) < _MOST_CLOSED:
+            fire = self.fires.next(after)
+            if fire is None or fire.nominal > until:
+                return found, True
+            piece = self.cuts.piece(fire.nominal)
+            found.append((fire, piece))
+            after = piece.end - TICK
+        return found, False
+
+    def _within(self, first: Fire, piece: Segment, until: datetime) -> Count:
+        return self.fires.count(first.nominal - TICK, min(piece.end - TICK, until))
+
+    def _skipped(
+        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
+    ) -> SkippedRange:
+        counts = [self._within(fire, piece, until) for fire, piece in left]
+        last = self._last(left[-1][1], until) if complete else self._last(None, until)
+        reasons = list(
+            dict.fromkeys(why for fire, piece in left for why in self._reasons(fire, piece, until))
+        )
+        listed = ", ".join(reasons[:_REMARKED]) + (", …" if len(reasons) > _REMARKED else "")
+        exact = complete and all(one.exact for one in counts)
+        number = sum(one.number for one in counts)
+        reason = f"{self._closed_by()}: {listed}"
+        return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
+
+    def _reasons(self, fire: Fire, piece: Segment, until: datetime) -> list[str]:
+        end, days = min(piece.end, until + TICK), (piece.end - fire.nominal).days + 1
+        moments = (fire.nominal + number * ONE_DAY for number in range(days))
+        return [self.cuts.why_closed(moment) for moment in moments if moment < end]
+
+    def _not_rolled(
+        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
+    ) -> list[SkippedRange]:
+        by_kind: dict[str, list[datetime]] = {}
+        exact = complete
+        for fire, piece in left:
+            fires, whole = self._some(
+                fire, min(piece.end - TICK, until), max(1, _ONE_BY_ONE // len(left))
+            )
+            exact = exact and whole
+            for one in fires:
+                kind, run = self._rolled(one)
+                if run is None:
+                    by_kind.setdefault(kind, []).append(one.nominal)
+        return [
+            SkippedRange(
+                fires[0],
+                fires[-1] if exact else self._last(None, until),
+                len(fires),
+                exact,
+                SKIPPED_CALENDAR,
+                f"{self._closed_by()}{kind}",
+            )
+            for kind, fires in by_kind.items()
+        ]
+
+    def _some(self, fire: Fire, until: datetime, most: int) -> tuple[list[Fire], bool]:
+        """Return the fires from this one on up to ``until``, limited in number; False if there are
+        more.
+        """
+        found, following = [fire], self.fires.next(fire.nominal)
+        while following is not None and following.nominal <= until:
+            if len(found) == most:
+                return found, False
+            found.append(following)
+            following = self.fires.next(following.nominal)
+        return found, True
+
+    def _last(self, piece: Segment | None, until: datetime) -> datetime:
+        fire = self.fires.previous(until + TICK if piece is None else min(piece.end, until + TICK))
+        return until if fire is None else fire.nominal
+
+    def _closed_by(self) -> str:
+        return f"calendar {self.cuts.days.name!r} is closed"
+
+
+def _one_run(meeting: list[PlannedRun]) -> PlannedRun:
+    """Return the one run of all fires at the same instant, with a remark about the others."""
+    run, *others = sorted(meeting, key=lambda one: (one.rolled, one.nominal))
+    words = [
+        f"also for {one.nominal:%Y-%m-%dT%H:%M:%SZ}, {one.remarks[-1]}"
+        for one in others[:_REMARKED]
+    ]
+    return replace(run, remarks=(*run.remarks, *words)) if words else run
+
+
+# The agenda with fire times that an operator skipped, moved or added. Calendars and bounds do not
+# apply to them.
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """The runs of ``rest``, which does not contain the overridden fire times, and the runs that
+    replace them.
+
+    Runs at the same instant run once: the one of ``rest``, otherwise the one with the earliest fire
+    time. The others are in ``met``.
+    """
+
+    rest: Agenda
+    runs: tuple[PlannedRun, ...]
+    met: tuple[PlannedRun, ...]
+    skipped: tuple[Override, ...]
+    _at: list[datetime] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_at", [run.at for run in self.runs])
+
+    def next(self, after: datetime) -> PlannedRun | None:
+        """Return the first run strictly after."""
+        found, place = self.rest.next(after), bisect_right(self._at, after)
+        own = self.runs[place] if place < len(self.runs) else None
+        return found if own is None or (found is not None and found.at <= own.at) else own
+
+    def previous(self, before: datetime) -> PlannedRun | None:
+        """Return the last run strictly before."""
+        found, place = self.rest.previous(before), bisect_left(self._at, before)
+        own = self.runs[place - 1] if place else None
+        return found if own is None or (found is not None and found.at >= own.at) else own
+
+    def count(self, after: datetime, until: datetime) -> Count:
+        """Return the number of runs in (after, until]."""
+        found = self.rest.count(after, until)
+        own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
+        return replace(found, number=found.number + sum(not self._is_taken(at) for at in own))
+
+    def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
+        """Return the fire times in (after, until] that do not run."""
+        by_reason: dict[str, list[datetime]] = {}
+        for fire_time, reason in self._left_out():
+            if after < fire_time <= until:
+                by_reason.setdefault(reason, []).append(fire_time)
+        return [
+            *self.rest.closed(after, until),
+            *(
+                SkippedRange(min(times), max(times), len(times), True, OVERRIDDEN, reason)
+                for reason, times in by_reason.items()
+            ),
+        ]
+
+    def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
+        """Return the run of this fire time, or why it does not run; None if it is not a
+        fire time.
+        """
+        for fire_time, reason in self._left_out():
+            if fire_time == nominal:
+                return SkippedRange(nominal, nominal, 1, True, OVERRIDDEN, reason)
+        own = next((run for run in self.runs if run.nominal == nominal), None)
+        return self.rest.at_nominal(nominal) if own is None else own
+
+    def _left_out(self) -> list[tuple[datetime, str]]:
+        skipped = [(one.fire_time, f"skipped by hand{_because(one)}") for one in self.skipped]
+        met = [*self.met, *(run for run in self.runs if self._is_taken(run.at))]
+        return [
+            *skipped,
+            *((run.nominal, f"{run.remarks[-1]}; it meets a fire that runs") for run in met),
+        ]
+
+    def _is_taken(self, at: datetime) -> bool:
+        found = self.rest.next(at - TICK)
+        return found is not None and found.at == at
+
+
+def checked(overrides: Iterable[Override]) -> list[Override]:
+    """Return the overrides with their instants in UTC; raises InvalidSchedule if they contradict
+    each other.
+    """
+    found: dict[datetime, Override] = {}
+    for one in overrides:
+        if one.action not in set(Action):
+            raise InvalidSchedule(f"override action={one.action!r}: give SKIP, MOVE or ADD.")
+        if (one.action == Action.MOVE) != (one.move_to is not None):
+            raise InvalidSchedule(
+                f"override of {one.fire_time}: MOVE, and nothing else, takes move_to."
+            )
+        fire_time = one.fire_time.astimezone(UTC)
+        if fire_time in found:
+            raise InvalidSchedule(f"override of {fire_time}: there are two; a fire time has one.")
+        found[fire_time] = replace(
+            one, fire_time=fire_time, move_to=one.move_to and one.move_to.astimezone(UTC)
+        )
+    return list(found.values())
+
+
+def of_fires(fires: Timetable, overrides: Iterable[Override]) -> list[Override]:
+    """Return the overrides that have an effect: an added time, or a time at which the schedule
+    fires.
+    """
+    return [
+        one
+        for one in overrides
+        if one.action == Action.ADD or fire_at(fires, one.fire_time) is not None
+    ]
+
+
+def overridden(rest: Agenda, overrides: Iterable[Override]) -> Overridden:
+    """Return the agenda with these overrides, given the agenda without their fire times."""
+    runs = sorted(
+        (_run(one) for one in overrides if one.action != Action.SKIP),
+        key=lambda run: (run.at, run.nominal),
+    )
+    met = [late for early, late in pairwise(runs) if early.at == late.at]
+    return Overridden(
+        rest,
+        tuple(run for run in runs if run not in met),
+        tuple(met),
+        tuple(one for one in overrides if one.action == Action.SKIP),
+    )
+
+
+def _run(one: Override) -> PlannedRun:
+    if one.move_to is None:
+        return PlannedRun(
+            one.fire_time, one.fire_time, (f"added by hand{_because(one)}",), overridden=True
+        )
+    remark = (
+        f"moved by hand from {one.fire_time:%Y-%m-%dT%H:%M:%SZ} to"
+        f" {one.move_to:%Y-%m-%dT%H:%M:%SZ}{_because(one)}"
+    )
+    return PlannedRun(one.fire_time, one.move_to, (remark,), overridden=True)
+
+
+def _because(one: Override) -> str:
+    return f": {one.reason}" if one.reason else ""
+
+
+# Composes an agenda of the layers that a schedule needs.
+
+
+def agenda(
+    timetable: Timetable,
+    *,
+    zone: str,
+    days: BusinessDays | None = None,
+    roll: Roll = Roll.SKIP,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    overrides: Sequence[Override] = (),
+) -> Agenda:
+    """Return the agenda of this timetable.
+
+    ``start`` and ``end`` bound the fire times, both included; runs that a calendar rolls or an
+    operator moves may be outside of them. Rolling keeps the wall time of the day. Raises
+    InvalidSchedule if the end is before the start.
+    """
+    if start is not None and start.year > LAST_YEAR:
+        raise InvalidSchedule(
+            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}."
+        )
+    if start is not None and end is not None and end < start:
+        raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
+    fires, own = timetable, checked(overrides)
+    if start is not None or end is not None:
+        fires = BoundedTimetable(
+            fires, start and start.astimezone(UTC), end and end.astimezone(UTC)
+        )
+    if own:
+        own = of_fires(fires, own)
+        fires = TimetableExcept(
+            fires,
+            frozenset(one.fire_time for one in own if fire_at(fires, one.fire_time) is not None),
+        )
+    rest = (
+        EveryFire(fires)
+        if days is None
+        else OnOpenDays(fires, CalendarSegments(days, Roll(roll), WallClock(zone)))
+    )
+    return overridden(rest, own) if own else rest

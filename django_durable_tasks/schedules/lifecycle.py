@@ -1,0 +1,598 @@
+"""Creates, changes, pauses, snoozes, resumes and ends schedules, and overrides single fire
+times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import Q
+
+from django_durable_tasks import conf, ports
+from django_durable_tasks.audit import ENCRYPTED, masked_arguments, recorded
+from django_durable_tasks.choices import Action, RecurringStatus
+from django_durable_tasks.exceptions import (
+    EncryptionError,
+    IdempotencyConflict,
+    InvalidOption,
+    InvalidSchedule,
+    TransitionRefused,
+)
+from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask, Tenant
+from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
+from django_durable_tasks.schedules import ledger, tick_plan, writes
+from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
+from django_durable_tasks.schedules.explanations import not_a_fire_time
+from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
+from django_durable_tasks.schedules.schedule_cache import agenda_of, check, fire_times_of
+from django_durable_tasks.schedules.timetables.zones import tzdata_version
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.tasks.explanations import comment
+from django_durable_tasks.tenants.quotas import tenant_quotas
+
+# Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
+# second.
+#
+# The admin and the command line show whole seconds, but a schedule may fire between them.
+
+
+_TOO_MANY = 2
+"""The search stops at two fire times, because the instant is then ambiguous."""
+
+
+def end_of(at: datetime) -> datetime:
+    """Return the last instant of the second of ``at``, or ``at`` itself if it has a fraction."""
+    return at if at.microsecond else at + timedelta(seconds=1) - TICK
+
+
+def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
+    """Return the only fire time within the second of ``at`` (UTC), or ``at`` itself.
+
+    Considers the timetable between the start and end of the schedule, its overrides and the ledger.
+    Returns ``at`` unchanged if the second contains no fire time or several, or if ``at`` has a
+    fraction. Raises InvalidSchedule if the row is corrupted.
+    """
+    last = end_of(at)
+    if last == at:
+        return at
+    found = _from_timetable(row, at, last) | _from_ledger(row, at, last)
+    return found.pop() if len(found) == 1 else at
+
+
+def _from_timetable(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+    last = last if row.end_time is None else min(last, row.end_time)
+    times, found = fire_times_of(row), set[datetime]()
+    fire = times.next(max(first, row.start_time) - TICK)
+    while fire is not None and fire.nominal <= last and len(found) < _TOO_MANY:
+        found.add(fire.nominal)
+        fire = times.next(fire.nominal)
+    return found
+
+
+def _from_ledger(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
+    overrides = OccurrenceOverride.objects.using(tables.database()).filter(
+        fire_time__range=(first, last)
+    )
+    # Two conditions, because the unique key serves one and the partial index the other.
+    entries = ledger.ledger().filter(
+        Q(unique_fire_time__range=(first, last))
+        | Q(
+            unique_fire_time__isnull=True,
+            last_fire_time__isnull=True,
+            fire_time__range=(first, last),
+        )
+    )
+    both = (
+        rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
+        for rows in (overrides, entries)
+    )
+    return {fire_time for fire_times in both for fire_time in fire_times[:_TOO_MANY]}
+
+
+# A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
+# admin and the command line.
+
+
+SNOOZED = "SNOOZED"
+"""The status reason of a pause made by ``snooze``."""
+_WHEN = frozenset(
+    {
+        "timetable",
+        "interval_seconds",
+        "time_zone",
+        "dst_gap",
+        "dst_overlap",
+        "calendars",
+        "roll",
+        "start_time",
+        "end_time",
+        "status",
+    }
+)
+"""The columns that determine fire times. A change of one of them sets the watermark to now."""
+
+
+def recurring() -> RecurringTaskQuerySet:
+    """Return a queryset of all recurring tasks."""
+    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
+    return rows
+
+
+def locked(row: RecurringTask) -> RecurringTask:
+    """Read the row again and lock it with SELECT FOR UPDATE; call it inside ``atomic()``."""
+    found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
+    return found
+
+
+@retry_on_deadlock
+def upsert(
+    *,
+    name: str,
+    task: Any,
+    tenant: Any = None,
+    source: str | None = None,
+    paused: bool = False,
+    revision: int | None = None,
+    replaces_ended: bool = False,
+    by: str = "",
+    reason: str = "",
+    **given: Any,
+) -> RecurringTask:
+    """Create or change the schedule of this name; keywords that are absent leave their column
+    unchanged.
+
+    With ``replaces_ended``, a schedule of this name that has ended loses its name to a new one.
+    ``paused`` creates the schedule as PAUSED, and its timetable may be one that never fires. Raises
+    InvalidSchedule, InvalidOption, InvalidArguments or UnknownTask. With ``revision``, raises
+    TransitionRefused if the schedule has another revision. After an error nothing is written.
+    """
+    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=paused) | {
+        "task": checked_name("task", getattr(task, "name", task))
+    }
+    values |= {} if source is None else {"source": source}
+    for _ in range(2):
+        try:
+            with recorded("schedule.save", by=by, reason=reason):
+                if replaces_ended:
+                    release_name(name, tenant_id)
+                row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
+                if revision is not None and (row is None or row.revision != revision):
+                    raise TransitionRefused(
+                        f"Recurring task {name!r} was changed meanwhile: read it again."
+                    )
+                if row is None:
+                    return create(name, tenant_id, values, paused)
+                return change(row, values, is_edit=revision is not None)
+        except IntegrityError as taken:
+            lost = taken
+    raise lost
+
+
+def create(
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False, *, by: str = ""
+) -> RecurringTask:
+    """Insert a schedule with these validated columns.
+
+    Raises IntegrityError if a concurrent transaction inserted the name or key first.
+    """
+    now = database_now()
+    row = RecurringTask(
+        tenant_id=tenant_id,
+        name=name,
+        created_at=now,
+        updated_at=now,
+        **{"start_time": now, **_zone(values), **values},
+    )
+    if not row.timetable:
+        raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    same = _same_request(row)
+    if same is not None:
+        return same
+    if paused:
+        row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
+    row.target_type = tick_plan.template_of(row).target_type
+    _plan(row, now)
+    with recorded("schedule.create", by=by):
+        writes.insert(row)
+    return row
+
+
+def release_name(name: str, tenant_id: int) -> None:
+    """Rename a schedule of this name that has ended, so that a new one can have the name.
+
+    One that code or settings declare keeps its name, by which a sync finds it.
+    """
+    ended = recurring().filter(tenant_id=tenant_id, name=name, status=RecurringStatus.CANCELLED)
+    row = ended.exclude(source__in=(CODE, SETTINGS)).select_for_update().first()
+    if row is None:
+        return
+    suffix = f" (ended, {row.pk})"
+    row.name = f"{name[: KEY_MAX - len(suffix)]}{suffix}"
+    row.updated_at = database_now()
+    with recorded("schedule.change"):
+        writes.rewrite(row)
+
+
+def _zone(values: Mapping[str, Any]) -> dict[str, str]:
+    return {} if "time_zone" in values else {"time_zone": ports.schedule_zone()}
+
+
+def _same_request(row: RecurringTask) -> RecurringTask | None:
+    if row.idempotency_key is None:
+        return None
+    known = recurring().filter(tenant_id=row.tenant_id, idempotency_key=row.idempotency_key).first()
+    if known is not None and (known.task, known.timetable) != (row.task, row.timetable):
+        raise IdempotencyConflict(
+            f"idempotency_key={row.idempotency_key!r} belongs to recurring task {known.name!r}."
+        )
+    return known
+
+
+def change(
+    row: RecurringTask, values: Mapping[str, Any], *, is_edit: bool = False
+) -> RecurringTask:
+    """Write these validated columns to a locked row.
+
+    If a column that determines fire times changes, only times after now fire. In an edit, given
+    arguments count as changed, and have an audit entry, also if they are equal: otherwise an editor
+    who may not read a secret could guess it by what changes.
+    """
+    changed = {column for column, value in values.items() if undecrypted(row, column) != value}
+    changed |= ({"args", "kwargs"} & values.keys()) if is_edit else set()
+    for column in changed:
+        setattr(row, column, values[column])
+    if not changed:
+        return row
+    row.updated_at = database_now()
+    try:
+        row.target_type = tick_plan.template_of(row).target_type
+    except EncryptionError:
+        if {"task", "args", "kwargs"} & changed:
+            raise
+        # A schedule whose arguments cannot be decrypted can still be paused and changed.
+    if _WHEN & changed:
+        _plan(row, row.updated_at)
+    with recorded("schedule.change") as entry:
+        writes.rewrite(row)
+        if row.encryption_key is not None and {"args", "kwargs"} & changed:
+            entry.detail(args=ENCRYPTED, kwargs=ENCRYPTED)
+        elif {"args", "kwargs"} & changed:
+            entry.detail(**masked_arguments(row.task, row.args, row.kwargs))
+    return row
+
+
+def _plan(row: RecurringTask, now: datetime) -> None:
+    """Set the watermark to ``now`` and, if the row is active, the next fire time after it."""
+    row.watermark_at, row.tzdata_version = now, tzdata_version()
+    if row.status != RecurringStatus.ACTIVE:
+        return
+    following = agenda_of(row).next(now)
+    if following is None:
+        raise InvalidSchedule(
+            f"Recurring task {row.name!r} would never fire after {now.isoformat()}: check"
+            " timetable, start_time and end_time, or pause it."
+        )
+    row.next_run_at = following.at
+
+
+# Operations ---------------------------------------------------------------------------------------
+
+
+def pause(
+    row: RecurringTask, *, reason: str = "", until: datetime | None = None, by: str = ""
+) -> None:
+    """Stop firing until ``resume`` or until ``until`` (aware). Raises TransitionRefused if the
+    schedule has ended.
+    """
+    wake = None if until is None else instant("until", until)
+    with recorded("schedule.pause", by=by, reason=reason):
+        found = locked(row)
+        refuse_ended(found, "paused")
+        _pause(row, found, reason, wake, by)
+
+
+def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
+    """Pause until ``until`` (aware). Fire times up to it do not run; then the schedule continues.
+
+    An instant in whole seconds includes the only fire time within that second. A later call
+    replaces an earlier one. Raises TransitionRefused if the schedule has ended or is paused for
+    another reason.
+    """
+    wake = instant("until", until).astimezone(UTC)
+    with recorded("schedule.snooze", by=by, reason=reason):
+        found = locked(row)
+        refuse_ended(found, "snoozed")
+        if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
+            raise TransitionRefused(
+                f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first."
+            )
+        _pause(row, found, comment(SNOOZED, reason=reason), meant_fire_time(found, wake), by)
+
+
+def _pause(
+    row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None, by: str
+) -> None:
+    now = database_now()
+    if wake is not None and wake <= now:
+        raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
+    found.paused_at = found.paused_at if found.status == RecurringStatus.PAUSED else now
+    found.status, found.status_reason, found.status_by = (
+        RecurringStatus.PAUSED,
+        reason[:200],
+        by[:200],
+    )
+    found.paused_until = found.next_run_at = wake
+    keep(row, found, now)
+
+
+def _who_and_why(row: RecurringTask) -> str:
+    by = f" by {row.status_by}" if row.status_by else ""
+    until = f" until {row.paused_until.isoformat()}" if row.paused_until else ""
+    return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
+
+
+def resume(
+    row: RecurringTask,
+    *,
+    by: str = "",
+    reason: str = "",
+    run_missed: bool = False,
+    pace: float | None = None,
+) -> None:
+    """Fire again from now on.
+
+    Fire times during the pause are recorded as PAUSED, or caught up if ``run_missed`` is set.
+    ``pace`` sets the schedule's catch-up pace.
+    """
+    with recorded("schedule.resume", by=by, reason=reason):
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "resumed")
+        if found.status == RecurringStatus.ACTIVE:
+            return
+        check(found)
+        passed = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
+        found.status, found.status_by, found.error = RecurringStatus.ACTIVE, by[:200], ""
+        if pace is not None:
+            found.catchup_pace = seconds("pace", pace)
+        if run_missed:
+            following = agenda_of(found).next(found.watermark_at)
+            # If no fire time is left, the next tick ends the schedule.
+            found.next_run_at = following.at if following else now
+        else:
+            ledger.write([passed] if passed else [])
+            _plan(found, now)
+        found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
+        keep(row, found, now)
+
+
+def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
+    """End the schedule permanently. Its open tasks still run. Does nothing if it has ended."""
+    with recorded("schedule.cancel", by=by, reason=reason):
+        now, found = database_now(), locked(row)
+        if found.status == RecurringStatus.CANCELLED:
+            return
+        found.status, found.status_reason, found.status_by = (
+            RecurringStatus.CANCELLED,
+            reason[:200],
+            by[:200],
+        )
+        found.next_run_at = found.paused_until = None
+        keep(row, found, now)
+
+
+def refuse_ended(row: RecurringTask, action: str) -> None:
+    """Raise TransitionRefused if the schedule has ended; ``action`` completes the message."""
+    if row.status == RecurringStatus.CANCELLED:
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} has ended ({row.status_reason}): it cannot be {action}."
+        )
+
+
+def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+    """Write the locked row and copy its columns to the caller's object."""
+    found.updated_at = now
+    writes.rewrite(found)
+    for spec in RecurringTask._meta.concrete_fields:
+        setattr(row, spec.attname, undecrypted(found, spec.attname))
+
+
+# Skips, moves and adds single future fire times of a schedule, and removes such overrides.
+#
+# Called by the managers of RecurringTask.
+
+
+_MOST = 1_000
+"""The overrides of a schedule. Each of its ticks reads them all."""
+
+
+def override(
+    row: RecurringTask,
+    fire_time: datetime,
+    action: str,
+    *,
+    move_to: datetime | None = None,
+    reason: str = "",
+    by: str = "",
+) -> OccurrenceOverride:
+    """SKIP a fire time, MOVE it to ``move_to``, or ADD one; replaces an earlier override of the
+    same fire time.
+
+    Instants are aware. For SKIP and MOVE, a ``fire_time`` in whole seconds refers to the only fire
+    time within that second. Raises TransitionRefused if the fire time has passed or the schedule
+    has ended. Raises InvalidSchedule if SKIP or MOVE refers to no fire time, or ADD to an existing
+    one.
+    """
+    when, target = instant("fire_time", fire_time).astimezone(UTC), None
+    if action not in set(Action):
+        raise InvalidSchedule(f"action={action!r}: give SKIP, MOVE or ADD.")
+    if (action == Action.MOVE) != (move_to is not None):
+        raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
+    if move_to is not None:
+        target = instant("move_to", move_to).astimezone(UTC)
+    with recorded("schedule.override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = when if action == Action.ADD else meant_fire_time(found, when)
+        _overrides(found).filter(fire_time=when).delete()
+        _check(found, when, target, Action(action), now)
+        _make_room(found, now)
+        created = OccurrenceOverride(
+            recurring_task=found,
+            fire_time=when,
+            action=action,
+            move_to=target,
+            reason=reason[:200],
+            by=by[:200],
+        )
+        _overrides(found).bulk_create([created])
+        entry.detail(override=[action, when, target])
+        _replan(row, found, now)
+    return created
+
+
+def withdraw_override(
+    row: RecurringTask, fire_time: datetime, *, by: str = "", reason: str = ""
+) -> bool:
+    """Delete the override of a fire time; return False if there is none.
+
+    Raises TransitionRefused if the fire time has passed.
+    """
+    when = instant("fire_time", fire_time).astimezone(UTC)
+    with recorded("schedule.remove_override", by=by, reason=reason) as entry:
+        entry.subject("schedule", row.pk, row.tenant_id)
+        now, found = database_now(), locked(row)
+        refuse_ended(found, "overridden")
+        when = meant_fire_time(found, when)
+        existing = _overrides(found).filter(fire_time=when).first()
+        if existing is None:
+            return False
+        _refuse_past(found, when, now, "fire_time")
+        _overrides(found).filter(pk=existing.pk).delete()
+        entry.detail(removed_override=[existing.action, when, existing.move_to])
+        _refuse_recorded(found, when)
+        _replan(row, found, now)
+    return True
+
+
+def _make_room(row: RecurringTask, now: datetime) -> None:
+    """Delete overrides that are older than the ledger if the schedule has the most that it may
+    have. Raises TransitionRefused if it still has.
+    """
+    if _overrides(row).count() < _MOST:
+        return
+    kept_from = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    past = _overrides(row).filter(fire_time__lt=kept_from)
+    past.exclude(move_to__gte=kept_from).delete()
+    if _overrides(row).count() >= _MOST:
+        raise TransitionRefused(
+            f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are allowed:"
+            " remove one first."
+        )
+
+
+def _overrides(row: RecurringTask) -> Any:
+    return (
+        OccurrenceOverride.objects.using(tables.database())
+        .unguarded()
+        .filter(recurring_task=row.pk)
+    )
+
+
+def _check(
+    row: RecurringTask, when: datetime, target: datetime | None, action: Action, now: datetime
+) -> None:
+    """Raise an error if a fire time has passed, does not exist (SKIP, MOVE) or exists already
+    (ADD).
+    """
+    _refuse_past(row, when, now, "fire_time")
+    if target is not None:
+        _refuse_past(row, target, now, "move_to")
+    _refuse_recorded(row, when)
+    agenda = agenda_of(row)
+    existing = agenda.at_nominal(when)
+    if action == Action.ADD and existing is not None:
+        raise InvalidSchedule(
+            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
+        )
+    if action != Action.ADD and existing is None:
+        before, after = (
+            one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
+        )
+        explanation = not_a_fire_time(
+            row.name, when, (row.start_time, row.end_time), (before, after)
+        )
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
+    if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
+        )
+
+
+def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) -> None:
+    through = max(now, row.watermark_at)
+    if when <= through:
+        raise TransitionRefused(
+            f"{field}={when.isoformat()} is past: fire times up to {through.isoformat()} are"
+            " decided. For a run of a past fire time use backfill()."
+        )
+
+
+def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
+    """Raise TransitionRefused if the fire time has an entry: if rolled or moved, it may have run
+    before its time.
+    """
+    entry = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time=when).first()
+    if entry is not None:
+        raise TransitionRefused(
+            f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
+            f" {entry.outcome}."
+        )
+
+
+def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+    if found.status == RecurringStatus.ACTIVE:
+        following = agenda_of(found).next(found.watermark_at)
+        # If no fire time is left, the next tick records the skipped ones and ends the schedule.
+        found.next_run_at = following.at if following else now
+    keep(row, found, now)
+
+
+_DAY = timedelta(days=1)
+
+
+def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
+    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
+    allows.
+
+    Looks at two days: that from the first run after ``after``, which may be a part of a day on
+    which the timetable fires, and that from the first run after it.
+    """
+    most = tenant_quotas(tenant).runs_per_day
+    if most is None:
+        return
+    for _ in range(2):
+        first = agenda.next(after)
+        if first is None:
+            return
+        after = first.at + _DAY - TICK
+        counted = agenda.count(first.at - TICK, after)
+        number, run = counted.number, None if counted.exact else first
+        if run is not None:
+            number = 0
+        while run is not None and run.at <= after and number <= most:
+            number, run = number + 1, agenda.next(run.at)
+        if number > most:
+            raise InvalidSchedule(
+                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
+                " timetable that fires less often."
+            )

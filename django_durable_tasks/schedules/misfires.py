@@ -1,0 +1,413 @@
+"""What happens at a fire time that is late, missed, crowded, overlapping or backfilled."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from hashlib import blake2b
+from itertools import islice
+
+from django_durable_tasks.choices import OPEN, OPEN_RUN, CatchUp, CatchUpOrder, Overlap, Status
+from django_durable_tasks.limits.scopes import Open
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
+
+# Statuses of recurring tasks, outcomes of fire times, and the policies for misfires and overlaps.
+
+
+QUARANTINED = "QUARANTINED"
+"""The status reason of a schedule that could not be triggered; the row also contains the error."""
+MAX_RUNS = "MAX_RUNS"
+ENDED = "ENDED"
+"""The status reasons of a schedule that ended because of its own bounds."""
+
+
+# Distributes fires that would start at the same time. The delay is a hash of schedule and fire
+# time, so it is reproducible.
+
+
+_WHOLE = 2**64
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def effective(
+    planned: PlannedRun, next_at: datetime | None, seed: str, seconds: float, percent: float
+) -> datetime:
+    """Return when the fire runs: ``at`` plus up to ``seconds``, or up to ``percent`` of the time to
+    the next fire.
+
+    The result is always before the next fire, as in Temporal. Without a next fire, ``percent`` has
+    no effect.
+    """
+    way = None if next_at is None else next_at - planned.at
+    span = timedelta(seconds=seconds) if seconds or way is None else way * (percent / 100)
+    if way is not None:
+        span = min(span, max(way - _MILLISECOND, timedelta()))
+    seed_bytes = f"{seed}|{planned.nominal.astimezone(UTC).isoformat()}".encode()
+    share = int.from_bytes(blake2b(seed_bytes, digest_size=8).digest(), "big") / _WHOLE
+    return planned.at + span * share
+
+
+# Which fire times since the watermark run, and which are recorded as missed. The work is bounded.
+#
+# A fire within the grace period is late, not missed (as with Quartz's misfireThreshold). An older
+# one is missed, and the policy decides about it. A range of missed fires is one ledger entry,
+# independent of their number.
+
+
+AT_ONCE = 1_000
+"""The maximum number of fires of one schedule per decision; the next tick continues."""
+
+CATCHUP_WINDOW, MAX_CATCHUP_RUNS, COALESCED, SKIPPED = (
+    "CATCHUP_WINDOW",
+    "MAX_CATCHUP_RUNS",
+    "COALESCED",
+    "SKIP_MISSED",
+)
+_INSTANT = timedelta(microseconds=1)
+_IN_ORDER = 1e-6  # seconds between runs that wait for each other, to keep their order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The misfire policy of a schedule; durations in seconds."""
+
+    catch_up: CatchUp = CatchUp.RUN_ONE_NOW
+    grace: float = 60.0
+    window: float | None = None
+    max_runs: int = 100
+    order: CatchUpOrder = CatchUpOrder.OLDEST
+    pace: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFire:
+    """A fire that runs. One that is caught up starts at least ``delay`` seconds after now."""
+
+    planned: PlannedRun
+    caught_up: bool = False
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A range of fires that do not run: the fire times of the first and the last, their number, and
+    the reason.
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    exact: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fires that run, in the order of their start, and those that were missed; covers every
+    fire up to ``through``.
+    """
+
+    runs: tuple[ChosenFire, ...]
+    missed: tuple[Missed, ...]
+    through: datetime
+    following: PlannedRun | None
+
+
+def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -> Choice:
+    """Decide about every fire after the watermark up to ``now``."""
+    first = _next(agenda, watermark)
+    if first is None or first.at > now:
+        return Choice((), (), max(watermark, now), first)
+    on_time_from = now - timedelta(seconds=policy.grace)
+    if first.at >= on_time_from:
+        return _on_time(agenda, first, now)
+    missed, caught_up = _misfired(agenda, first, watermark, on_time_from, now, policy)
+    fresh = _next(agenda, on_time_from - _INSTANT)
+    if fresh is None or fresh.at > now:
+        return Choice(tuple(caught_up), tuple(missed), now, fresh)
+    on_time = _on_time(agenda, fresh, now)
+    if policy.catch_up == CatchUp.RUN_ONE_NOW:
+        missed = [_range(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
+        caught_up = []
+    return Choice((*caught_up, *on_time.runs), tuple(missed), on_time.through, on_time.following)
+
+
+def _next(agenda: Agenda, after: datetime) -> PlannedRun | None:
+    """Return the next fire. Raises an error if it is not after the previous one, because the loop
+    would not end.
+    """
+    planned = agenda.next(after)
+    if planned is not None and planned.at <= after:
+        raise AssertionError(
+            f"The timetable says that after {after.isoformat()} comes {planned.at.isoformat()}."
+        )
+    return planned
+
+
+def _on_time(agenda: Agenda, first: PlannedRun, now: datetime) -> Choice:
+    runs, following = [ChosenFire(first)], _next(agenda, first.at)
+    while following is not None and following.at <= now and len(runs) < AT_ONCE:
+        runs.append(ChosenFire(following))
+        following = _next(agenda, following.at)
+    through = now if following is None or following.at > now else runs[-1].planned.at
+    return Choice(tuple(runs), (), through, following)
+
+
+def _last(agenda: Agenda, before: datetime) -> PlannedRun:
+    last = agenda.previous(before)
+    if last is None:
+        raise AssertionError(
+            f"The timetable fires before {before.isoformat()}, but has no previous fire there."
+        )
+    return last
+
+
+def _range(
+    agenda: Agenda, first: PlannedRun, last: PlannedRun, after: datetime, reason: str
+) -> Missed:
+    counted = agenda.count(after, last.at)
+    begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
+    return Missed(begin, end, max(1, counted.number), counted.exact, reason)
+
+
+def _misfired(
+    agenda: Agenda,
+    first: PlannedRun,
+    watermark: datetime,
+    before: datetime,
+    now: datetime,
+    policy: Policy,
+) -> tuple[list[Missed], list[ChosenFire]]:
+    last = _last(agenda, before)
+    if policy.catch_up == CatchUp.SKIP_MISSED:
+        return [_range(agenda, first, last, watermark, SKIPPED)], []
+    most = 1 if policy.catch_up == CatchUp.RUN_ONE_NOW else policy.max_runs
+    oldest = (
+        max(watermark, now - timedelta(seconds=policy.window))
+        if policy.window is not None
+        else watermark
+    )
+    newest = [planned for planned in islice(_backwards(agenda, last), most) if planned.at > oldest]
+    missed = _left_out(
+        agenda, first, newest[-1] if newest else None, last, watermark, oldest, policy
+    )
+    ordered = newest if policy.order == CatchUpOrder.NEWEST else newest[::-1]
+    return missed, [
+        ChosenFire(planned, True, number * max(policy.pace, _IN_ORDER))
+        for number, planned in enumerate(ordered)
+    ]
+
+
+def _backwards(agenda: Agenda, last: PlannedRun) -> Iterator[PlannedRun]:
+    planned: PlannedRun | None = last
+    while planned is not None:
+        yield planned
+        planned = agenda.previous(planned.at)
+
+
+def _left_out(
+    agenda: Agenda,
+    first: PlannedRun,
+    kept: PlannedRun | None,
+    last: PlannedRun,
+    watermark: datetime,
+    oldest: datetime,
+    policy: Policy,
+) -> list[Missed]:
+    """Return the ranges before the oldest fire that runs: those outside of the catch-up window, and
+    those above the catch-up limit.
+    """
+    found = []
+    if oldest > watermark and first.at <= oldest:
+        shut_out = min(_last(agenda, oldest + _INSTANT), last, key=lambda planned: planned.at)
+        found.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
+    begin = agenda.next(oldest)
+    if kept is not None and begin is not None and begin.at < kept.at:
+        reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
+        found.append(_range(agenda, begin, _last(agenda, kept.at), oldest, reason))
+    return found
+
+
+# What happens at a fire time while tasks with the same overlap key are open. The decision precedes
+# all writes.
+
+
+RUN = "workflow run"
+"""The name of an open workflow run in the reasons of ledger entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapDecision:
+    """Whether the fire runs, whether it waits until the key is free, and which tasks are cancelled
+    for it.
+    """
+
+    runs: bool
+    held: bool = False
+    blocked_by: uuid.UUID | None = None
+    replaces: tuple[uuid.UUID, ...] = ()
+
+
+def named(opened: Sequence[Open], key: uuid.UUID) -> str:
+    """Return the name of the blocking task or run for the ledger."""
+    return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
+
+
+def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> OverlapDecision:
+    """Return the decision of this policy on one fire.
+
+    A fire that is caught up under RUN_ALL_MISSED waits also with SKIP, because that policy requires
+    all runs.
+    """
+    if overlap == Overlap.ALLOW or not opened:
+        return OverlapDecision(runs=True)
+    waits = OverlapDecision(runs=True, held=True, blocked_by=opened[0].task_id)
+    refused = OverlapDecision(runs=False, blocked_by=opened[0].task_id)
+    if overlap == Overlap.SKIP:
+        return waits if caught_up else refused
+    if overlap == Overlap.QUEUE_ALL:
+        return waits
+    if overlap == Overlap.QUEUE_ONE:
+        return refused if any(task.held for task in opened) and not caught_up else waits
+    return _displace(overlap, opened, waits)
+
+
+def _displace(overlap: Overlap, opened: Sequence[Open], waits: OverlapDecision) -> OverlapDecision:
+    """CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
+    waits for those that still run.
+    """
+    running = [task for task in opened if task.running]
+    displaced = (
+        opened
+        if overlap == Overlap.CANCEL_RUNNING
+        else [task for task in opened if not task.running]
+    )
+    return OverlapDecision(
+        runs=True,
+        held=bool(running),
+        blocked_by=running[0].task_id if running else None,
+        replaces=tuple(task.task_id for task in displaced),
+    )
+
+
+# What a backfill does with each fire time of its range: create a task, replay the existing one, or
+# leave it unchanged.
+
+
+class Reprocess(StrEnum):
+    """Which tasks of the range run again: none, the failed ones, or all that have ended (as in
+    Airflow).
+    """
+
+    NONE = "NONE"
+    FAILED = "FAILED"
+    ALL = "ALL"
+
+
+class BackfillAction(StrEnum):
+    """The action for a fire time."""
+
+    CREATED = "CREATED"
+    REPLAYED = "REPLAYED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFire:
+    """The ledger entry of a fire time: outcome and task. An empty ``status`` means that the task
+    was pruned.
+
+    ``run`` is the workflow run that the task started, with its status.
+    """
+
+    outcome: str
+    task_id: uuid.UUID | None = None
+    status: str = ""
+    run: tuple[uuid.UUID, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillStep:
+    """The action for one fire time (UTC), its reason, and the task that it changes."""
+
+    fire_time: datetime
+    action: BackfillAction
+    why: str
+    task_id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillReport:
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
+
+    ``remark`` explains why the range, or a part of it, has no fire time.
+    """
+
+    start: datetime
+    end: datetime
+    dry_run: bool
+    steps: tuple[BackfillStep, ...]
+    remark: str = ""
+
+    def of(self, action: BackfillAction) -> tuple[BackfillStep, ...]:
+        """Return the steps of this kind."""
+        return tuple(step for step in self.steps if step.action == action)
+
+    @property
+    def created(self) -> int:
+        """How many fire times got a new task."""
+        return len(self.of(BackfillAction.CREATED))
+
+    @property
+    def replayed(self) -> int:
+        """How many tasks run again."""
+        return len(self.of(BackfillAction.REPLAYED))
+
+    @property
+    def left(self) -> int:
+        """How many fire times are left unchanged."""
+        return len(self.of(BackfillAction.UNCHANGED))
+
+
+def step(
+    fire_time: datetime,
+    closed: SkippedRange | None,
+    entry: RecordedFire | None,
+    reprocess: Reprocess,
+) -> BackfillStep:
+    """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
+    run it.
+    """
+    if entry is None or entry.task_id is None:
+        if closed is not None:
+            return BackfillStep(fire_time, BackfillAction.UNCHANGED, closed.reason)
+        return BackfillStep(
+            fire_time, BackfillAction.CREATED, f"was {entry.outcome}" if entry else "had no run"
+        )
+    if not entry.status:
+        return BackfillStep(
+            fire_time, BackfillAction.UNCHANGED, "it ran; its task is no longer kept", entry.task_id
+        )
+    if entry.run is not None and (entry.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
+        return BackfillStep(
+            fire_time,
+            BackfillAction.UNCHANGED,
+            f"its workflow run {entry.run[0]} is {entry.run[1]}",
+            entry.task_id,
+        )
+    if _again(entry.status, reprocess):
+        return BackfillStep(
+            fire_time, BackfillAction.REPLAYED, f"was {entry.status}", entry.task_id
+        )
+    return BackfillStep(
+        fire_time, BackfillAction.UNCHANGED, f"its task is {entry.status}", entry.task_id
+    )
+
+
+def _again(status: str, reprocess: Reprocess) -> bool:
+    if reprocess == Reprocess.FAILED:
+        return status == Status.FAILED
+    return reprocess == Reprocess.ALL and status not in OPEN

@@ -1,0 +1,329 @@
+"""The options of a schedule, and declarations in code that are merged into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypedDict
+
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
+from django_durable_tasks.option_values import (
+    checked_count,
+    checked_key,
+    checked_name,
+    instant,
+    seconds,
+)
+from django_durable_tasks.schedules.business_days import Roll
+from django_durable_tasks.schedules.timetables.builder import checked as checked_parts
+from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.schedules.timetables.zones import zone_name
+
+# Checks the options of a schedule: from the keyword arguments of ``upsert`` to the columns of a
+# RecurringTask.
+
+
+KINDS = ("interval", "cron", "rrule", "solar", "at", "every")
+"""The keywords that define a part of the timetable; ``parts`` is a list of parts in their stored
+form.
+"""
+
+_BESIDE = {
+    "cron": ("seconds",),
+    "solar": ("latitude", "longitude", "offset"),
+    "every": ("count", "day", "month", "time"),
+}
+
+
+def _enum(words: type[StrEnum]) -> Callable[[str, Any], str]:
+    def choose(option: str, value: Any) -> str:
+        if value not in set(words):
+            raise InvalidOption(f"{option}={value!r}: give one of {', '.join(words)}.")
+        return str(value)
+
+    return choose
+
+
+def _seconds(option: str, value: Any) -> float:
+    return seconds(option, value)
+
+
+def _text(most: int) -> Callable[[str, Any], str]:
+    def text(option: str, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most:
+            raise InvalidOption(
+                f"{option}={str(value)[:50]!r}: give a text of at most {most} characters."
+            )
+        return value
+
+    return text
+
+
+def _names(option: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else list(value)
+    return [checked_key(option, name) for name in names]
+
+
+_OWN = ("task_id", "run_at", "expires_at", "key", "idempotency_key", "tenant", "queue", "priority")
+
+
+def _call_options(option: str, value: Any) -> dict[str, Any]:
+    """Return the options of each run's call; raises an error for options that the schedule itself
+    sets.
+    """
+    found = _dict(option, value)
+    for own in _OWN:
+        if own in found:
+            raise InvalidOption(
+                f"{option} holds {own!r}: each run has its own from the schedule; leave it out."
+            )
+    return found
+
+
+def _dict(option: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{option}={value!r}: give a mapping.")
+    return dict(value)
+
+
+_CHECKS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "timezone": ("time_zone", lambda option, value: zone_name(value)),
+    "calendar": ("calendars", _names),
+    "roll": ("roll", _enum(Roll)),
+    "dst_gap": ("dst_gap", _enum(DstGap)),
+    "dst_overlap": ("dst_overlap", _enum(DstOverlap)),
+    "start_time": ("start_time", instant),
+    "end_time": ("end_time", instant),
+    "max_runs": ("max_runs", lambda option, value: checked_count(option, value, 1, 10**12)),
+    "expires_in": ("expires_in", _seconds),
+    "catch_up_mode": ("catch_up_mode", _enum(CatchUp)),
+    "misfire_grace": ("misfire_grace", _seconds),
+    "catchup_window": ("catchup_window", _seconds),
+    "max_catchup_runs": (
+        "max_catchup_runs",
+        lambda option, value: checked_count(option, value, 1, 1_000),
+    ),
+    "catchup_order": ("catchup_order", _enum(CatchUpOrder)),
+    "catchup_pace": ("catchup_pace", _seconds),
+    "overlap": ("overlap", _enum(Overlap)),
+    "overlap_key": ("overlap_key", _text(200)),
+    "priority": ("priority", lambda option, value: checked_count(option, value, 0, 9)),
+    "queue": ("queue", lambda option, value: checked_name(option, value) if value else ""),
+    "description": ("description", _text(500)),
+    "options": ("options", _call_options),
+    "kwargs": ("kwargs", _dict),
+    "args": ("args", lambda option, value: list(value)),
+    "idempotency_key": ("idempotency_key", checked_key),
+}
+_NULLABLE = {"end_time", "max_runs", "expires_in", "catchup_window", "priority", "idempotency_key"}
+
+
+def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False) -> dict[str, Any]:
+    """Return the columns that these keywords set; raises InvalidSchedule or InvalidOption with
+    keyword and remedy.
+
+    Keywords that are absent set nothing: an upsert leaves these columns unchanged, or at their
+    defaults in a new row. A timetable that can never fire is refused, unless ``may_never_fire`` is
+    set because the row is paused.
+    """
+    known = {
+        *_CHECKS,
+        *KINDS,
+        "parts",
+        "jitter",
+        *(extra for extras in _BESIDE.values() for extra in extras),
+    }
+    for option in given:
+        if option not in known:
+            hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
+            raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
+    found: dict[str, Any] = {}
+    for option, (column, check) in _CHECKS.items():
+        if option in given:
+            value = given[option]
+            found[column] = None if value is None and option in _NULLABLE else check(option, value)
+    found |= _jitter(given["jitter"]) if "jitter" in given else {}
+    parts = _parts(given)
+    if parts is not None:
+        found |= _timetable(parts, found.get("time_zone", "UTC"), name, may_never_fire)
+    return found
+
+
+def _timetable(
+    parts: list[dict[str, Any]], zone: str, name: str, may_never_fire: bool
+) -> dict[str, Any]:
+    checked = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
+    alone = checked[0].get("interval") if len(checked) == 1 else None
+    return {"timetable": checked, "interval_seconds": alone}
+
+
+def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    parts = [dict(part) for part in given.get("parts") or ()]
+    for kind in KINDS:
+        if given.get(kind) is not None:
+            beside = {
+                extra: given[extra]
+                for extra in _BESIDE.get(kind, ())
+                if given.get(extra) is not None
+            }
+            parts += [{kind: value, **beside} for value in _values(kind, given[kind])]
+    if not parts and any(kind in given for kind in (*KINDS, "parts")):
+        raise InvalidSchedule(f"A schedule needs one of {', '.join(KINDS)}.")
+    return parts or None
+
+
+def _values(kind: str, value: Any) -> list[Any]:
+    """Return the value of each part: several crons or rules are several parts, several instants are
+    one part.
+    """
+    several = list(value) if isinstance(value, list | tuple) else [value]
+    if kind == "at":
+        return [[one.isoformat() if isinstance(one, datetime) else one for one in several]]
+    return several
+
+
+def _jitter(value: Any) -> dict[str, float]:
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            percent = float(value[:-1])
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent <= 100:
+            raise InvalidOption(
+                f"jitter={value!r}: give seconds, or '0%' to '100%' of the way to the next fire."
+            )
+        return {"jitter": 0.0, "jitter_percent": percent}
+    return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}
+
+
+# Declared schedules: merges a declaration in code or settings into a row that an operator may have
+# changed since.
+#
+# A three-way merge like that of ``kubectl apply``: of the last declaration, the present
+# declaration, and the row. A change of the declaration wins. A value that only the operator
+# changed stays. A column that is no longer declared returns to its default, unless the operator
+# has set it.
+
+
+CODE, SETTINGS, BEAT, API = "code", "settings", "beat", "api"
+"""Where a row is declared (``RecurringTask.source``); an empty text means that an operator, or code
+that calls ``upsert``, has created it.
+"""
+UNDECLARED = "UNDECLARED"
+"""The status reason of a schedule that was paused or ended because its declaration was removed."""
+
+
+class SyncAction(StrEnum):
+    """The action of a sync for one row."""
+
+    CREATE = "CREATE"
+    CHANGE = "CHANGE"
+    ADOPT = "ADOPT"
+    REVIVE = "REVIVE"
+    PAUSE = "PAUSE"
+    CANCEL = "CANCEL"
+    CLASH = "CLASH"
+    REFUSE = "REFUSE"
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The keywords of ``@recurring``, those of ``RecurringTask.objects.upsert`` without name and
+    task.
+    """
+
+    interval: float | timedelta
+    cron: str | Sequence[str]
+    seconds: str
+    rrule: str | Sequence[str]
+    solar: str
+    latitude: float
+    longitude: float
+    offset: float | timedelta
+    at: Sequence[datetime | str]
+    every: str
+    count: int
+    day: str | int
+    month: int
+    time: str
+    parts: Sequence[Mapping[str, Any]]
+    timezone: Any
+    dst_gap: str
+    dst_overlap: str
+    calendar: str | Sequence[str]
+    roll: str
+    start_time: datetime
+    end_time: datetime | None
+    max_runs: int | None
+    jitter: float | timedelta | str
+    expires_in: float | timedelta | None
+    catch_up_mode: str
+    misfire_grace: float | timedelta
+    catchup_window: float | timedelta | None
+    max_catchup_runs: int
+    catchup_order: str
+    catchup_pace: float | timedelta
+    overlap: str
+    overlap_key: str
+    priority: int | None
+    queue: str
+    description: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]
+    idempotency_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The columns to write, and the declared columns that keep an operator's value."""
+
+    changes: dict[str, Any]
+    edited: tuple[str, ...]
+
+
+def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns in their JSON form: instants in ISO 8601 (UTC), tuples as lists."""
+    return {column: _plain(value) for column, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case Mapping():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case str():
+            return str(value)
+    return value
+
+
+def merged(
+    row: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    declared: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> Merge:
+    """Return the changes of a row by its declaration; all columns in the form of ``kept``.
+
+    ``before`` is the last declaration; None applies the whole declaration.
+    """
+    last = before or {}
+    differing = {column: value for column, value in declared.items() if row[column] != value}
+    edited = tuple(
+        column for column, value in differing.items() if column in last and last[column] == value
+    )
+    changes = {column: value for column, value in differing.items() if column not in edited}
+    for column, value in last.items():
+        if (
+            column not in declared
+            and column in defaults
+            and row[column] == value != defaults[column]
+        ):
+            changes[column] = defaults[column]
+    return Merge(changes, edited)

@@ -1,0 +1,306 @@
+"""Reads what a tick needs of schedules, and builds their agendas."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from django.db.models import TextField
+from django.db.models.functions import Cast
+
+from django_durable_tasks.choices import DayKind, SpecialDay
+from django_durable_tasks.encryption import StorageLocation, decrypted
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
+from django_durable_tasks.schedules.agenda import Agenda, Override, agenda
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll, combined
+from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap, Timetable
+from django_durable_tasks.store import tables
+
+# Reads the columns of schedules that a tick needs, as plain values.
+#
+# A model instance takes several times as long to create: it has twice as many columns, and each
+# JSON column is decoded, although most schedules have the same timetable, options and calendars.
+
+
+_JSON = "_json"
+
+
+class ScheduleRow(NamedTuple):
+    """A stored schedule with the attributes of RecurringTask that a tick reads.
+
+    The JSON columns are texts until they are read as attributes. What the attributes ``options``,
+    ``timetable`` and ``calendars`` return is shared between schedules and must not be changed.
+    """
+
+    pk: uuid.UUID
+    revision: int
+    tenant_id: int
+    name: str
+    task: str
+    queue: str
+    priority: int | None
+    time_zone: str
+    dst_gap: str
+    dst_overlap: str
+    roll: str
+    jitter: float
+    jitter_percent: float
+    start_time: datetime
+    end_time: datetime | None
+    max_runs: int | None
+    expires_in: float | None
+    catch_up_mode: str
+    misfire_grace: float
+    catchup_window: float | None
+    max_catchup_runs: int
+    catchup_order: str
+    catchup_pace: float
+    overlap: str
+    overlap_key: str
+    watermark_at: datetime
+    paused_until: datetime | None
+    status_reason: str
+    status_by: str
+    args_json: str
+    kwargs_json: str
+    options_json: str
+    timetable_json: str
+    calendars_json: str
+
+    @property
+    def args(self) -> Any:
+        """The positional arguments; raises EncryptionKeyMissing or DecryptionFailed."""
+        return self._decrypted("args", self.args_json)
+
+    @property
+    def kwargs(self) -> Any:
+        """The keyword arguments; raises EncryptionKeyMissing or DecryptionFailed."""
+        return self._decrypted("kwargs", self.kwargs_json)
+
+    @property
+    def options(self) -> Any:
+        """The options of the tasks, as for ``.using()``."""
+        return _decoded(self.options_json)
+
+    @property
+    def timetable(self) -> Any:
+        """The parts of the timetable."""
+        return _decoded(self.timetable_json)
+
+    @property
+    def calendars(self) -> Any:
+        """The names of the calendars."""
+        return _decoded(self.calendars_json)
+
+    def _decrypted(self, column: str, text: str) -> Any:
+        table = RecurringTask._meta.db_table
+        place = StorageLocation(self.tenant_id, table, column, str(self.pk))
+        return decrypted(json.loads(text), place)
+
+
+AnySchedule: TypeAlias = RecurringTask | ScheduleRow
+"""A schedule, either as a model instance, which may be unsaved, or as a tick reads it."""
+
+
+@lru_cache(maxsize=4_096)
+def _decoded(text: str) -> Any:
+    return json.loads(text)
+
+
+def read_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, ScheduleRow]:
+    """Return these schedules by id; at most one statement."""
+    if not ids:
+        return {}
+    columns = [
+        Cast(name.removesuffix(_JSON), TextField()) if name.endswith(_JSON) else name
+        for name in ScheduleRow._fields
+    ]
+    rows = tables.with_ids(RecurringTask.objects.using(tables.database()), "id", ids)
+    return {row[0]: ScheduleRow._make(row) for row in rows.values_list(*columns)}
+
+
+# Builds the agendas of schedules. The days of calendars are kept in memory by their version.
+
+
+_MAX_CALENDARS = 1_000
+
+Version = tuple[int, int, datetime]
+"""Id, revision and last change of a calendar. The last change is included because a revision that
+was rolled back is used again.
+"""
+
+_days: dict[Version, BusinessDays] = {}
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", RecurringTask, AnySchedule)
+
+
+def readable(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorator: turn unexpected errors from a corrupted RecurringTask row into InvalidSchedule."""
+
+    @wraps(read)
+    def reading(row: S, /, *rest: P.args, **more: P.kwargs) -> T:
+        try:
+            return read(row, *rest, **more)
+        except DurableTasksError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as broken:
+            raise InvalidSchedule(
+                f"Recurring task {row.name!r} cannot be read ({type(broken).__name__}: {broken}):"
+                " declare it again."
+            ) from broken
+
+    return reading
+
+
+class Calendars(dict[tuple[int, str], Version]):
+    """Maps (tenant id, name) to the version of a calendar, for a set of schedules.
+
+    Reads the overrides of all these schedules with one statement, when they are first needed.
+    """
+
+    def __init__(self, rows: Sequence[AnySchedule]) -> None:
+        super().__init__()
+        self._rows = {row.pk for row in rows if _is_saved(row)}
+        self._overrides: dict[uuid.UUID, list[Override]] | None = None
+
+    def overrides(self, row: AnySchedule) -> Sequence[Override]:
+        """Return the operator's overrides of single fire times of this schedule."""
+        if row.pk not in self._rows:
+            return _overrides([row.pk]).get(row.pk, ())
+        if self._overrides is None:
+            self._overrides = _overrides(self._rows)
+        return self._overrides.get(row.pk, ())
+
+
+def _is_saved(row: AnySchedule) -> bool:
+    return isinstance(row, ScheduleRow) or not row._state.adding
+
+
+def calendars_of(rows: Sequence[AnySchedule], also: Iterable[str] = ()) -> Calendars:
+    """Return the calendars that these rows refer to, and those named ``also``; no statement if
+    there is none.
+    """
+    found = Calendars(rows)
+    names = {name for row in rows for name in row.calendars}.union(also)
+    if names:
+        versions = Calendar.objects.using(tables.database()).filter(name__in=names)
+        columns = versions.values_list("tenant_id", "name", "pk", "revision", "updated_at")
+        found.update(
+            {
+                (tenant, name): (pk, revision, changed)
+                for tenant, name, pk, revision, changed in columns
+            }
+        )
+    return found
+
+
+@readable
+def agenda_of(row: AnySchedule, calendars: Calendars | None = None) -> Agenda:
+    """Return the agenda of this row, saved or not.
+
+    Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
+    """
+    calendars = calendars_of([row]) if calendars is None else calendars
+    overrides = calendars.overrides(row) if _is_saved(row) else ()
+    return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides)
+
+
+def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ...]:
+    """Return the versions of the row's calendars; raises InvalidSchedule if one is missing."""
+    missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
+    if missing:
+        raise InvalidSchedule(
+            f"calendars={row.calendars!r}: there is no calendar {missing[0]!r} of this tenant."
+        )
+    return tuple(calendars[row.tenant_id, name] for name in row.calendars)
+
+
+def _days_of(named: Sequence[Version]) -> BusinessDays | None:
+    return combined([_business_days(version) for version in named]) if named else None
+
+
+def agenda_from(
+    row: AnySchedule, days: BusinessDays | None, overrides: Sequence[Override] = ()
+) -> Agenda:
+    """Return the agenda of a saved or unsaved row with these days and overrides; executes no
+    statement.
+    """
+    return agenda(
+        _times(row, days),
+        zone=row.time_zone,
+        days=days,
+        roll=Roll(row.roll),
+        start=row.start_time,
+        end=row.end_time,
+        overrides=overrides,
+    )
+
+
+@readable
+def check(row: RecurringTask) -> None:
+    """Raise InvalidSchedule if the row is corrupted, so that computing its fire times might not
+    end.
+    """
+    checked(
+        row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name, allow_never=True
+    )
+
+
+@readable
+def fire_times_of(row: RecurringTask) -> Timetable:
+    """Return the timetable of the row without start, end, roll and overrides."""
+    check(row)
+    return _times(row, _days_of(named_calendars(row, calendars_of([row]))))
+
+
+def _times(row: AnySchedule, days: BusinessDays | None) -> Timetable:
+    return timetable(
+        row.timetable,
+        zone=row.time_zone,
+        anchor=row.start_time,
+        dst_gap=DstGap(row.dst_gap),
+        dst_overlap=DstOverlap(row.dst_overlap),
+        seed=row.name,
+        days=days,
+    )
+
+
+def _overrides(row_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
+    everything = OccurrenceOverride.objects.using(tables.database())
+    rows = tables.with_ids(everything, "recurring_task_id", row_ids)
+    found: dict[uuid.UUID, list[Override]] = {}
+    columns = rows.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
+    for row, fire_time, action, move_to, reason in columns:
+        found.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
+    return found
+
+
+def _business_days(version: Version) -> BusinessDays:
+    found = _days.get(version)
+    if found is None:
+        if len(_days) > _MAX_CALENDARS:
+            _days.clear()
+        calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
+        found = _days[version] = business_days(calendar)
+    return found
+
+
+def business_days(calendar: Calendar) -> BusinessDays:
+    """Return the calendar as BusinessDays. Raises InvalidCalendar if it has no working day."""
+    rows = CalendarDay.objects.using(tables.database()).filter(calendar=calendar.pk)
+    special = [
+        SpecialDay(day, DayKind(kind), name, until)
+        for day, kind, name, until in rows.values_list("date", "kind", "name", "until")
+    ]
+    return BusinessDays(
+        name=calendar.name, working_days=tuple(calendar.working_days), special=tuple(special)
+    )

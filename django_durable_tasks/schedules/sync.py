@@ -1,0 +1,295 @@
+"""Synchronizes the schedules declared in code and settings with their rows, one transaction per
+schedule.
+
+Declared values are written, except those that an operator has edited since. An operator's
+pause and schedules of other sources are not changed. A schedule that is no longer declared is
+marked and paused, so that removed code never fires. Called by ``durable sync``, the scheduler
+at its start and the system checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import IntegrityError
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import RecurringStatus
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.option_values import checked_key
+from django_durable_tasks.registry import Declaration
+from django_durable_tasks.schedules import lifecycle, writes
+from django_durable_tasks.schedules.options import (
+    CODE,
+    KINDS,
+    SETTINGS,
+    UNDECLARED,
+    SyncAction,
+    columns,
+    kept,
+    merged,
+)
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.task_names import VERIFY_TASK
+
+DECLARING = (CODE, SETTINGS)
+NOTHING_DONE = (SyncAction.CLASH, SyncAction.REFUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A valid declaration and the columns that it sets."""
+
+    name: str
+    source: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStep:
+    """The change that a sync makes to one schedule.
+
+    ``changes`` maps columns to their old and new values. ``edited`` names the columns that keep an
+    operator's value. The acts CLASH and REFUSE change nothing; ``reason`` contains the cause.
+    """
+
+    name: str
+    act: SyncAction
+    source: str = ""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    edited: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
+    """Return the valid declarations of code and settings, and the errors of the others, by name.
+
+    The modules with tasks must be imported before this call.
+    """
+    good: dict[str, Declared] = {}
+    bad: dict[str, str] = {}
+    code = registry.declarations()
+    for declaration in [*code.values(), *_of_settings()]:
+        try:
+            if declaration.source == SETTINGS and declaration.name in code:
+                raise InvalidSchedule(
+                    f"@recurring({declaration.name!r}) declares it too; remove one of the two."
+                )
+            good[declaration.name] = _checked(declaration)
+        except DurableTasksError as refused:
+            bad[declaration.name] = str(refused)
+    return {name: declared for name, declared in good.items() if name not in bad}, bad
+
+
+def _of_settings() -> list[Declaration]:
+    schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().VERIFY_CRON
+    verify = (
+        []
+        if audit is None
+        else [Declaration(VERIFY_TASK, VERIFY_TASK, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
+    )
+    return verify + [
+        Declaration(
+            name,
+            given["task"],
+            {key: value for key, value in given.items() if key != "task"},
+            SETTINGS,
+        )
+        for name, given in schedules_.items()
+    ]
+
+
+def _checked(declaration: Declaration) -> Declared:
+    name = checked_key("name", declaration.name)
+    task = registry.get(declaration.task).options.name
+    values = columns(name, declaration.options) | {"task": task}
+    if not values.get("timetable"):
+        raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
+    return Declared(name, declaration.source, values)
+
+
+# Differences --------------------------------------------------------------------------------------
+
+
+def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
+    """Return the steps that ``apply`` would perform, ordered by name; empty if all rows match their
+    declarations.
+    """
+    good, bad = declarations()
+    rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
+    rows |= {row.name: row for row in _rows().filter(name__in=good)}
+    refused = [SyncStep(name, SyncAction.REFUSE, reason=reason) for name, reason in bad.items()]
+    names = {*good, *rows} - bad.keys()
+    steps = [
+        _step(name, good.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
+    ]
+    return sorted([*refused, *filter(None, steps)], key=lambda step: step.name)
+
+
+def _rows() -> RecurringTaskQuerySet:
+    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID)
+
+
+def _step(
+    name: str, declared: Declared | None, row: RecurringTask | None, *, prune: bool, adopt: bool
+) -> SyncStep | None:
+    if declared is None:
+        return None if row is None else _undeclared_step(row, prune=prune)
+    if row is None:
+        return SyncStep(name, SyncAction.CREATE, declared.source)
+    if row.source not in DECLARING and not adopt:
+        whose = f"source {row.source!r}" if row.source else "hand"
+        return SyncStep(
+            name,
+            SyncAction.CLASH,
+            declared.source,
+            reason=f"a row of this name was made by {whose}; --adopt it",
+        )
+    return _difference(row, declared)
+
+
+def _undeclared_step(row: RecurringTask, *, prune: bool) -> SyncStep | None:
+    if row.status == RecurringStatus.CANCELLED:
+        return None
+    reason = f"neither code nor settings declare it; it calls {row.task}"
+    if prune:
+        return SyncStep(row.name, SyncAction.CANCEL, row.source, reason=reason)
+    return (
+        None
+        if row.undeclared_at is not None
+        else SyncStep(row.name, SyncAction.PAUSE, row.source, reason=reason)
+    )
+
+
+def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
+    values, current = kept(declared.values), _current_values(row)
+    merge = merged(current, row.declaration, values, _defaults())
+    changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
+    act, reason = SyncAction.CHANGE, ""
+    if row.source not in DECLARING:
+        act = SyncAction.ADOPT
+    elif row.undeclared_at is not None:
+        act = SyncAction.REVIVE
+    elif not changes and row.declaration == values and row.source == declared.source:
+        return None
+    elif row.status == RecurringStatus.CANCELLED:
+        reason = f"it has ended ({row.status_reason}) and stays so"
+    return SyncStep(row.name, act, declared.source, changes, merge.edited, reason)
+
+
+def _current_values(row: RecurringTask) -> dict[str, Any]:
+    return kept(
+        {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the default of each column, used when a value is no longer declared.
+
+    A column without a default keeps its value.
+    """
+    specs = (
+        spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null
+    )
+    return {spec.attname: spec.get_default() for spec in specs} | {
+        "time_zone": ports.schedule_zone()
+    }
+
+
+# Apply --------------------------------------------------------------------------------------------
+
+
+def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[SyncStep]:
+    """Write the declarations to the rows and return the steps performed; one transaction per
+    schedule.
+
+    A schedule that cannot be written is returned with the act REFUSE and does not stop the others.
+    Repeated or concurrent calls have the same result as one call.
+    """
+    good, _ = declarations()
+    done = []
+    for step in diff(prune=prune, adopt=adopt):
+        performed = (
+            step
+            if step.act in NOTHING_DONE
+            else _do(step, good.get(step.name), prune=prune, adopt=adopt, by=by)
+        )
+        done += [performed] if performed else []
+    return done
+
+
+@retry_on_deadlock
+def _do(
+    step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool, by: str
+) -> SyncStep | None:
+    for _ in range(2):
+        try:
+            with recorded("installation.sync", by=by):
+                row = _rows().filter(name=step.name).select_for_update().first()
+                found = _step(step.name, declared, row, prune=prune, adopt=adopt)
+                if found is not None and found.act not in NOTHING_DONE:
+                    _write(found, declared, row, by)
+                return found
+        except IntegrityError:
+            continue  # a concurrent sync inserted the row: read it again
+        except DurableTasksError as refused:
+            return SyncStep(step.name, SyncAction.REFUSE, step.source, reason=str(refused))
+    return SyncStep(
+        step.name,
+        SyncAction.REFUSE,
+        step.source,
+        reason="another process changes this row repeatedly; try again",
+    )
+
+
+def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
+    if declared is None and row is not None:
+        _mark_undeclared(row, step.act, by)
+    elif declared is not None:
+        own = {
+            "source": declared.source,
+            "declaration": kept(declared.values),
+            "undeclared_at": None,
+        }
+        if row is None:
+            lifecycle.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **own})
+        else:
+            given = {
+                column: declared.values.get(column, new)
+                for column, (_, new) in step.changes.items()
+            }
+            _declare(row, given | own, by)
+
+
+def _declare(row: RecurringTask, values: dict[str, Any], by: str) -> None:
+    ended = row.status == RecurringStatus.CANCELLED
+    left = row.undeclared_at is not None and row.status_reason == UNDECLARED
+    if left and ended:
+        values |= {"status": RecurringStatus.ACTIVE.value, "status_reason": "", "status_by": by}
+    lifecycle.change(row, values)
+    if left and not ended:
+        lifecycle.resume(row, by=by)
+
+
+def _mark_undeclared(row: RecurringTask, act: SyncAction, by: str) -> None:
+    row.undeclared_at = row.undeclared_at or database_now()
+    writes.rewrite(row)
+    if act == SyncAction.CANCEL:
+        lifecycle.cancel(row, reason=UNDECLARED, by=by)
+    elif row.status == RecurringStatus.ACTIVE:
+        lifecycle.pause(row, reason=UNDECLARED, by=by)
+
+
+def waiting(steps: Sequence[SyncStep]) -> str:
+    """Describe the pending steps in one sentence; empty if there are none."""
+    if not steps:
+        return ""
+    names = ", ".join(f"{step.name} ({step.act})" for step in steps[:5])
+    more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
+    return f"Declared schedules differ from the rows: {names}{more}. Run `manage.py durable sync`."

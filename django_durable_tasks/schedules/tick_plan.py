@@ -1,0 +1,639 @@
+"""Decides what one tick writes for each schedule: known schedules, tasks and ledger entries."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from sys import intern
+from typing import Any, NamedTuple, Protocol
+
+from django_durable_tasks import conf, ports, process_state, registry
+from django_durable_tasks.choices import (
+    CatchUp,
+    CatchUpOrder,
+    FireOutcome,
+    Overlap,
+    RecurringStatus,
+    Status,
+)
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.limits import config
+from django_durable_tasks.limits.scopes import Open
+from django_durable_tasks.models.tasks import NEVER, new_task_id
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.schedules import ledger
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.misfires import (
+    ENDED,
+    MAX_RUNS,
+    Choice,
+    ChosenFire,
+    OverlapDecision,
+    Policy,
+    decide,
+    effective,
+    named,
+)
+from django_durable_tasks.schedules.schedule_cache import (
+    AnySchedule,
+    Calendars,
+    ScheduleRow,
+    Version,
+    agenda_of,
+    calendars_of,
+    named_calendars,
+    read_rows,
+    readable,
+)
+from django_durable_tasks.schedules.writes import Move
+from django_durable_tasks.states.demand import shard_of
+from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.task_values import NO_ID, NewTask
+from django_durable_tasks.tasks.enqueue import message_of
+from django_durable_tasks.tasks.new_task import TaskTemplate
+from django_durable_tasks.tasks.new_task import template as task_template
+from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
+from django_durable_tasks.tenants.quotas import OpenTaskQuota
+
+# Publishes the occurrences of a tick when its transaction commits, without a claim, as the fast
+# path does for calls.
+#
+# A claim costs the database about as much as the insert. The scheduler that fires the schedules
+# gives the windows of the queues, within which it may publish.
+
+
+class Windows(Protocol):
+    """How many tasks may be published without a claim."""
+
+    def capacity_at_commit(self, queue: str) -> int:
+        """Return how many new tasks of this queue may be published."""
+
+    def record_sent(self, queue: str, number: int) -> None:
+        """Record that this number of tasks will be published."""
+
+
+def queued_if_due(
+    tasks: Sequence[NewTask], now: datetime, windows: Windows | None
+) -> Sequence[NewTask]:
+    """Return the tasks, as QUEUED those that will be published at the commit of this transaction.
+
+    These are due and have no overlap key (which is checked after a claim), run in no batch, and no
+    limit applies to them.
+    """
+    settings = conf.settings()
+    if windows is None or not settings.FAST_PATH or ports.eager():
+        return tasks
+    limits = config.limits_in_force()
+    if limits.tenants:
+        return tasks  # a claim divides the window of a queue between tenants
+    due_at, left, sent = now + timedelta(seconds=settings.REPUBLISH_AFTER), _Left(windows), []
+    found = list[NewTask]()
+    for task in tasks:
+        if (
+            _is_due(task, now)
+            and not limits.binds(task.name, task.queue, task.tenant_id)
+            and left.take(task.queue)
+        ):
+            task = task._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
+            sent.append(task)
+        found.append(task)
+    sent.sort(key=lambda task: -task.priority)
+    for queue, number in Counter([task.queue for task in sent]).items():
+        windows.record_sent(queue, number)
+    if sent:
+        publish_after_commit([message_of(task) for task in sent])
+    return found
+
+
+def _is_due(task: NewTask, now: datetime) -> bool:
+    if task.overlap_key is not None or task.in_batch:
+        return False
+    if task.due_at is None or task.due_at > now:
+        return False
+    return task.expires_at is None or task.expires_at > now
+
+
+class _Left:
+    """The capacity that is left in each queue."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows, self._left = windows, dict[str, int]()
+
+    def take(self, queue: str) -> bool:
+        left = self._left.get(queue)
+        if left is None:
+            left = self._windows.capacity_at_commit(queue) if ports.broker_open(queue) else 0
+        self._left[queue] = left - 1
+        return left > 0
+
+
+# Builds the Task values and the ledger entry of one fire time of a schedule.
+#
+# Called by the tick, manual runs and backfills. Writes nothing.
+
+
+_MAX_TEMPLATES = 1_000
+"""If there are this many, all are built again."""
+
+
+class SharedTemplates:
+    """The templates of this process, by what the tasks of several schedules have in common: the
+    task function and its options.
+    """
+
+    def __init__(self) -> None:
+        self._settings: conf.Settings | None = None
+        self._templates: dict[tuple[Any, ...], tuple[Registered, TaskTemplate]] = {}
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def get(self, row: ScheduleRow) -> TaskTemplate:
+        """Return the template of this schedule's tasks; raises what ``_task_template`` raises."""
+        settings = conf.settings()
+        if self._settings is not settings or len(self._templates) >= _MAX_TEMPLATES:
+            self._settings, self._templates = settings, {}
+        key = (row.task, row.tenant_id, row.queue, row.priority, row.options_json)
+        known = self._templates.get(key)
+        if known is None or known[0] is not registry.find(row.task):
+            known = self._templates[key] = (registry.get(row.task), _task_template(row))
+        return known[1]
+
+
+def _task_template(row: AnySchedule) -> TaskTemplate:
+    """Raise UnknownTask or InvalidOption."""
+    options = {
+        **row.options,
+        "tenant": row.tenant_id,
+        "queue": row.queue or None,
+        "priority": row.priority,
+    }
+    return task_template(registry.get(row.task), call_options(CallOptions(), options))
+
+
+@readable
+def template_of(row: AnySchedule) -> NewTask:
+    """Return the values that all tasks of this schedule share, saved or not.
+
+    Raises UnknownTask, InvalidArguments or InvalidOption.
+    """
+    if isinstance(row, ScheduleRow):
+        shared = process_state.of(SharedTemplates).get(row)
+        zone = intern(row.time_zone)  # it is kept in memory for each schedule
+    else:
+        shared, zone = _task_template(row), row.time_zone
+    task, overlap_key = shared.called(tuple(row.args), row.kwargs, NO_ID), overlap_key_of(row)
+    expires_in = task.expires_in if row.expires_in is None else row.expires_in
+    return task._replace(
+        recurring_task_id=row.pk,
+        time_zone=zone,
+        overlap_key=overlap_key,
+        expires_in=expires_in,
+        # Overlap keys are checked after a claim, before its messages are published.
+        in_batch=task.in_batch and overlap_key is None,
+    )
+
+
+def overlap_key_of(row: AnySchedule) -> str | None:
+    """Return the overlap key of the schedule's runs; None if they may overlap. Raises
+    InvalidOption.
+    """
+    if row.overlap == Overlap.ALLOW:
+        return None
+    if not row.overlap_key:
+        return f"recurring:{row.pk}"
+    key = formatted("overlap_key", row.overlap_key, row.args, {**row.kwargs, "task": row.task})
+    return f"{row.tenant_id}:{key}"
+
+
+def occurrence_task(
+    shared: NewTask,
+    planned: PlannedRun,
+    effective: datetime,
+    verdict: OverlapDecision,
+    key: str | None = None,
+) -> NewTask:
+    """Return the task of this fire time, from the schedule's ``template``; it starts at
+    ``effective``, or waits for its overlap key if ``verdict.held`` is set.
+    """
+    task_id, expires_in = new_task_id(), shared.expires_in
+    return shared._replace(
+        id=task_id,
+        shard_key=shard_of(task_id),
+        run_at=effective,
+        due_at=NEVER if verdict.held else effective,
+        expires_at=None if expires_in is None else _expiry(effective, expires_in),
+        fire_time=planned.nominal,
+        idempotency_key=key or idempotency_key(_schedule_of(shared), planned.nominal),
+    )
+
+
+def _expiry(start: datetime, expires_in: float) -> datetime:
+    try:
+        return start + timedelta(seconds=expires_in)
+    except OverflowError as beyond:
+        raise InvalidSchedule(
+            f"expires_in={expires_in:g} s after {start.isoformat()} is beyond the year 9999:"
+            " declare the schedule again."
+        ) from beyond
+
+
+def _schedule_of(shared: NewTask) -> uuid.UUID:
+    if shared.recurring_task_id is None:
+        raise ValueError(f"The template of {shared.name} has no schedule.")
+    return shared.recurring_task_id
+
+
+def idempotency_key(recurring_task_id: uuid.UUID, fire_time: datetime) -> str:
+    """Return the idempotency key of a fire time: the schedule's id and the fire time in UTC."""
+    return f"{recurring_task_id}/{fire_time.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
+
+
+def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
+    """Return the idempotency key of a manual run: the schedule's id and the request id."""
+    return f"{recurring_task_id}/request/{request_id}"
+
+
+def ledger_entry(
+    shared: NewTask,
+    planned: PlannedRun,
+    outcome: FireOutcome,
+    *,
+    term: int | None,
+    task: NewTask | None = None,
+    **columns: Any,
+) -> LedgerEntry:
+    """Return the ledger entry of one fire time of the schedule of a template."""
+    return LedgerEntry(
+        recurring_task_id=_schedule_of(shared),
+        tenant_id=shared.tenant_id,
+        fire_time=planned.nominal,
+        outcome=outcome,
+        term=term,
+        task_id=task.id if task else None,
+        effective_at=task.run_at if task else planned.at,
+        **columns,
+    )
+
+
+# Keeps in memory what a tick needs of each schedule and only an edit changes.
+#
+# A tick reads the few columns that change from fire to fire, and all columns only of schedules
+# that this process does not know in their current revision.
+
+
+_MAX_SCHEDULES = 100_000
+"""The number of schedules that a process keeps. Each takes about 1.1 kB."""
+
+
+class DueState(NamedTuple):
+    """The columns of a due schedule that change without an edit, in the order in which a tick
+    reads them. ``revision`` identifies the others.
+    """
+
+    id: uuid.UUID
+    revision: int
+    status: str
+    watermark_at: datetime
+    runs_count: int
+    ledger_from: datetime | None
+    paused_until: datetime | None
+
+    def processed_until(self) -> datetime:
+        """Return the watermark, after which fire times are due.
+
+        Entries before ``ledger_from`` were pruned: their fire times must not fire again, even if
+        the watermark was set back behind them.
+        """
+        if self.ledger_from is None:
+            return self.watermark_at
+        return max(self.watermark_at, self.ledger_from)
+
+
+class KnownSchedule(NamedTuple):
+    """The values of a schedule that only an edit of it or of its calendars changes."""
+
+    pk: uuid.UUID
+    revision: int
+    name: str
+    task: str
+    queue: str
+    tenant_id: int
+    calendars: tuple[str, ...]
+    versions: tuple[Version, ...]
+    agenda: Agenda
+    template: NewTask
+    policy: Policy
+    overlap: Overlap
+    max_runs: int | None
+    expires_in: float | None
+    jitter: float
+    jitter_percent: float
+
+
+class KnownSchedules:
+    """The schedules that this process knows, by id. Beyond the maximum the one that was not used
+    for the longest time is removed.
+    """
+
+    def __init__(self) -> None:
+        # A dict would search its removed entries for the first one at each removal.
+        self._by_id: OrderedDict[uuid.UUID, KnownSchedule] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, state: DueState) -> KnownSchedule | None:
+        """Return the schedule if it is known in this revision; None if all columns must be read.
+
+        A paused schedule is always read, because the reason of its pause is recorded.
+        """
+        known = self._by_id.get(state.id)
+        if known is None or known.revision != state.revision:
+            return None
+        if state.status != RecurringStatus.ACTIVE:
+            return None
+        self._by_id[state.id] = known  # another thread may have removed it
+        self._by_id.move_to_end(state.id)
+        return known
+
+    def keep(self, schedule: KnownSchedule) -> None:
+        """Keep this revision instead of an earlier one."""
+        self._by_id[schedule.pk] = schedule
+        self._by_id.move_to_end(schedule.pk)
+        if len(self._by_id) > _MAX_SCHEDULES:
+            self._by_id.popitem(last=False)
+
+
+class DueSchedules(NamedTuple):
+    """The due schedules of a tick: those that are known, and the rows of the others."""
+
+    known: dict[uuid.UUID, KnownSchedule]
+    rows: dict[uuid.UUID, ScheduleRow]
+    calendars: Calendars
+
+
+def read_due(states: Sequence[DueState]) -> DueSchedules:
+    """Read what is not known of these locked schedules; at most three statements."""
+    kept = process_state.of(KnownSchedules)
+    known = {state.id: found for state in states if (found := kept.get(state)) is not None}
+    rows = read_rows([state.id for state in states if state.id not in known])
+    names = {name for one in known.values() for name in one.calendars}
+    calendars = calendars_of(list(rows.values()), names)
+    stale = [pk for pk, one in known.items() if one.versions != _versions(one, calendars)]
+    if stale:
+        rows |= read_rows(stale)
+        known = {pk: one for pk, one in known.items() if pk not in rows}
+        calendars = calendars_of(list(rows.values()))
+    return DueSchedules(known, rows, calendars)
+
+
+def _versions(known: KnownSchedule, calendars: Calendars) -> tuple[Version | None, ...]:
+    return tuple(calendars.get((known.tenant_id, name)) for name in known.calendars)
+
+
+def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
+    """Return the values of a row that was read, and keep them for the next ticks.
+
+    Raises what a corrupted row causes, and UnknownTask or EncryptionError.
+    """
+    template = template_of(row)
+    known = KnownSchedule(
+        pk=row.pk,
+        revision=row.revision,
+        name=row.name,
+        task=template.name,
+        queue=intern(row.queue),
+        tenant_id=row.tenant_id,
+        calendars=tuple(row.calendars),
+        versions=named_calendars(row, calendars),
+        agenda=agenda_of(row, calendars),
+        template=template,
+        policy=policy_of(row),
+        overlap=Overlap(row.overlap),
+        max_runs=row.max_runs,
+        expires_in=row.expires_in,
+        jitter=row.jitter,
+        jitter_percent=row.jitter_percent,
+    )
+    process_state.of(KnownSchedules).keep(known)
+    return known
+
+
+def policy_of(row: AnySchedule) -> Policy:
+    """Return the schedule's policy for missed fire times."""
+    return _policy(
+        row.catch_up_mode,
+        row.misfire_grace,
+        row.catchup_window,
+        row.max_catchup_runs,
+        row.catchup_order,
+        row.catchup_pace,
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _policy(
+    catch_up: str, grace: float, window: float | None, max_runs: int, order: str, pace: float
+) -> Policy:
+    return Policy(
+        catch_up=CatchUp(catch_up),
+        grace=grace,
+        window=window,
+        max_runs=max_runs,
+        order=CatchUpOrder(order),
+        pace=pace,
+    )
+
+
+# Decides what one tick writes for each schedule, from values read before; executes no statement.
+#
+# Called by ``trigger``.
+
+
+logger = logging.getLogger("django_durable_tasks.recurrence")
+
+
+@dataclass
+class Tick:
+    """The writes of one transaction, collected before the first one is executed."""
+
+    now: datetime
+    term: int | None
+    alone: bool = False
+    opened: dict[Any, list[Open]] = field(default_factory=dict)
+    keys: dict[tuple[int, str | None], Any] = field(default_factory=dict)
+    recorded: set[tuple[Any, datetime | None]] | None = None
+    entries: list[LedgerEntry] = field(default_factory=list)
+    new_tasks: list[NewTask] = field(default_factory=list)
+    replaced: list[Any] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    schedules: dict[Any, KnownSchedule] = field(default_factory=dict)
+    late: list[LedgerEntry] = field(default_factory=list)
+    windows: Windows | None = None
+    quotas: dict[int, OpenTaskQuota] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class FirePlan:
+    """What a tick decides about one schedule, from the watermark and run count that it read."""
+
+    schedule: KnownSchedule
+    watermark_at: datetime
+    runs_count: int
+    choice: Choice
+
+
+def decide_plan(tick: Tick, plan: FirePlan) -> None:
+    """Add the outcome of each fire time of a plan, and the new watermark, to the tick."""
+    row, choice = plan.schedule, plan.choice
+    for closed_range in row.agenda.closed(plan.watermark_at, choice.through):
+        tick.entries.append(
+            _range(tick, row, closed_range, FireOutcome(closed_range.outcome), closed_range.reason)
+        )
+    for missed in choice.missed:
+        tick.entries.append(_range(tick, row, missed, FireOutcome.MISSED, missed.reason))
+        logger.warning(
+            "Recurring task %s missed %d fires (%s).", row.name, missed.count, missed.reason
+        )
+    left = None if row.max_runs is None else max(0, row.max_runs - plan.runs_count)
+    ran = 0
+    for number, chosen in enumerate(choice.runs):
+        if left is not None and ran >= left:
+            break
+        if tick.recorded and (row.pk, chosen.planned.nominal) in tick.recorded:
+            continue
+        following = (
+            choice.runs[number + 1].planned if number + 1 < len(choice.runs) else choice.following
+        )
+        ran += _run(tick, row, chosen, following)
+    tick.moves.append(_move(row, choice, ran, left, tick.now))
+
+
+def _range(
+    tick: Tick, row: KnownSchedule, fires: Any, outcome: FireOutcome, reason: str
+) -> LedgerEntry:
+    return LedgerEntry(
+        recurring_task_id=row.pk,
+        tenant_id=row.tenant_id,
+        fire_time=fires.first,
+        last_fire_time=fires.last,
+        count=fires.count,
+        count_is_exact=fires.exact,
+        outcome=outcome,
+        reason=reason[: ledger.REASON_MAX],
+        term=tick.term,
+    )
+
+
+def _run(tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None) -> int:
+    """Add the task of one fire time, or a ledger entry with the reason why it does not run.
+
+    Return the number of tasks added, 0 or 1.
+    """
+    planned = chosen.planned
+    when = _effective(tick, row, chosen, following)
+    if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
+        return _not_run(tick, row, planned, FireOutcome.EXPIRED, f"{row.expires_in:g} s")
+    overlap_key = row.template.overlap_key
+    opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
+    all_missed = chosen.caught_up and row.policy.catch_up == CatchUp.RUN_ALL_MISSED
+    verdict = decide(row.overlap, opened, caught_up=all_missed)
+    blocker = _blocking_task(tick, row, opened, verdict)
+    if blocker is not None:
+        why = f"{named(opened, blocker)} is open"
+        return _not_run(tick, row, planned, FireOutcome.SKIPPED_OVERLAP, why, blocker)
+    quota = tick.quotas.get(row.tenant_id)
+    if quota is not None and not quota.take():
+        tick.refused.add(row.tenant_id)
+        why = f"open_tasks, {quota.limit:,}"
+        return _not_run(tick, row, planned, FireOutcome.SKIPPED_QUOTA, why)
+    task = occurrence_task(row.template, planned, when, verdict)
+    _remove_replaced(tick, opened, verdict)
+    opened.append(Open(task.id, held=verdict.held))
+    tick.new_tasks.append(task)
+    if task.unique_key is not None:
+        tick.keys[row.tenant_id, task.unique_key] = task.id
+    outcome = FireOutcome.ROLLED if planned.rolled else FireOutcome.DISPATCHED
+    reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
+        : ledger.REASON_MAX
+    ]
+    entry = ledger_entry(row.template, planned, outcome, term=tick.term, task=task, reason=reason)
+    tick.entries.append(entry)
+    tick.late += [entry] if chosen.caught_up else []
+    return 1
+
+
+def _not_run(
+    tick: Tick,
+    row: KnownSchedule,
+    planned: PlannedRun,
+    outcome: FireOutcome,
+    reason: str,
+    blocker: Any = None,
+) -> int:
+    tick.entries.append(
+        ledger_entry(
+            row.template, planned, outcome, term=tick.term, blocked_by=blocker, reason=reason
+        )
+    )
+    return 0
+
+
+def _blocking_task(
+    tick: Tick, row: KnownSchedule, opened: Sequence[Open], verdict: OverlapDecision
+) -> Any:
+    """Return the open task that prevents the run, by its overlap key or unique key, or None."""
+    if not verdict.runs:
+        return verdict.blocked_by
+    owner = tick.keys.get((row.tenant_id, row.template.unique_key))
+    freed = {task.task_id for task in opened if not task.running} & set(verdict.replaces)
+    # A task of this tick is cancelled after it was inserted, so it releases its key too late.
+    created = {task.id for task in tick.new_tasks} if owner in freed else set()
+    return None if owner in freed - created else owner
+
+
+def _effective(
+    tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
+) -> datetime:
+    if chosen.caught_up:
+        return tick.now + timedelta(seconds=chosen.delay)
+    if not row.jitter and not row.jitter_percent:
+        return chosen.planned.at
+    return effective(
+        chosen.planned,
+        following.at if following else None,
+        str(row.pk),
+        row.jitter,
+        row.jitter_percent,
+    )
+
+
+def _remove_replaced(tick: Tick, opened: list[Open], verdict: OverlapDecision) -> None:
+    tick.replaced += verdict.replaces
+    opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
+
+
+def _move(row: KnownSchedule, choice: Choice, ran: int, left: int | None, now: datetime) -> Move:
+    status, reason = None, ""
+    if left is not None and ran >= left:
+        status, reason = RecurringStatus.CANCELLED, MAX_RUNS
+    elif choice.following is None:
+        status, reason = RecurringStatus.CANCELLED, ENDED
+    return Move(
+        row.pk,
+        row.revision,
+        choice.following.at if choice.following and not status else None,
+        choice.through,
+        ran,
+        now if ran else None,
+        status,
+        reason,
+    )

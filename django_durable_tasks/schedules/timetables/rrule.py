@@ -1,0 +1,571 @@
+"""Recurrences (RFC 5545): the parser, single rules, and rules with dates and exceptions."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from calendar import isleap, monthrange
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from functools import lru_cache, partial
+from itertools import groupby, product
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.schedules.timetables.types import Count, TimetableContext
+from django_durable_tasks.schedules.timetables.wall_times import (
+    BoundedWallTimes,
+    DailyWallTimes,
+    WallTimes,
+    WallTimetable,
+    spaced,
+)
+from django_durable_tasks.schedules.timetables.zones import DAY, reading, zone
+
+# Parser of recurrences in RFC 5545: RRULE, RDATE, EXRULE, EXDATE and DTSTART, one per line.
+#
+# A bare ``FREQ=...`` is an RRULE. Times are wall times of the schedule's zone; times that end in Z
+# are converted. Parts that a rule does not define come from DTSTART, as in dateutil. UNTIL without
+# a time is midnight at the start of its day.
+
+
+MOST_CHARACTERS, MOST_LINES, MOST_DATES, MOST_COUNTED, MOST_INTERVAL = (
+    5_000,
+    20,
+    500,
+    10_000,
+    1_000_000,
+)
+FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
+_WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+_LIMITS = {  # key: (attribute, minimum, maximum, whether negative numbers are allowed)
+    "BYMONTH": ("months", 1, 12, False),
+    "BYMONTHDAY": ("month_days", 1, 31, True),
+    "BYYEARDAY": ("year_days", 1, 366, True),
+    "BYWEEKNO": ("weeks", 1, 53, True),
+    "BYHOUR": ("hours", 0, 23, False),
+    "BYMINUTE": ("minutes", 0, 59, False),
+    "BYSECOND": ("seconds", 0, 59, False),
+    "BYSETPOS": ("positions", 1, 366, True),
+}
+_BYDAY = re.compile(r"([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU)", re.ASCII)
+_STAMP = re.compile(r"\d{8}(T\d{6}Z?)?", re.ASCII)
+_NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One RRULE or EXRULE with the defaults of its start; weekdays from Monday, ``until`` is a wall
+    second.
+    """
+
+    start: int
+    frequency: str = ""
+    interval: int = 1
+    week_start: int = 0
+    count: int | None = None
+    until: int | None = None
+    months: frozenset[int] = _NONE
+    month_days: frozenset[int] = _NONE
+    year_days: frozenset[int] = _NONE
+    weeks: frozenset[int] = _NONE
+    weekdays: frozenset[int] = _NONE
+    nth: frozenset[tuple[int, int]] = frozenset()
+    hours: frozenset[int] = _NONE
+    minutes: frozenset[int] = _NONE
+    seconds: frozenset[int] = _NONE
+    positions: frozenset[int] = _NONE
+
+    @property
+    def rank(self) -> int:
+        """Return the index of the frequency, from YEARLY (0) to SECONDLY (6)."""
+        return FREQUENCIES.index(self.frequency)
+
+
+@dataclass(slots=True)
+class Recurrence:
+    """All lines of a text: rules and wall seconds that are included, and those that are
+    excluded.
+    """
+
+    rules: list[Rule] = field(default_factory=list)
+    dates: set[int] = field(default_factory=set)
+    excluded_rules: list[Rule] = field(default_factory=list)
+    excluded_dates: set[int] = field(default_factory=set)
+
+
+def parsed(text: object, setting: TimetableContext) -> Recurrence:
+    """Return the recurrence of a text; raises InvalidSchedule with the line, the key and
+    the value.
+    """
+    lines = _lines(text)
+    start = next((_starting(line, setting) for line in lines if line.startswith("DTSTART")), None)
+    if start is None:
+        start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
+    found = Recurrence()
+    for line in lines:
+        head, _, value = line.rpartition(":")
+        name, _, parameters = head.partition(";")
+        if name in {"RRULE", "EXRULE", ""} and not parameters:
+            (found.excluded_rules if name == "EXRULE" else found.rules).append(
+                _rule(value, start, setting)
+            )
+        elif name in {"RDATE", "EXDATE"}:
+            (found.excluded_dates if name == "EXDATE" else found.dates).update(
+                _dates(line, parameters, value, setting)
+            )
+        elif name != "DTSTART":
+            raise InvalidSchedule(
+                f"rrule: {line[:80]!r}: a line begins with RRULE, RDATE, EXRULE, EXDATE or DTSTART."
+            )
+    if not found.rules and not found.dates:
+        raise InvalidSchedule(
+            "rrule: no line defines when it fires; give for example 'FREQ=MONTHLY;BYDAY=-1FR'."
+        )
+    return found
+
+
+def _lines(text: object) -> list[str]:
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidSchedule(
+            f"rrule={text!r}: give a text, for example 'FREQ=MONTHLY;BYDAY=-1FR'."
+        )
+    lines = [
+        line.strip().upper() if "TZID" not in line.upper() else line.strip()
+        for line in text.splitlines()
+    ]
+    lines = [line for line in lines if line]
+    if len(text) > MOST_CHARACTERS or len(lines) > MOST_LINES or text.count(",") > MOST_DATES:
+        raise InvalidSchedule(
+            f"rrule={text[:40]!r}...: {len(text)} characters in {len(lines)} lines; at most"
+            f" {MOST_CHARACTERS} characters, {MOST_LINES} lines and {MOST_DATES} values are read."
+            " Give instants or several parts."
+        )
+    return lines
+
+
+def _starting(line: str, setting: TimetableContext) -> datetime:
+    head, _, value = line.rpartition(":")
+    if value.endswith("Z") and setting.zone != "UTC":
+        raise InvalidSchedule(
+            f"rrule: {line!r} is in UTC and the schedule in {setting.zone}; leave the Z out, or use"
+            " UTC."
+        )
+    _own_zone(line, head.partition(";")[2], setting)
+    return _stamp("DTSTART", value, setting)
+
+
+def _own_zone(line: str, parameters: str, setting: TimetableContext) -> None:
+    for parameter in filter(None, parameters.split(";")):
+        if parameter not in {f"TZID={setting.zone}", "VALUE=DATE-TIME", "VALUE=DATE"}:
+            raise InvalidSchedule(
+                f"rrule: {line[:80]!r}: {parameter[:40]} does not fit timezone={setting.zone!r}."
+            )
+
+
+def _dates(line: str, parameters: str, value: str, setting: TimetableContext) -> set[int]:
+    _own_zone(line, parameters, setting)
+    return {reading(_stamp(line.partition(":")[0], stamp, setting)) for stamp in value.split(",")}
+
+
+def _stamp(name: str, text: str, setting: TimetableContext) -> datetime:
+    """Convert a time to the wall time of the schedule's zone."""
+    try:
+        if not _STAMP.fullmatch(text):
+            raise InvalidSchedule(f"rrule: {name}={text[:40]!r}: write it as 20260308T023000.")
+        moment = datetime.fromisoformat(text)
+        return (
+            moment.astimezone(zone(setting.zone)).replace(tzinfo=None) if moment.tzinfo else moment
+        )
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, InvalidSchedule):
+            raise
+        raise InvalidSchedule(
+            f"rrule: {name}={text!r}: there is no such time ({error})."
+        ) from error
+
+
+def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
+    pairs = [part.partition("=")[::2] for part in text.split(";") if part]
+    given = dict(pairs)
+    if len(given) < len(pairs) or not given.get("FREQ"):
+        raise InvalidSchedule(f"rrule={text[:80]!r}: each key once, and FREQ among them.")
+    values: dict[str, Any] = {"start": reading(start)}
+    for key, value in given.items():
+        values |= _read(key, value, setting)
+    rule = Rule(**values)
+    _check_together(text, rule)
+    return _completed(rule, start)
+
+
+def _read(key: str, value: str, setting: TimetableContext) -> Mapping[str, Any]:
+    """Return the attributes that one key sets."""
+    if key in _LIMITS:
+        attribute, least, most, signed = _LIMITS[key]
+        return {
+            attribute: frozenset(
+                _number(key, word, least, most, signed) for word in value.split(",")
+            )
+        }
+    if key == "BYDAY":
+        return _weekdays(value)
+    if key == "FREQ" and value in FREQUENCIES:
+        return {"frequency": value}
+    if key == "WKST" and value in _WEEKDAYS:
+        return {"week_start": _WEEKDAYS.index(value)}
+    if key == "UNTIL":
+        return {"until": reading(_stamp(key, value, setting))}
+    if key in {"INTERVAL", "COUNT"}:
+        return {
+            key.lower(): _number(
+                key, value, 1, MOST_COUNTED if key == "COUNT" else MOST_INTERVAL, False
+            )
+        }
+    raise InvalidSchedule(
+        f"rrule: {key[:40]}={value[:40]!r} is not read; see RFC 5545, section 3.3.10."
+    )
+
+
+def _number(key: str, word: str, least: int, most: int, signed: bool) -> int:
+    if re.fullmatch(r"[+-]?\d{1,7}", word, re.ASCII):
+        number = int(word)
+        if least <= (abs(number) if signed else number) <= most:
+            return number
+    ends = f" or from {-most} to {-least}" if signed else ""
+    raise InvalidSchedule(f"rrule: {key}={word[:40]!r}: give numbers from {least} to {most}{ends}.")
+
+
+def _weekdays(value: str) -> Mapping[str, Any]:
+    plain, nth = set(), set()
+    for word in value.split(","):
+        found = _BYDAY.fullmatch(word)
+        if not found or (found[1] and not 1 <= abs(int(found[1])) <= 53):
+            raise InvalidSchedule(f"rrule: BYDAY={word[:40]!r}: give for example MO, 2TU or -1FR.")
+        weekday = _WEEKDAYS.index(found[2])
+        if found[1]:
+            nth.add((weekday, int(found[1])))
+        else:
+            plain.add(weekday)
+    return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
+
+
+def _check_together(text: str, rule: Rule) -> None:
+    """Raise InvalidSchedule for keys that RFC 5545 does not allow together."""
+    several = rule.count is not None and rule.until is not None
+    faults = {
+        "COUNT and UNTIL exclude each other": several,
+        "BYDAY with a number needs FREQ=MONTHLY or YEARLY, without BYWEEKNO": (
+            rule.nth and (rule.rank > 1 or rule.weeks)
+        ),
+        "BYWEEKNO needs FREQ=YEARLY": rule.weeks and rule.rank > 0,
+        "BYSETPOS needs FREQ=DAILY or longer": (
+            rule.positions and rule.rank > FREQUENCIES.index("DAILY")
+        ),
+    }
+    for fault, found in faults.items():
+        if found:
+            raise InvalidSchedule(f"rrule={text[:80]!r}: {fault}.")
+
+
+def _completed(rule: Rule, start: datetime) -> Rule:
+    """Return the rule with its missing parts derived from its start."""
+    values: dict[str, Any] = {}
+    if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays or rule.nth):
+        if rule.frequency == "YEARLY" and not rule.months:
+            values["months"] = frozenset({start.month})
+        if rule.frequency in {"YEARLY", "MONTHLY"}:
+            values["month_days"] = frozenset({start.day})
+        if rule.frequency == "WEEKLY":
+            values["weekdays"] = frozenset({start.weekday()})
+    for name, finest in (("hour", "HOURLY"), ("minute", "MINUTELY"), ("second", "SECONDLY")):
+        if not getattr(rule, f"{name}s") and rule.rank < FREQUENCIES.index(finest):
+            values[f"{name}s"] = frozenset({getattr(start, name)})
+    return replace(rule, **values)
+
+
+# One recurrence rule (RFC 5545), evaluated year by year on the calendar, with bounded work per
+# call.
+
+
+_UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
+
+
+def rule_wall_times(rule: Rule) -> BoundedWallTimes:
+    """Return the wall times of one rule, from its start to its end."""
+    unbounded = BoundedWallTimes(_unbounded(replace(rule, count=None, until=None)), rule.start)
+    if rule.until is not None:
+        return replace(unbounded, end=rule.until + 1)
+    if rule.count is None:
+        return unbounded
+    last: int | None = rule.start - 1
+    for _ in range(rule.count):
+        last = None if last is None else unbounded.first(last + 1)
+    return unbounded if last is None else replace(unbounded, end=last + 1)
+
+
+def _unbounded(rule: Rule) -> DailyWallTimes:
+    if rule.positions:
+        return DailyWallTimes(
+            lambda year: tuple(_selected(rule, year)), partial(_selected_on, rule), uniform=False
+        )
+    if rule.frequency not in _UNITS:
+        times = _times_of_day(rule)
+        return DailyWallTimes(partial(_days, rule), lambda day: times)
+    unit = _UNITS[rule.frequency]
+    same = (DAY // unit) % rule.interval == 0
+    if same and not _phased(rule, _phase(rule, 0, unit)):
+        return DailyWallTimes(lambda year: (), lambda day: ())  # the steps never match the hours
+    return DailyWallTimes(
+        partial(_days, rule), lambda day: _phased(rule, _phase(rule, day, unit)), uniform=same
+    )
+
+
+def _times_of_day(rule: Rule) -> Sequence[int]:
+    times = product(sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds))
+    return spaced([hour * 3600 + minute * 60 + second for hour, minute, second in times])
+
+
+def _phase(rule: Rule, day: int, unit: int) -> int:
+    """Return the offset of the day's first step of the interval, in units."""
+    return (rule.start // unit - day * DAY // unit) % rule.interval
+
+
+@lru_cache(maxsize=64)
+def _phased(rule: Rule, phase: int) -> Sequence[int]:
+    """Return the times of a day whose first step is at this offset, in units after midnight."""
+    unit = _UNITS[rule.frequency]
+    hours, minutes, seconds = (
+        rule.hours or range(24),
+        rule.minutes or range(60),
+        rule.seconds or range(60),
+    )
+    inside = {
+        3600: [minute * 60 + second for minute in minutes for second in seconds],
+        60: sorted(seconds),
+        1: [0],
+    }
+    steps = range(phase * unit, DAY, rule.interval * unit)
+    times = sorted(step + rest for step in steps if step // 3600 in hours for rest in inside[unit])
+    return spaced([time for time in times if time // 60 % 60 in minutes and time % 60 in seconds])
+
+
+@lru_cache(maxsize=1024)
+def _days(rule: Rule, year: int) -> tuple[int, ...]:
+    """Return the days of a year on which the rule's steps can fall, as ordinals."""
+    start = date.fromordinal(rule.start // DAY)
+    if rule.frequency == "YEARLY" and (year - start.year) % rule.interval:
+        return ()
+    months = [month for month in range(1, 13) if not rule.months or month in rule.months]
+    if rule.frequency == "MONTHLY":
+        months = [
+            month
+            for month in months
+            if not ((year - start.year) * 12 + month - start.month) % rule.interval
+        ]
+    year_length = 365 + isleap(year)
+    return tuple(
+        day
+        for month in months
+        for day in _days_of_month(rule, year, month, year_length)
+        if _in_step(rule, day)
+    )
+
+
+def _days_of_month(rule: Rule, year: int, month: int, year_length: int) -> Iterator[int]:
+    length = monthrange(year, month)[1]
+    first, new_year = date(year, month, 1).toordinal(), date(year, 1, 1).toordinal()
+    by_month = rule.frequency == "MONTHLY" or bool(rule.months)
+    for number in range(1, length + 1):
+        day = first + number - 1
+        of_year = day - new_year + 1
+        place = (number, length) if by_month else (of_year, year_length)
+        if (
+            _fits(rule.month_days, number, length)
+            and _fits(rule.year_days, of_year, year_length)
+            and (not rule.weeks or _in_weeks(rule, day))
+            and _on_weekday(rule, (day - 1) % 7, *place)
+        ):
+            yield day
+
+
+def _fits(wanted: frozenset[int], number: int, length: int) -> bool:
+    return not wanted or number in wanted or number - length - 1 in wanted
+
+
+def _on_weekday(rule: Rule, weekday: int, number: int, length: int) -> bool:
+    if not rule.weekdays and not rule.nth:
+        return True
+    ahead, behind = (number - 1) // 7 + 1, -((length - number) // 7 + 1)
+    return weekday in rule.weekdays or (weekday, ahead) in rule.nth or (weekday, behind) in rule.nth
+
+
+def _in_weeks(rule: Rule, day: int) -> bool:
+    """Return whether the day's week is selected: a week belongs to the year that contains its
+    fourth day.
+    """
+    fourth = date.fromordinal(day - (day - 1 - rule.week_start) % 7 + 3)
+    of_year = fourth.timetuple().tm_yday
+    ahead, behind = (of_year - 1) // 7 + 1, -((365 + isleap(fourth.year) - of_year) // 7 + 1)
+    return ahead in rule.weeks or behind in rule.weeks
+
+
+def _in_step(rule: Rule, day: int) -> bool:
+    start = rule.start // DAY
+    if rule.frequency == "WEEKLY":
+        return (_week(rule, day) - _week(rule, start)) % rule.interval == 0
+    return rule.frequency != "DAILY" or (day - start) % rule.interval == 0
+
+
+def _week(rule: Rule, day: int) -> int:
+    return (day - 1 - rule.week_start) // 7
+
+
+@lru_cache(maxsize=1024)
+def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
+    """Return the days of a year with the times that BYSETPOS selects from each period."""
+    times, picked = _times_of_day(rule), dict[int, list[int]]()
+    days = [day for number in (year - 1, year, year + 1) for day in _days(rule, number)]
+    for _, period in groupby(days, key=partial(_period, rule)):
+        members = list(product(period, times))
+        wanted = {place - 1 if place > 0 else len(members) + place for place in rule.positions}
+        for place in sorted(wanted.intersection(range(len(members)))):
+            picked.setdefault(members[place][0], []).append(members[place][1])
+    return {
+        day: tuple(found) for day, found in picked.items() if date.fromordinal(day).year == year
+    }
+
+
+def _selected_on(rule: Rule, day: int) -> tuple[int, ...]:
+    return _selected(rule, date.fromordinal(day).year).get(day, ())
+
+
+def _period(rule: Rule, day: int) -> object:
+    moment = date.fromordinal(day)
+    if rule.frequency == "WEEKLY":
+        return _week(rule, day)
+    return {"YEARLY": moment.year, "MONTHLY": (moment.year, moment.month)}.get(rule.frequency, day)
+
+
+# Recurrences (RFC 5545): rules and single dates minus exceptions, as wall times of the schedule's
+# zone.
+#
+# dateutil parses the same texts, but iterates a rule from its start, and without end if nothing
+# matches. Therefore only the tests use it, as a reference. A rule without a match within 400 years
+# counts as finished.
+
+
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """Single wall seconds, in order."""
+
+    seconds: tuple[int, ...]
+
+    def first(self, start: int) -> int | None:
+        """Return the first wall second at or after."""
+        place = bisect_left(self.seconds, start)
+        return self.seconds[place] if place < len(self.seconds) else None
+
+    def last(self, end: int) -> int | None:
+        """Return the last wall second before."""
+        place = bisect_left(self.seconds, end)
+        return self.seconds[place - 1] if place else None
+
+    def count(self, start: int, end: int) -> Count:
+        """Return how many are in [start, end)."""
+        return Count(max(bisect_left(self.seconds, end) - bisect_left(self.seconds, start), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The wall times of all ``included``, without those of any exception; distinct."""
+
+    included: tuple[WallTimes, ...]
+    excluded: tuple[WallTimes, ...]
+
+    def first(self, start: int) -> int | None:
+        """Return the first wall time at or after. Raises InvalidSchedule after ten thousand
+        exceptions.
+        """
+        for _ in range(_MOST):
+            found = [
+                found_second
+                for source in self.included
+                if (found_second := source.first(start)) is not None
+            ]
+            if not found or not self._is_excluded(min(found)):
+                return min(found, default=None)
+            start = min(found) + 1
+        raise _too_many()
+
+    def last(self, end: int) -> int | None:
+        """Return the last wall time before. Raises InvalidSchedule after ten thousand
+        exceptions.
+        """
+        for _ in range(_MOST):
+            found = [
+                found_second
+                for source in self.included
+                if (found_second := source.last(end)) is not None
+            ]
+            if not found or not self._is_excluded(max(found)):
+                return max(found, default=None)
+            end = max(found)
+        raise _too_many()
+
+    def count(self, start: int, end: int) -> Count:
+        """Return the number of wall times in [start, end). They are iterated, so above ten thousand
+        the number is a lower bound.
+        """
+        number = 0
+        while number < _MOST:
+            found_second = self.first(start)
+            if found_second is None or found_second >= end:
+                return Count(number)
+            number, start = number + 1, found_second + 1
+        return Count(number, exact=False)
+
+    def _is_excluded(self, found_second: int) -> bool:
+        return any(source.first(found_second) == found_second for source in self.excluded)
+
+
+def _too_many() -> InvalidSchedule:
+    return InvalidSchedule(
+        f"rrule: {_MOST} consecutive times are excluded; write the rule without EXRULE, or"
+        f" exclude fewer."
+    )
+
+
+def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any]:
+    """Return the canonical part; raises InvalidSchedule."""
+    parsed(part["rrule"], setting)
+    return {"rrule": "\n".join(line.strip() for line in part["rrule"].splitlines() if line.strip())}
+
+
+def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
+    """Return the timetable of a checked part."""
+    return WallTimetable(_wall_times(part, setting), setting.zone, setting.gap, setting.overlap)
+
+
+def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
+    """Return why the rule has no fire at all, or an empty text."""
+    return (
+        ""
+        if _wall_times(part, setting).first(0) is not None
+        else f"rrule={part['rrule']!r} can never fire."
+    )
+
+
+def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> WallTimes:
+    found = parsed(part["rrule"], setting)
+    included = _all(found.rules, found.dates)
+    excluded = _all(found.excluded_rules, found.excluded_dates)
+    return included[0] if len(included) == 1 and not excluded else Combined(included, excluded)
+
+
+def _all(rules: Iterable[Rule], dates: set[int]) -> tuple[WallTimes, ...]:
+    single: tuple[WallTimes, ...] = (Dates(tuple(sorted(dates))),) if dates else ()
+    return (*map(rule_wall_times, rules), *single)

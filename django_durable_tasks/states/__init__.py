@@ -1,0 +1,1 @@
+"""The state machine as data, and the only writers of Task.status."""

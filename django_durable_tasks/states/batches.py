@@ -1,0 +1,279 @@
+"""The transitions of batches: many tasks start together, and their successes are written
+together.
+
+Each task keeps its own guard: status, epoch and run id.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Case, Exists, F, JSONField, Value, When
+from django.db.models.functions import Coalesce
+
+from django_durable_tasks.choices import Status
+from django_durable_tasks.models import QueueControl
+from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.outbox.capture import transaction_of_successes
+from django_durable_tasks.states import attempt_log
+from django_durable_tasks.states.claims import StartedRun, started_runs
+from django_durable_tasks.states.endings import expire
+from django_durable_tasks.states.guarded_update import (
+    CLOSED,
+    NO_OWNER,
+    Pair,
+    announce,
+    locked,
+    matches_epochs,
+    move,
+)
+from django_durable_tasks.states.inserts import encrypted_result, key_after
+from django_durable_tasks.states.runs import start_writes
+from django_durable_tasks.store.connections import in_transaction
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
+from django_durable_tasks.task_values import Run
+
+_PAGES = 4
+"""How many pages of due tasks are read if other processes have locked tasks of the first ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Success:
+    """A success to record: the run, its result as JSON, and how many seconds after the start of
+    its batch the function was called.
+    """
+
+    run: Run
+    result: str | None
+    wait: float
+
+
+def take_due(
+    queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
+) -> list[StartedRun]:
+    """PENDING to RUNNING for due tasks of this name in this queue that run in batches, the most
+    urgent first; none if the queue is paused.
+
+    At most one task is started for each of ``run_ids``. Expired tasks among them become EXPIRED.
+    ``lease`` is in seconds.
+    """
+    sql = statement("take")
+    if sql is None:
+        return _take_pages(queue, name, run_ids, node, lease)
+    parameters = {
+        "queue": queue,
+        "name": name,
+        "limit": len(run_ids),
+        "run_ids": list(run_ids),
+        "node": node,
+        "lease": lease,
+        "alone": not in_transaction(),
+    }
+    rows, run_id = read(sql, parameters, binary=True), StartedRun._fields.index("run_id")
+    late = [row[0] for row in rows if row[run_id] is None]
+    if late:
+        expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
+    started = [StartedRun._make(row) for row in rows if row[run_id] is not None]
+    announce("take", Status.RUNNING, [task.id for task in started])
+    return started
+
+
+def _take_pages(
+    queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
+) -> list[StartedRun]:
+    """Take the first due tasks; read a bounded number of further pages if others have locked
+    some of them.
+    """
+    started, seen = list[StartedRun](), list[uuid.UUID]()
+    for _ in range(_PAGES):
+        wanted = len(run_ids) - len(started)
+        page = due_in_batch(queue, name, wanted, seen)
+        if page:
+            these = tasks().waiting_for_batch().filter(pk__in=page, due_at__lte=NOW)
+            started += take(these, run_ids[len(started) :], node, lease)
+        if len(page) < wanted or len(started) == len(run_ids):
+            break
+        seen += page
+    return started
+
+
+def due_in_batch(
+    queue: str, name: str, limit: int, without: Sequence[uuid.UUID] = ()
+) -> list[uuid.UUID]:
+    """Return the first due tasks of this name in this queue that run in batches, the most urgent
+    first; none if the queue is paused. One short index scan for each priority.
+    """
+    paused = QueueControl.objects.filter(name=queue, paused_at__isnull=False)
+    due = (
+        tasks()
+        .waiting_for_batch()
+        .filter(~Exists(paused), queue=queue, name=name, due_at__lte=StatementTime())
+        .exclude(pk__in=without)
+    )
+    scans = [(due.filter(priority=level).order_by("due_at"), limit) for level in range(9, -1, -1)]
+    rows = first_of_each(scans, ("pk", "priority", "due_at"))
+    return [row[0] for row in sorted(rows, key=lambda row: (-row[1], row[2]))[:limit]]
+
+
+@retry_on_deadlock
+def take(
+    queryset: TaskQuerySet, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
+) -> list[StartedRun]:
+    """PENDING to RUNNING for tasks of the queryset, by the process that will run them.
+
+    At most one task is started for each of ``run_ids``. Expired tasks among them become EXPIRED.
+    ``lease`` is in seconds.
+    """
+    with atomic():
+        pairs = _in_time(locked(queryset.filter(status=Status.PENDING), len(run_ids)))
+        # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+        moved = move(
+            "take",
+            pairs,
+            Status.RUNNING,
+            ready_at=F("due_at"),
+            queued_at=DatabaseNow(),
+            **start_writes(_run_id_of(pairs, run_ids), node, lease),
+            waiting_for_limit=None,
+            publish_count=0,
+        )
+        if not moved:
+            return []
+        started = tasks().filter(pk__in=[task_id for task_id, _ in pairs])
+        return started_runs(started.order_by("-priority", "ready_at", "id"))
+
+
+def _run_id_of(pairs: Sequence[Pair], run_ids: Sequence[uuid.UUID]) -> Case:
+    whens = (
+        When(pk=task_id, then=Value(run_id))
+        for (task_id, _), run_id in zip(pairs, run_ids, strict=False)
+    )
+    return Case(*whens, default=None)
+
+
+def _in_time(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the locked tasks that have not expired; set the others to EXPIRED."""
+    found = tasks().filter(pk__in=[task_id for task_id, _ in pairs], expires_at__lte=NOW)
+    late = set(found.values_list("pk", flat=True)) if pairs else set()
+    if not late:
+        return list(pairs)
+    move(
+        "expire",
+        [pair for pair in pairs if pair[0] in late],
+        Status.EXPIRED,
+        reason="EXPIRED",
+        **CLOSED,
+    )
+    return [pair for pair in pairs if pair[0] not in late]
+
+
+def succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
+    """RUNNING to SUCCESS for these runs, with log entries and ending events; return the run ids of
+    those that were accepted. The others were fenced.
+    """
+    with transaction_of_successes([one.run for one in successes]):
+        accepted = _succeed_many(successes, worker)
+        runs = [one.run for one in successes if one.run.run_id in accepted]
+        announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
+    return accepted
+
+
+def _succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
+    stored = [encrypted_result(one.result, one.run.tenant_id, one.run.task_id) for one in successes]
+    sql = statement("succeed_many")
+    if sql is None:
+        return _succeed_each(successes, stored, worker)
+    # Joined texts, because the driver would convert the elements of each array one by one.
+    parameters = {
+        "ids": ",".join([one.run.task_id.hex for one in successes]),
+        "epochs": ",".join([str(one.run.epoch) for one in successes]),
+        "runs": ",".join([one.run.run_id.hex for one in successes]),
+        "results": _unless_all_null([result for result, _ in stored]),
+        "keys": _unless_all_null([key for _, key in stored]),
+        "waits": ",".join([str(one.wait) for one in successes]),
+        "celery_ids": ",".join([one.run.celery_id for one in successes]),
+        "worker": worker,
+    }
+    return {run_id for (run_id,) in read(sql, parameters, binary=True)}
+
+
+def _unless_all_null(values: Sequence[str | None]) -> list[str | None] | None:
+    """Return the values as an array, None if all are NULL: unnest() fills shorter arrays up."""
+    return list(values) if any(value is not None for value in values) else None
+
+
+def _succeed_each(
+    successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]], worker: str
+) -> set[uuid.UUID]:
+    with atomic():
+        pairs = locked(owned([one.run for one in successes]))
+        accepted = {task_id for task_id, _ in pairs}
+        running = tasks().filter(matches_epochs(pairs), status__standing=[Status.RUNNING])
+        running.update(
+            status=Status.SUCCESS,
+            epoch=F("epoch") + 1,
+            updated_at=DatabaseNow(),
+            reason="",
+            **_written_results(successes, stored),
+            **CLOSED,
+        )
+        attempt_log.log_successes(
+            [
+                one.run._replace(started_at=one.run.started_at + timedelta(seconds=one.wait))
+                for one in successes
+                if one.run.task_id in accepted
+            ],
+            worker,
+        )
+        attempt_log.insert_ending_events(sorted(accepted), Status.SUCCESS)
+    return {one.run.run_id for one in successes if one.run.task_id in accepted}
+
+
+def _written_results(
+    successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]]
+) -> dict[str, Any]:
+    results, keys, starts = list[When](), list[When](), list[When]()
+    for one, (result, key) in zip(successes, stored, strict=True):
+        task_id = one.run.task_id
+        start = one.run.started_at + timedelta(seconds=one.wait)
+        starts.append(When(pk=task_id, then=constant(start)))
+        if result is not None:
+            results.append(When(pk=task_id, then=Value(json.loads(result), JSONField())))
+        if key is not None:
+            keys.append(When(pk=task_id, then=key_after(key)))
+    return {
+        "started_at": Case(*starts, default=F("started_at")),
+        "result": Case(*results, default=None) if results else None,
+        **({"encryption_key": Case(*keys, default=F("encryption_key"))} if keys else {}),
+    }
+
+
+def owned(runs: Sequence[Run]) -> TaskQuerySet:
+    """Return the tasks that these runs still own."""
+    rows = tasks().filter(
+        matches_epochs((run.task_id, run.epoch) for run in runs), status__standing=[Status.RUNNING]
+    )
+    return rows.filter(run_id__in=[run.run_id for run in runs])
+
+
+@retry_on_deadlock
+def undo_starts(runs: Sequence[Run]) -> int:
+    """RUNNING to PENDING for runs whose functions were not called; return how many.
+
+    No failure or crash is counted. ``attempts`` stays, because it counts starts and never
+    decreases. Tasks whose cancellation was requested are left out.
+    """
+    with atomic():
+        pairs = locked(owned(runs).filter(cancel_requested_at__isnull=True))
+        writes: dict[str, Any] = {**NO_OWNER, "node": None}
+        return move(
+            "undo_start", pairs, Status.PENDING, due_at=Coalesce(F("ready_at"), NOW), **writes
+        )

@@ -1,0 +1,601 @@
+"""The transitions before a run: claim, republish, return, and waits for limits, with their
+messages.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Case, F, Q, SmallIntegerField, Value, When
+from django.db.models.functions import Coalesce, Least
+
+from django_durable_tasks import conf
+from django_durable_tasks.choices import Status
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states.demand import UNSERVED_AFTER, QueueDemand
+from django_durable_tasks.states.guarded_update import (
+    PAGES,
+    Pair,
+    announce,
+    first_locked,
+    locked,
+    matches_epochs,
+    move,
+)
+from django_durable_tasks.store.clock import after
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.store.postgresql import number_array, text_array
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
+
+# The rows that the statements of claims, starts and releases return, one type per column list.
+#
+# The fields of a type are the columns in the order of the statements in ``db/sql``; the ORM forms
+# read ``_fields``.
+
+
+class ClaimedTask(NamedTuple):
+    """A task to publish; ``waiting_for_limit`` is its value before the claim.
+
+    ``options`` is JSON text or the decoded value, depending on the driver.
+    """
+
+    id: uuid.UUID
+    epoch: int
+    publish_count: int
+    name: str
+    queue: str
+    priority: int
+    options: Any
+    idempotency_key: str | None
+    run_at: datetime
+    expires_at: datetime | None
+    overlap_key: str | None
+    waiting_for_limit: str | None
+    tenant_id: int
+    limit_key: str | None
+    weight: int
+    ready_at: datetime | None
+
+    @property
+    def order(self) -> tuple[int, datetime, int]:
+        """Return the key by which tasks are published: priority, since when it is due, id.
+
+        The id is compared as a number, because UUID compares in Python, which is slow.
+        """
+        return -self.priority, self.ready_at or self.run_at, self.id.int
+
+
+class StartedRun(NamedTuple):
+    """A task whose run has started.
+
+    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
+    may be naive; they are in UTC.
+    """
+
+    id: uuid.UUID
+    name: str
+    queue: str
+    tenant_id: int
+    epoch: int
+    run_id: uuid.UUID
+    attempts: int
+    failures: int
+    crashes: int
+    max_attempts: int
+    args: Any
+    kwargs: Any
+    options: Any
+    idempotency_key: str | None
+    started_at: datetime
+    run_at: datetime
+    workflow_id: uuid.UUID | None
+    has_dependents: bool
+    ready_at: datetime | None
+    queued_at: datetime | None
+    created_at: datetime
+    fire_time: datetime | None
+    recurring_task_id: uuid.UUID | None
+    limit_key: str | None
+
+
+class Unstarted(NamedTuple):
+    """What the row of a task that was not started shows."""
+
+    status: str
+    epoch: int
+    queue: str
+    has_expired: bool
+    is_paused: bool
+
+
+class BlockedDependent(NamedTuple):
+    """A dependent of an ended task, with the unresolved ending events of the ended task."""
+
+    unresolved: int
+    queue: str
+    is_due: bool
+    ending_events: list[int]
+    name: str
+    tenant_id: int
+
+
+def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
+    """Read these tasks for publishing, in the order of the queryset."""
+    return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
+
+
+def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
+    """Read the runs of these tasks, in the order of the queryset."""
+    return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]
+
+
+@functools.cache
+def returning_row() -> str:
+    """Return the clause that makes a statement return the whole row of a task, for ``row_of``."""
+    return f"RETURNING {', '.join(str(field.column) for field in Task._meta.concrete_fields)}"
+
+
+def row_of(values: Sequence[Any]) -> Task:
+    """Return the task of the columns of ``returning_row``, as a query of the ORM would."""
+    alias = conf.settings().DATABASE
+    converted = list(values)
+    for index, convert in _converters():
+        converted[index] = convert(converted[index], None, connections[alias])
+    return Task.from_db(alias, _names(), converted)
+
+
+@functools.cache
+def _names() -> list[str]:
+    return [field.attname for field in Task._meta.concrete_fields]
+
+
+@functools.cache
+def _converters() -> list[tuple[int, Any]]:
+    """Return the indexes of the columns whose fields convert the value of the driver."""
+    found = [getattr(field, "from_db_value", None) for field in Task._meta.concrete_fields]
+    return [(index, convert) for index, convert in enumerate(found) if convert is not None]
+
+
+# Makes tasks that a limit refuses wait, and makes them due again.
+#
+# A task that waits for a limit is PENDING, its ``due_at`` is NEVER, ``ready_at`` is the time since
+# which it is due, and ``waiting_for_limit`` is the scope without capacity. ``engine/limits/``
+# calls these functions. None of them waits for a locked row, except ``make_claimed_wait``, whose
+# rows the caller has locked, and ``repair_limit_wait``.
+
+
+_WAS_DUE: Any = Least(Coalesce("ready_at", NOW), NOW)
+"""Since when a waiting task is due: not its ``run_at``, because a replay, a retry or a task that
+was BLOCKED is due long after it. The clock may have been set back since then.
+"""
+
+
+def make_claimed_wait(
+    scopes: Mapping[uuid.UUID, str], epochs: Mapping[uuid.UUID, int] | None = None
+) -> int:
+    """QUEUED to PENDING for tasks that this process has just claimed: make them wait for these
+    scopes. ``epochs``: only tasks in these epochs, by id.
+    """
+    pairs = locked(tasks().filter(pk__in=list(scopes), status=Status.QUEUED)) if scopes else []
+    if epochs is not None:
+        pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
+    writes = {
+        # A claim wrote it. A task that was published when it was created or released has none.
+        "ready_at": Coalesce("ready_at", NOW),
+        "due_at": NEVER,
+        "waiting_for_limit": _by_scope(scopes),
+        "node": None,
+        "publish_count": 0,
+    }
+    return move("return_to_pending", pairs, Status.PENDING, **writes)
+
+
+def make_due_wait(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
+    """Make PENDING tasks that are due at ``now`` wait for these scopes; return how many.
+
+    Rows that other transactions have locked are skipped.
+    """
+    if not scopes:
+        return 0
+    with atomic():
+        due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, due_at__lte=now)
+        pairs = locked(due, len(scopes))
+        these = tasks().filter(matches_epochs(pairs), status__standing=[Status.PENDING])
+        # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+        writes = {"ready_at": F("due_at"), "due_at": NEVER, "waiting_for_limit": _by_scope(scopes)}
+        return these.update(**writes, updated_at=NOW) if pairs else 0
+
+
+def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
+    """Make at most ``limit`` waiting tasks due again; return how many.
+
+    ``due_at`` becomes the time since which the task is due. Rows that other transactions
+    have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
+    stays reserved for these tasks.
+    """
+    with atomic():
+        waiting = queryset.filter(
+            status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
+        )
+        pairs = locked(waiting, limit)
+        these = tasks().filter(
+            matches_epochs(pairs),
+            status__standing=[Status.PENDING],
+            waiting_for_limit__isnull=False,
+        )
+        return these.update(due_at=_WAS_DUE, updated_at=NOW) if pairs else 0
+
+
+def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
+    """Change the scopes for which these tasks wait; return how many.
+
+    Rows that other transactions have locked are skipped.
+    """
+    if not scopes:
+        return 0
+    with atomic():
+        waiting = tasks().filter(
+            pk__in=list(scopes),
+            status=Status.PENDING,
+            waiting_for_limit__isnull=False,
+            due_at__gte=NEVER,
+        )
+        pairs = locked(waiting, len(scopes))
+        these = tasks().filter(
+            matches_epochs(pairs),
+            status__standing=[Status.PENDING],
+            waiting_for_limit__isnull=False,
+        )
+        return these.update(waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
+
+
+def repair_limit_wait(queryset: TaskQuerySet) -> int:
+    """Repair inconsistent limit waits; return how many tasks changed.
+
+    PENDING tasks whose ``due_at`` is NEVER, but that wait for no limit or overlap key, become due
+    again. ``waiting_for_limit`` is cleared for tasks that are not PENDING.
+    """
+    with atomic():
+        these = tasks().filter(matches_epochs(locked(queryset)))
+        unnamed = these.filter(
+            status__standing=[Status.PENDING],
+            due_at__gte=NEVER,
+            waiting_for_limit=None,
+            overlap_key=None,
+        )
+        number = unnamed.update(due_at=_WAS_DUE, updated_at=NOW)
+        not_waiting = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
+        return number + not_waiting.update(waiting_for_limit=None, updated_at=NOW)
+
+
+def age(queryset: TaskQuerySet, limit: int) -> int:
+    """Raise the priority of PENDING tasks by one, to at most 9; ``priority_boost`` counts this."""
+    with atomic():
+        pairs = locked(queryset.filter(status=Status.PENDING, priority__lt=9), limit)
+        these = tasks().filter(
+            matches_epochs(pairs), status__standing=[Status.PENDING], priority__lt=9
+        )
+        more = {
+            name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "priority_boost")
+        }
+        return these.update(**more, updated_at=NOW) if pairs else 0
+
+
+def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
+    by_scope: dict[str, list[uuid.UUID]] = {}
+    for task_id, scope in scopes.items():
+        by_scope.setdefault(scope, []).append(task_id)
+    whens = (When(pk__in=ids, then=Value(scope)) for scope, ids in by_scope.items())
+    return Case(*whens, default=None)
+
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+
+
+def claim(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    wait: float,
+    shards: Collection[int] | None = None,
+) -> list[ClaimedTask]:
+    """PENDING to QUEUED for due tasks of these queues, in each queue those of the highest priority
+    first.
+
+    At most ``limit`` tasks are claimed, from the queues in the order of ``demands``. ``wait``: the
+    seconds after which a task is republished unless it has started. ``shards``: only tasks of
+    these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds. Either all
+    demands name a tenant or none does.
+    """
+    tenants = [one.tenant_id for one in demands if one.tenant_id is not None]
+    sql = statement("claim_of_tenants" if tenants else "claim")
+    late = now - timedelta(seconds=UNSERVED_AFTER)
+    if sql is None:
+        due = tasks().due_alone(now).order_by("due_at")
+        if shards is not None:
+            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
+        return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
+    parameters: dict[str, Any] = {"now": now, "limit": limit, "node": node, "wait": wait}
+    parameters |= {"late": late, "tenants": number_array(tenants)} if tenants else {"late": late}
+    parameters["queues"] = text_array(one.queue for one in demands)
+    parameters["limits"] = number_array(one.limit for one in demands)
+    parameters["leasts"] = number_array(one.least for one in demands)
+    parameters["levels"] = number_array(one.levels for one in demands)
+    return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
+
+
+@retry_on_deadlock
+def _claim_locked(
+    lock: Callable[[], Sequence[Pair]], node: uuid.UUID, wait: float
+) -> list[ClaimedTask]:
+    """Claim the tasks that ``lock`` locks, in one transaction.
+
+    InnoDB may wait for a row in spite of SKIP LOCKED, so two claims may deadlock.
+    """
+    with atomic():
+        return _claimed(lock(), node, wait)
+
+
+def _locked_due(
+    due: TaskQuerySet, demands: Sequence[QueueDemand], now: datetime, limit: int
+) -> list[Pair]:
+    """Lock at most ``limit`` of these rows; skip rows that other transactions have locked."""
+    pairs, seen = list[Pair](), list[uuid.UUID]()
+    for _ in range(PAGES):
+        page = _due_of(due.exclude(pk__in=seen) if seen else due, demands, limit - len(pairs))
+        locked_pairs = (
+            locked(tasks().pending().filter(pk__in=list(page), due_at__lte=now), len(page))
+            if page
+            else []
+        )
+        pairs += locked_pairs
+        if len(locked_pairs) == len(page):
+            break
+        seen += page
+        found = Counter(page[task_id] for task_id, _ in locked_pairs)
+        demands = [
+            one._replace(limit=one.limit - found[_part(one)])
+            for one in demands
+            if one.limit > found[_part(one)]
+        ]
+    return pairs
+
+
+_Part = tuple[str, int | None]
+
+
+def _part(one: QueueDemand) -> _Part:
+    return one.queue, one.tenant_id
+
+
+def _due_of(
+    due: TaskQuerySet, demands: Sequence[QueueDemand], limit: int
+) -> dict[uuid.UUID, _Part]:
+    """Return at most ``limit`` of these rows with the queues and tenants of their demands, by one
+    short scan for each demand and priority.
+
+    A statement contains many scans.
+    """
+    if not demands:
+        return {}
+    scans = [
+        (
+            (due if one.tenant_id is None else due.filter(tenant_id=one.tenant_id))
+            .filter(queue=one.queue, priority=priority)
+            .annotate(demand=Value(number)),
+            one.limit,
+        )
+        for number, one in enumerate(demands)
+        for priority in one.priorities
+    ]
+    found: list[list[tuple[int, uuid.UUID]]] = [[] for _ in demands]
+    for task_id, number, priority in first_of_each(scans, ("pk", "demand", "priority")):
+        found[number].append((-priority, task_id))
+    # Sorted by priority only: the rows of one priority are already in the order of their scan.
+    ids = [
+        (row[1], _part(one))
+        for one, rows in zip(demands, found, strict=True)
+        for row in sorted(rows, key=itemgetter(0))[: one.limit]
+    ]
+    return dict(ids[:limit])
+
+
+def due_tenants(
+    demands: Sequence[QueueDemand], now: datetime, pasts: Mapping[str, int], limit: int
+) -> dict[str, list[int]]:
+    """Return the tenants other than the default one with due tasks in each of these queues, at most
+    ``limit`` per queue, with an id above that of ``pasts``.
+    """
+    queues, sql = [one.queue for one in demands], statement("due_tenants")
+    if sql is not None:
+        parameters = {"queues": text_array(queues), "now": now, "limit": limit}
+        parameters["pasts"] = number_array(
+            max(DEFAULT_TENANT_ID, pasts.get(queue, 0)) for queue in queues
+        )
+        rows = read(sql, parameters)
+    else:
+        due = tasks().due_alone(now).order_by("tenant_id").distinct()
+        scans = [
+            (
+                due.filter(
+                    queue=queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(queue, 0))
+                ).annotate(demanded_queue=Value(queue)),
+                limit,
+            )
+            for queue in queues
+        ]
+        rows = first_of_each(scans, ("demanded_queue", "tenant_id"))
+    found: dict[str, list[int]] = {}
+    for queue, tenant_id in sorted(rows):
+        found.setdefault(queue, []).append(tenant_id)
+    return found
+
+
+def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
+    claimed = [ClaimedTask._make(row) for row in read(sql, parameters, binary=True)]
+    announce("claim", Status.QUEUED, [task.id for task in claimed])
+    return claimed
+
+
+def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
+    # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+    writes: dict[str, Any] = {
+        "ready_at": F("due_at"),
+        "queued_at": DatabaseNow(),
+        "node": node,
+        "due_at": after(wait),
+        "publish_count": F("publish_count") + 1,
+    }
+    move("claim", pairs, Status.QUEUED, **writes)
+    claimed = claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+    waited = [task.id for task in claimed if task.waiting_for_limit is not None]
+    if waited:
+        queued = tasks().filter(pk__in=waited, status__standing=[Status.QUEUED])
+        queued.update(waiting_for_limit=None)
+    return claimed
+
+
+def claim_these(
+    ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float, *, waiting: bool = False
+) -> list[ClaimedTask]:
+    """PENDING to QUEUED for those of these tasks that are due by the database's clock.
+
+    Tasks that run in batches are left out. ``waiting``: those that wait for a limit or were
+    released by it, also tasks that run in batches.
+    """
+    sql = statement("claim_these")
+    if sql is not None:
+        parameters = {"ids": list(ids), "node": node, "wait": wait, "never": NEVER}
+        return _read(sql, parameters | {"waiting": waiting})
+    these = tasks().filter(pk__in=list(ids))
+    if waiting:
+        release_waiting(these, len(ids))
+    due = (
+        these.pending().filter(waiting_for_limit__isnull=False)
+        if waiting
+        else these.published_alone()
+    ).filter(due_at__lte=NOW)
+    return _claim_locked(partial(locked, due, len(ids)), node, wait)
+
+
+def locked_pending(queryset: TaskQuerySet, limit: int) -> list[uuid.UUID]:
+    """Lock at most ``limit`` PENDING rows of the queryset and return them in its order.
+
+    Rows that other transactions have locked are skipped.
+    """
+    return [task_id for task_id, _ in first_locked(queryset.filter(status=Status.PENDING), limit)]
+
+
+def republish(
+    queryset: TaskQuerySet, limit: int, first: float, longest: float
+) -> list[ClaimedTask]:
+    """Count one more message of QUEUED tasks and return the tasks.
+
+    Status and epoch do not change, so that whichever copy of the message arrives first starts the
+    task. The time until the next message starts at ``first`` seconds and doubles up to ``longest``.
+    """
+    with atomic():
+        pairs = locked(queryset.filter(status=Status.QUEUED), limit)
+        steps = [(sent, after(min(first * 2**sent, longest))) for sent in range(8)]
+        later = Case(
+            *(When(publish_count=sent, then=step) for sent, step in steps),
+            default=after(longest),
+        )
+        queued = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
+        queued.update(due_at=later, publish_count=F("publish_count") + 1)
+        return claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+
+
+def not_published(messages: Sequence[tuple[uuid.UUID, int, int]], wait: float) -> int:
+    """Undo what ``republish`` wrote for messages that the broker did not accept.
+
+    ``messages`` contains ids, epochs and message numbers. The tasks stay QUEUED and are due again
+    in ``wait`` seconds.
+    """
+    by_number: dict[tuple[int, int], list[uuid.UUID]] = defaultdict(list)
+    for task_id, epoch, number in sorted(messages):
+        by_number[epoch, number].append(task_id)
+    guard = Q(pk__in=[])
+    for (epoch, number), ids in by_number.items():
+        guard |= Q(pk__in=ids, epoch=epoch, publish_count=number)
+    with atomic():
+        locked(tasks().filter(pk__in=[task_id for task_id, *_ in messages], status=Status.QUEUED))
+        unchanged = tasks().filter(guard, status__standing=[Status.QUEUED])
+        return unchanged.update(due_at=after(wait), publish_count=F("publish_count") - 1)
+
+
+WAS_READY = Coalesce(F("ready_at"), DatabaseNow())
+"""When a QUEUED task was due before its claim; now if it was published without a claim."""
+
+
+def return_to_pending(
+    queryset: TaskQuerySet,
+    again: float | datetime | Coalesce,
+    epochs: dict[uuid.UUID, int] | None = None,
+) -> int:
+    """QUEUED to PENDING. No failure is counted.
+
+    ``again``: when the tasks are due, as an instant, as an expression or as seconds from now.
+    ``epochs``: only tasks in these epochs, by id.
+    """
+    with atomic():
+        pairs = locked(queryset.filter(status=Status.QUEUED))
+        if epochs is not None:
+            pairs = [(task_id, epoch) for task_id, epoch in pairs if epochs.get(task_id) == epoch]
+        due_at = after(again) if isinstance(again, int | float) else again
+        return move(
+            "return_to_pending", pairs, Status.PENDING, due_at=due_at, node=None, publish_count=0
+        )
+
+
+def messages_for(claimed: Iterable[ClaimedTask]) -> list[TaskMessage]:
+    """Return the messages of these tasks, in their order."""
+    return [_message(task) for task in claimed]
+
+
+def _message(task: ClaimedTask) -> TaskMessage:
+    overrides = _overrides(task.id, task.options)
+    return TaskMessage(
+        task_id=task.id,
+        epoch=task.epoch,
+        number=task.publish_count,
+        name=task.name,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=overrides.get("timeout"),
+        soft_timeout=overrides.get("soft_timeout"),
+        idempotency_key=task.idempotency_key,
+    )
+
+
+def _overrides(task_id: uuid.UUID, options: Any) -> Mapping[str, Any]:
+    """Return the options that the task overrides; none if they cannot be read, so that one task
+    does not stop a batch.
+    """
+    try:
+        found = json.loads(options) if isinstance(options, str) else options
+    except ValueError:
+        found = options
+    if found is None or isinstance(found, dict):
+        return found or {}
+    logger.error(
+        "The options of task %s are not a JSON object (%.100r); it is published without them.",
+        task_id,
+        found,
+    )
+    return {}

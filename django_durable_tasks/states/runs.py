@@ -1,0 +1,326 @@
+"""The transitions of a run: start, heartbeat, succeed, and the endings that ``decide`` decides."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
+from django.db.models.functions import Cast
+
+from django_durable_tasks import ports
+from django_durable_tasks.choices import TERMINAL, Status
+from django_durable_tasks.models import QueueControl, Task
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.outbox.capture import transaction_of_successes
+from django_durable_tasks.states import attempt_log
+from django_durable_tasks.states.claims import StartedRun, Unstarted
+from django_durable_tasks.states.decisions import EndingDecision
+from django_durable_tasks.states.guarded_update import (
+    CLOSED,
+    NO_OWNER,
+    announce,
+    locked,
+    matches_epochs,
+    record_endings,
+)
+from django_durable_tasks.states.inserts import encrypted_result, key_after
+from django_durable_tasks.store.clock import after, aware
+from django_durable_tasks.store.connections import in_transaction
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.tables import atomic, count, database, read, tasks
+from django_durable_tasks.task_values import Run
+
+
+def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
+    """Return the columns that every start writes besides status and epoch."""
+    return {
+        "attempts": F("attempts") + 1,
+        "run_id": run_id,
+        "node": node,
+        "started_at": DatabaseNow(),
+        "due_at": None,
+        "lease_until": after(lease),
+        "progress": None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run to start: the task and the epoch of its message, the token of the run, and its lease in
+    seconds. ``name``: only a task of this name. ``queues``: only a task of one of these queues.
+    """
+
+    task_id: uuid.UUID
+    epoch: int
+    run_id: uuid.UUID
+    node: uuid.UUID
+    lease: float
+    name: str | None = None
+    queues: Sequence[str] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of the SQL statement ``start``."""
+        return {
+            "id": self.task_id,
+            "epoch": self.epoch,
+            "run_id": self.run_id,
+            "node": self.node,
+            "lease": self.lease,
+            "name": self.name,
+            "queues": list(self.queues) or None,
+            "alone": not in_transaction(),
+        }
+
+
+def start(new: NewRun) -> StartedRun | Unstarted | None:
+    """QUEUED to RUNNING, if the task is still in the epoch of the message.
+
+    Returns what its row shows if the guard does not match, a cancellation was requested, the task
+    has expired, or its queue is paused, and None if there is no row. Nothing is written then.
+    """
+    sql = statement("start")
+    found = _start(new) if sql is None else _started(read(sql, new.parameters(), frequent=True))
+    if isinstance(found, StartedRun):
+        announce("start", Status.RUNNING, [found.id])
+    return found
+
+
+def _started(rows: Sequence[tuple[Any, ...]]) -> StartedRun | Unstarted | None:
+    """Return the result of the SQL statement ``start``."""
+    (row,) = rows
+    run, seen = row[: len(StartedRun._fields)], row[len(StartedRun._fields) :]
+    if run[0] is not None:
+        return StartedRun._make(run)
+    return None if seen[0] is None else Unstarted._make(seen)
+
+
+def _start(new: NewRun) -> StartedRun | Unstarted | None:
+    """Read the row first, so that a stale message costs one statement that writes nothing. What was
+    read is that of the run, because every change of it raises the epoch.
+    """
+    paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
+    this = tasks().filter(pk=new.task_id)
+    columns = (*StartedRun._fields, "status", "expires_at")
+    row = this.values_list(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
+    if row is None:
+        return None
+    run, (status, expires_at, is_paused, now) = StartedRun._make(row[:-4]), row[-4:]
+    has_expired = expires_at is not None and expires_at <= now
+    seen = Unstarted(status, run.epoch, run.queue, has_expired, bool(is_paused))
+    if (status, run.epoch) != (Status.QUEUED, new.epoch):
+        return seen
+    of_queues = this.filter(queue__in=list(new.queues)) if new.queues else this
+    changed = of_queues.filter(
+        Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
+        ~Exists(paused),
+        Q(name=new.name or F("name")),
+        epoch=new.epoch,
+        status__standing=[Status.QUEUED],
+        cancel_requested_at__isnull=True,
+    ).update(
+        status=Status.RUNNING,
+        epoch=F("epoch") + 1,
+        updated_at=DatabaseNow(),
+        **start_writes(new.run_id, new.node, new.lease) | {"started_at": aware(now)},
+    )
+    if not changed:
+        return seen
+    return run._replace(
+        epoch=run.epoch + 1,
+        attempts=run.attempts + 1,
+        run_id=new.run_id,
+        started_at=aware(now),
+    )
+
+
+Beat = tuple[uuid.UUID, int, uuid.UUID, float]
+"""A heartbeat of a run: task, epoch, run, lease (seconds)."""
+Progress = tuple[uuid.UUID, int, uuid.UUID, str]
+"""The progress of a run: task, epoch, run, JSON."""
+
+
+def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    """Renew leases; return, for each renewed run, whether its cancellation was requested.
+
+    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED. No
+    value of a task function is in the statement: one that the database refuses would cost all the
+    leases.
+    """
+    sql = statement("heartbeat")
+    if sql is not None:
+        ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
+        parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
+        return dict(read(sql, parameters))
+    with _locked_if_free(beats) as owned:
+        leases_by_task = {beat[0]: after(beat[3]) for beat in beats}
+        owned.update(lease_until=_by_task(leases_by_task, F("lease_until")))
+        found = owned.values_list("run_id", "cancel_requested_at")
+        return {run: requested_at is not None for run, requested_at in found if run is not None}
+
+
+def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
+    """Write what runs have reported; return the runs whose rows were not locked."""
+    with _locked_if_free(progress) as owned:
+        # Not decoded and encoded again, which would write some floats as PostgreSQL changes them.
+        values = {task_id: Cast(Value(text), JSONField()) for task_id, _, _, text in progress}
+        owned.update(progress=_by_task(values, F("progress")))
+        return {run for run in owned.values_list("run_id", flat=True) if run is not None}
+
+
+@contextmanager
+def _locked_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
+    """Yield the tasks of these runs that no other transaction has locked. They are locked until the
+    end of the block if the database supports SKIP LOCKED.
+    """
+    if not connections[database()].features.has_select_for_update_skip_locked:
+        yield _owned(runs)
+        return
+    with atomic():
+        free = [task_id for task_id, _ in locked(_owned(runs), len(runs))]
+        yield _owned(runs).filter(pk__in=free)
+
+
+def _owned(runs: Sequence[tuple[Any, ...]]) -> TaskQuerySet:
+    rows = tasks().filter(
+        matches_epochs((run[0], run[1]) for run in runs), status__standing=[Status.RUNNING]
+    )
+    return rows.filter(run_id__in=[run[2] for run in runs])
+
+
+def still_owned(beats: Sequence[Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their tasks, without waiting for locks."""
+    return {run for run in _owned(beats).values_list("run_id", flat=True) if run is not None}
+
+
+def succeed(run: Run, result: str | None, worker: str) -> bool:
+    """RUNNING to SUCCESS, with log entry and ending event; return False if the run was fenced."""
+    with transaction_of_successes([run]):
+        changed = _succeed(run, result, worker)
+        if changed:
+            announce("succeed", Status.SUCCESS, [run.task_id], [run])
+    return bool(changed)
+
+
+def _success_parameters(run: Run, result: str | None, worker: str) -> dict[str, Any]:
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
+    return {
+        "id": run.task_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "result": stored,
+        "encryption_key": key,
+        "worker": worker,
+        "celery_id": run.celery_id,
+    }
+
+
+def _succeed(run: Run, result: str | None, worker: str) -> int:
+    sql = statement("succeed")
+    if sql is not None:
+        return count(sql, _success_parameters(run, result, worker), frequent=True)
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
+    with atomic():
+        owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+        changed = owned.filter(status__standing=[Status.RUNNING]).update(
+            status=Status.SUCCESS,
+            epoch=F("epoch") + 1,
+            updated_at=DatabaseNow(),
+            reason="",
+            result=None if stored is None else Value(json.loads(stored), JSONField()),
+            **({} if key is None else {"encryption_key": key_after(key)}),
+            **CLOSED,
+        )
+        if changed:
+            attempt_log.log_successes([run], worker)
+            attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
+    return changed
+
+
+def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:
+    """Lock RUNNING rows for ``end`` and return them by primary key. Must be inside ``atomic()``."""
+    pairs = locked(queryset.filter(status=Status.RUNNING), limit)
+    return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
+
+
+def end(ends: Sequence[EndingDecision]) -> int:
+    """Write the verdicts of RUNNING tasks that ``locked_runs`` returned; return how many changed.
+
+    The transitions are ``retry``, ``exhaust``, ``lose`` and ``cancel``. The caller inserts log
+    entries and dead letters.
+    """
+    if not ends:
+        return 0
+    guard = matches_epochs((end.task_id, end.epoch) for end in ends)
+    running = tasks().filter(guard, status__standing=[Status.RUNNING])
+    changed = running.update(
+        **_verdicts(ends),
+        **_closings(ends),
+        epoch=F("epoch") + 1,
+        publish_count=0,
+        updated_at=DatabaseNow(),
+        **NO_OWNER,
+    )
+    ports.due.rescheduled([end.task_id for end in ends if end.verdict.status == Status.PENDING])
+    for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
+        group = [
+            end.task_id
+            for end in ends
+            if (end.verdict.transition, end.verdict.status) == (name, status)
+        ]
+        if status in TERMINAL:
+            record_endings(group, status)
+        announce(name, status, group)
+    return changed
+
+
+def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
+    return Case(
+        *(When(pk=task_id, then=value) for task_id, value in values.items()), default=default
+    )
+
+
+def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
+    """Return the new status, budgets, reason and error of each task."""
+    # A cancelled task keeps its reason, because the cancellation request has written it.
+    reasons = {
+        end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
+        for end in ends
+    }
+    failed = {end.task_id: Value(end.verdict.failed) for end in ends}
+    crashed = {end.task_id: Value(end.verdict.crashed) for end in ends}
+    limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
+    alone = {end.task_id: Value(False) for end in ends if end.leaves_batch}
+    return {
+        "status": _by_task({end.task_id: Value(end.verdict.status) for end in ends}),
+        "failures": F("failures") + _by_task(failed, Value(0)),
+        "crashes": F("crashes") + _by_task(crashed, Value(0)),
+        "last_error": _by_task({end.task_id: Value(end.error) for end in ends}, Value("")),
+        "reason": _by_task(reasons, Value("")),
+        **({"max_attempts": _by_task(limits, F("max_attempts"))} if limits else {}),
+        **({"in_batch": _by_task(alone, F("in_batch"))} if alone else {}),
+    }
+
+
+def _closings(ends: Sequence[EndingDecision]) -> dict[str, Any]:
+    """Return ``due_at`` and queue of retried tasks, and the cleared columns of ended tasks."""
+    closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
+    due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
+    queues = {
+        end.task_id: Value(end.queue)
+        for end in ends
+        if end.queue is not None and end.verdict.status == Status.PENDING
+    }
+    return {
+        **({"queue": _by_task(queues, F("queue"))} if queues else {}),
+        "due_at": _by_task(due_at) if due_at else None,
+        "completed_at": Case(When(pk__in=closed, then=DatabaseNow()), default=None),
+        "open_key": Case(When(pk__in=closed, then=None), default=F("open_key")),
+        "open_unique_key": Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
+    }

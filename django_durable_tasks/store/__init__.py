@@ -1,0 +1,1 @@
+"""What differs between databases: connections, SQL, the clock, retries and error codes."""

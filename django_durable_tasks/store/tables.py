@@ -1,0 +1,204 @@
+"""Access to the tables: alias, querysets, transactions, SQL statements, and the rows that must
+exist.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.apps import apps as installed
+from django.conf import settings
+from django.core.management.color import no_style
+from django.db import connections, router, transaction
+from django.db.models import F, Lookup, Model, QuerySet
+
+from django_durable_tasks import conf
+from django_durable_tasks.models import Task
+from django_durable_tasks.models.cluster import LONG_EXPIRED, lease_name
+from django_durable_tasks.models.fields import DatabaseNow, instant
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.store import postgresql
+from django_durable_tasks.store.connections import cursor
+from django_durable_tasks.store.postgresql import text_array, uuid_array
+
+# Access to the tables: database alias, queryset of all tasks, transactions, SQL statements.
+
+
+M = TypeVar("M", bound=Model)
+NOW = DatabaseNow()
+_TOGETHER = 100
+"""The maximum number of querysets in one UNION."""
+
+
+def database() -> str:
+    """Return the alias of the database that contains the tables."""
+    return conf.settings().DATABASE
+
+
+def tasks() -> TaskQuerySet:
+    """Return a queryset of all tasks, without the guard against writes."""
+    found: TaskQuerySet = Task.objects.using(database()).unguarded()
+    return found
+
+
+class _OwnAtomic(transaction.Atomic):
+    """A transaction or savepoint that the engine opened."""
+
+
+def atomic(*, savepoint: bool = True) -> Any:
+    """Return a transaction, or a savepoint, on the database that contains the tables.
+
+    Without ``savepoint`` an error inside of another transaction rolls that one back.
+    """
+    return _OwnAtomic(database(), savepoint=savepoint, durable=False)
+
+
+def callers_transaction() -> bool:
+    """Return whether this thread is in a transaction that the caller opened.
+
+    The engine locks no RUNNING row in such a transaction, because its heartbeat and its ending
+    would wait for the caller's commit. The transactions of Django's TestCase do not count, as for
+    Django's ``durable=True``.
+    """
+    connection = connections[database()]
+    if not connection.in_atomic_block:
+        return not connection.get_autocommit()
+    blocks = connection.atomic_blocks
+    return not connection.commit_on_exit or any(
+        not (isinstance(block, _OwnAtomic) or getattr(block, "_from_testcase", False))
+        for block in blocks
+    )
+
+
+def locked_for_change(queryset: QuerySet[M], *, skip_locked: bool = False) -> QuerySet[M]:
+    """Return the queryset with row locks: FOR NO KEY UPDATE if the database has it, so that rows
+    that refer to the locked ones can be inserted meanwhile. With ``skip_locked`` rows that other
+    transactions have locked are left out.
+    """
+    no_key = connections[database()].features.has_select_for_no_key_update
+    return queryset.select_for_update(no_key=no_key, skip_locked=skip_locked)
+
+
+class _InArray(Lookup):
+    """The condition that a column is one of the elements of an array, given as its text."""
+
+    prepare_rhs = False
+    array_type = "uuid[]"
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        """Return the condition and its parameters, for PostgreSQL."""
+        column, parameters = self.process_lhs(compiler, connection)
+        return f"{column} = ANY(%s::{self.array_type})", (*parameters, self.rhs)
+
+
+class _InTexts(_InArray):
+    array_type = "text[]"
+
+
+def with_ids(queryset: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> QuerySet[M]:
+    """Return the rows whose column is one of these ids.
+
+    On PostgreSQL they are one parameter. An IN list takes several microseconds per id to build.
+    """
+    if connections[database()].vendor != "postgresql":
+        return queryset.filter(**{f"{column}__in": list(ids)})
+    return queryset.filter(_InArray(F(column), uuid_array(ids)))
+
+
+def with_texts(queryset: QuerySet[M], column: str, texts: Collection[str]) -> QuerySet[M]:
+    """Return the rows whose column is one of these texts; one parameter, as for ``with_ids``."""
+    if connections[database()].vendor != "postgresql":
+        return queryset.filter(**{f"{column}__in": list(texts)})
+    return queryset.filter(_InTexts(F(column), text_array(texts)))
+
+
+def count(sql: str, parameters: dict[str, Any], *, frequent: bool = False) -> int:
+    """Execute a statement and return its row count. ``frequent``: as for ``read``."""
+    result = postgresql.execute_directly(sql, parameters) if frequent else None
+    if result is not None:
+        return result.number
+    with cursor() as sql_cursor:
+        sql_cursor.execute(sql, parameters)
+        return int(sql_cursor.rowcount)
+
+
+def read(
+    sql: str, parameters: dict[str, Any], *, binary: bool = False, frequent: bool = False
+) -> list[tuple[Any, ...]]:
+    """Execute a statement and return its rows.
+
+    ``binary``: in the binary format, if possible. ``frequent``: directly, if this process executes
+    statements so. The text of such a statement must determine the types of its parameters.
+    """
+    result = postgresql.execute_directly(sql, parameters) if frequent else None
+    if result is not None:
+        return _instants(result.rows)
+    with cursor(binary=binary) as sql_cursor:
+        sql_cursor.execute(sql, parameters)
+        return _instants(list(sql_cursor.fetchall()))
+
+
+def _instants(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the rows with aware times. With ``USE_TZ = False`` Django removes their zones."""
+    if settings.USE_TZ:
+        return rows
+    connection = connections[database()]
+    return [
+        tuple(instant(one, connection) if isinstance(one, datetime) else one for one in row)
+        for row in rows
+    ]
+
+
+def first_of_each(
+    querysets: Iterable[tuple[TaskQuerySet, int]], columns: Sequence[str]
+) -> list[Any]:
+    """Return ``columns`` of the first rows of each queryset, in the order of the queryset.
+
+    ``querysets``: querysets, each with the maximum number of its rows. One statement contains up to
+    100 of them. SQLite does not support LIMIT inside a UNION. There each queryset is one statement,
+    which needs no network round trip.
+    """
+    limited = [queryset.values_list(*columns)[:number] for queryset, number in querysets]
+    if not connections[database()].features.supports_slicing_ordering_in_compound:
+        return [row for queryset in limited for row in queryset]
+    found: list[Any] = []
+    for start in range(0, len(limited), _TOGETHER):
+        one, *others = limited[start : start + _TOGETHER]
+        found += one.union(*others, all=True) if others else one
+    return found
+
+
+# Creates the rows that must always exist: default tenant, leader's lease, lock row of limits.
+#
+# ``apps.py`` connects it to ``post_migrate``, so that the rows also exist after a flush.
+
+
+def write_first_rows(*, using: str, apps: Any = installed, **_: Any) -> None:
+    """Create the rows that the migrations insert, unless they exist; a receiver of
+    ``post_migrate``.
+    """
+    try:
+        tenants, leases = (
+            apps.get_model("django_durable_tasks", name) for name in ("Tenant", "SchedulerLease")
+        )
+    except LookupError:
+        return  # migrated to a state without these tables
+    if using != conf.settings().DATABASE or not router.allow_migrate_model(using, tenants):
+        return
+    leases.objects.using(using).get_or_create(
+        name=lease_name(), defaults={"expires_at": LONG_EXPIRED}
+    )
+    with suppress(LookupError):  # migrated to a state without limits
+        apps.get_model("django_durable_tasks", "LimitBucket").objects.using(using).get_or_create(
+            scope=""
+        )
+    if tenants.objects.using(using).get_or_create(
+        id=1, defaults={"slug": "default", "name": "Default"}
+    )[1]:
+        with connections[using].cursor() as cursor:
+            for reset in connections[using].ops.sequence_reset_sql(no_style(), [tenants]):
+                cursor.execute(reset)

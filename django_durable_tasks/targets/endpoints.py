@@ -1,0 +1,214 @@
+"""The circuit breakers of endpoints, and the records of the requests that were sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Case, F, Q, Subquery, When
+
+from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import EventType
+from django_durable_tasks.encryption import current_key_id
+from django_durable_tasks.limits.config import RecentLimits
+from django_durable_tasks.models import DeliveryAttempt, Endpoint
+from django_durable_tasks.models.callbacks import EndpointQuerySet
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.outbox.capture import OccurredEvent, capture
+from django_durable_tasks.outbox.events import EndpointEventData, EventSubject
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import after, estimated_now
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.targets import answers
+from django_durable_tasks.targets.answers import Delivery, EndpointHealth
+from django_durable_tasks.targets.http_request import TIMEOUT_MAX
+
+# The circuit breakers of endpoints: postpones tasks, and records the results of requests.
+#
+# The key of an endpoint is the ``limit_key`` of its tasks. While its breaker is open, it is a
+# limit (``limits/config.py``), so that its tasks are not claimed. ``postpone`` returns
+# those that were claimed before.
+
+
+_KEPT = timedelta(days=30)
+_PROBE_MARGIN = 5.0
+"""Seconds beyond the longest attempt after which another task may probe."""
+_CALM = 3_600.0
+"""Seconds for which a success does not end the state of an endpoint that ended deliveries, so that
+one whose answers alternate has at most one event an hour.
+"""
+
+
+_CLOSED: Mapping[str, Any] = {
+    "failures": 0,
+    "openings": 0,
+    "open_until": None,
+    "probe_until": None,
+    "updated_at": DatabaseNow(),
+}
+
+
+def _endpoints() -> EndpointQuerySet:
+    found: EndpointQuerySet = Endpoint.objects.using(tables.database()).unguarded()
+    return found
+
+
+def postpone(task_id: uuid.UUID, epoch: int) -> bool:
+    """Return a QUEUED task to PENDING if the breaker of its endpoint is open; return whether.
+
+    After the pause one task at a time is started as a probe.
+    """
+    found = _open_endpoint(task_id)
+    if found is None:
+        return False
+    endpoint_id, open_until = found
+    wait = EndpointHealth(open_until=open_until).waits(estimated_now())
+    if wait:
+        again = answers.spread_wait(wait, random.random())
+    elif _probes(endpoint_id, open_until):
+        return False
+    else:
+        again = answers.wait_while_probing(random.random())
+    this = tables.tasks().filter(pk=task_id)
+    return bool(transitions.return_to_pending(this, again, {task_id: epoch}))
+
+
+def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
+    """Return id and end of the pause of the task's endpoint; None if its breaker is closed."""
+    sql = statement("open_endpoint")
+    if sql is not None:
+        rows = tables.read(sql, {"id": task_id})
+        return (rows[0][0], rows[0][1]) if rows else None
+    key = Subquery(tables.tasks().filter(pk=task_id).values("limit_key")[:1])
+    row = _endpoints().filter(key=key, open_until__isnull=False).first()
+    return None if row is None or row.open_until is None else (row.pk, row.open_until)
+
+
+def _probes(endpoint_id: int, open_until: datetime) -> bool:
+    """Become the only prober until the longest request would have ended; return whether."""
+    free = _endpoints().filter(Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow()))
+    longest = TIMEOUT_MAX + _PROBE_MARGIN
+    return bool(
+        free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=after(longest))
+    )
+
+
+def end_pauses_after(tolerance: float) -> int:
+    """End the pauses that began more than ``tolerance`` seconds later than now, because the
+    database's clock was set back since then. The next task probes the endpoint. Return how many.
+    """
+    later = _endpoints().filter(open_until__isnull=False, updated_at__gt=after(tolerance))
+    return later.update(open_until=DatabaseNow(), probe_until=None, updated_at=DatabaseNow())
+
+
+def succeeded(key: str) -> None:
+    """Record an answer that shows that the endpoint works; close its breaker."""
+    sql = statement("close_endpoint")
+    if sql is not None:
+        changed = tables.count(sql, {"key": key, "calm": _CALM})
+    else:
+        calm_since = after(-_CALM)
+        changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
+        changed = (
+            _endpoints()
+            .filter(changes, key=key)
+            .update(
+                **_CLOSED,
+                gone_at=Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None),
+            )
+        )
+    if changed:
+        process_state.of(RecentLimits).expire()
+
+
+@retry_on_deadlock
+def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None = None) -> float:
+    """Record a request without an answer, or the answer of an overloaded server.
+
+    Return for how many seconds the breaker opens; 0 if it does not. With a subject, the first
+    opening since the last success is an event for notification settings.
+    """
+    settings, now = conf.settings(), estimated_now()
+    with tables.atomic():
+        row = _locked(key, tenant_id)
+        health = EndpointHealth(
+            failures=row.failures, openings=row.openings, open_until=row.open_until
+        )
+        pause = answers.breaker_pause_after(
+            health, now, settings.HTTP_BREAKER_FAILURES, settings.HTTP_BREAKER_PAUSE
+        )
+        opened = {
+            "openings": row.openings + 1,
+            "open_until": after(pause),
+            "probe_until": None,
+        }
+        _endpoints().filter(pk=row.pk).update(
+            failures=row.failures + 1,
+            last_failure=reason[:200],
+            updated_at=DatabaseNow(),
+            **(opened if pause else {}),
+        )
+        if pause and not row.openings:
+            _capture(EventType.ENDPOINT_OPENED, row, reason, subject)
+    if pause:
+        process_state.of(RecentLimits).expire()
+    return pause
+
+
+@retry_on_deadlock
+def stopped(key: str, tenant_id: int, reason: str, subject: EventSubject) -> None:
+    """Record an answer that ends deliveries, such as 410. It closes the breaker, because the server
+    works. It is an event unless the endpoint has ended deliveries already.
+    """
+    with tables.atomic():
+        row = _locked(key, tenant_id)
+        _endpoints().filter(pk=row.pk).update(
+            **_CLOSED, last_failure=reason[:200], gone_at=row.gone_at or DatabaseNow()
+        )
+        if row.gone_at is None:
+            _capture(EventType.ENDPOINT_GONE, row, reason, subject)
+
+
+def _locked(key: str, tenant_id: int) -> Endpoint:
+    row = _endpoints().select_for_update().filter(key=key).first()
+    if row is None:
+        new = [Endpoint(key=key, tenant_id=tenant_id)]
+        _endpoints().bulk_create(new, ignore_conflicts=True)
+        row = _endpoints().select_for_update().get(key=key)
+    return row
+
+
+def _capture(kind: EventType, row: Endpoint, reason: str, subject: EventSubject | None) -> None:
+    if subject is None:
+        return
+    shown = row.key.removeprefix(f"{subject.tenant_id}:")
+    data: EndpointEventData = {
+        "endpoint": shown,
+        "task_name": subject.task_name,
+        "error": reason,
+    }
+    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
+    capture((kind,), lambda: [event])
+
+
+def prune(now: datetime) -> int:
+    """Delete endpoints whose state has not changed for 30 days; return how many."""
+    return _endpoints().filter(updated_at__lt=now - _KEPT).delete()[0]
+
+
+# Records the HTTP requests that tasks send.
+
+
+def record_delivery(delivery: Delivery) -> None:
+    """Insert the record of one request. Raises the errors of the database."""
+    row = DeliveryAttempt(
+        encryption_key=current_key_id(),
+        **{spec.name: getattr(delivery, spec.name) for spec in dataclasses.fields(delivery)},
+    )
+    DeliveryAttempt.objects.using(tables.database()).unguarded().bulk_create([row])

@@ -1,0 +1,429 @@
+"""HTTP callbacks: their arguments, headers, ids and signatures."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import math
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget
+from django_durable_tasks.masking import MASK, masked_text, masked_url
+from django_durable_tasks.option_values import KEY_MAX, checked_key
+from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
+from django_durable_tasks.targets.answers import RetryStatuses, checked_statuses
+
+# Rules for the headers of requests to outside servers: which a caller may set, and which values
+# are masked where requests are displayed.
+
+
+HEADERS_MAX, HEADERS_MAX_BYTES = 50, 16_384
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
+_OURS = frozenset(
+    {
+        "accept-encoding",
+        "cf-connecting-ip",
+        "client-ip",
+        "connection",
+        "content-length",
+        "date",
+        "expect",
+        "forwarded",
+        "host",
+        "http2-settings",
+        "idempotency-key",
+        "keep-alive",
+        "metadata",
+        "metadata-flavor",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "true-client-ip",
+        "upgrade",
+        "via",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-http-method",
+        "x-http-method-override",
+        "x-method-override",
+        "x-original-host",
+        "x-original-method",
+        "x-original-uri",
+        "x-original-url",
+        "x-real-ip",
+        "x-remote-addr",
+        "x-remote-ip",
+        "x-rewrite-url",
+    }
+)
+# A server behind HTTP_ALLOW may trust what a proxy or a metadata service sets, as X-Forwarded-For.
+_OUR_PREFIXES = (
+    "durable-",
+    "proxy-",
+    "webhook-",
+    "x-aws-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-google-",
+)
+SENT_HEADERS: Mapping[str, str] = {
+    "Idempotency-Key": (
+        "The same for all attempts and unedited replays, in quotes. A receiver can ignore a request"
+        " that it has processed."
+    ),
+    "webhook-id": "The same value without quotes.",
+    "webhook-timestamp": "When the attempt began, in Unix seconds.",
+    "webhook-signature": (
+        "`v1,` and base64 of the HMAC-SHA256 of `{webhook-id}.{webhook-timestamp}.{body}`, as"
+        " Standard Webhooks 1.0.0 defines it; separated by spaces during a rotation. `GET"
+        " /signing-secret` and `GET /notification-settings/{id}/signing-secret` return the secrets."
+        " Missing if requests are not signed."
+    ),
+    "Durable-Task-Id": "The id of the task.",
+    "Durable-Attempt": "The number of the attempt, from 1.",
+    "Durable-Max-Attempts": "How many attempts the task may have.",
+    "Durable-Scheduled-For": "When the task was to run, in RFC 3339.",
+    "Durable-Schedule-Id": "The id of the recurring task, if one created the task.",
+    "User-Agent": "`django-durable-tasks/` and the version, unless the callback has its own.",
+}
+"""The headers of our requests beside those that a caller gives, with their meaning. A signature
+covers the id, the timestamp and the body only.
+"""
+OPTIONAL_HEADERS = frozenset({"webhook-signature", "Durable-Schedule-Id"})
+_URLS = frozenset({"content-location", "location", "referer"})
+_MASKED = frozenset({"webhook-signature"})
+
+
+def checked_request_headers(value: object) -> dict[str, str]:
+    """Return the headers that a caller gives, with stripped values; raises InvalidTarget."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidTarget(f"headers is a {type(value).__name__}: give a mapping of names.")
+    if len(value) > HEADERS_MAX:
+        raise InvalidTarget(f"headers: {len(value)} were given, at most {HEADERS_MAX} are allowed.")
+    found: dict[str, str] = {}
+    for name, text in value.items():
+        _check_name(name, found)
+        found[name] = _checked_value(name, text)
+    size = sum(len(name) + len(text) for name, text in found.items())
+    if size > HEADERS_MAX_BYTES:
+        raise InvalidTarget(
+            f"headers have {size:,} bytes, at most {HEADERS_MAX_BYTES:,} are allowed."
+        )
+    return found
+
+
+def _check_name(name: object, found: Mapping[str, str]) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidTarget(f"headers: {name!r} is not a name of a header.")
+    # Many servers read an underscore as a hyphen.
+    plain = name.lower().replace("_", "-")
+    if plain in _OURS or plain.startswith(_OUR_PREFIXES):
+        raise InvalidTarget(f"headers: {name} is set by the sender and cannot be given.")
+    if plain in {other.lower().replace("_", "-") for other in found}:
+        raise InvalidTarget(f"headers: {name} was given twice.")
+
+
+def _checked_value(name: str, text: object) -> str:
+    value = text.strip(" \t") if isinstance(text, str) else text
+    if not isinstance(value, str) or not _VALUE.fullmatch(value):
+        # The value is omitted, because it may be a secret.
+        raise InvalidTarget(
+            f"headers: the value of {name} is not a string of printable ASCII characters."
+        )
+    return value
+
+
+def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[str]]:
+    """Return pairs of name and value, with the values under sensitive names masked.
+
+    ``names`` is the pattern SECRET_NAMES. Other values are searched for ``name=value`` pairs.
+    """
+    hides = re.compile(names, re.IGNORECASE).search
+    found = []
+    for name, value in headers:
+        if hides(name) or name.lower() in _MASKED:
+            found.append([name, MASK])
+        elif name.lower() in _URLS:
+            found.append([name, masked_url(value)])
+        else:
+            found.append([name, masked_text(value, names)])
+    return found
+
+
+# The id of a request to an outside server: that of its task, and another one after an edit.
+#
+# A receiver ignores a request whose id it has processed. So an edited request needs another id,
+# and retries and unedited replays keep theirs.
+
+
+CONTENT = "content"
+"""The key in a task's options: how often its request was edited after an attempt."""
+
+
+def after_edit(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options of a task whose request was edited after an attempt."""
+    given = dict(options or {})
+    return {**given, CONTENT: _edits(given) + 1}
+
+
+def content_id_of_call(
+    before: Mapping[str, Any] | None, given: Mapping[str, Any] | None, *, is_edited: bool
+) -> dict[str, Any] | None:
+    """Return the ``given`` options of a call that replaces the options ``before`` of a task.
+
+    ``is_edited``: the call changes the request after an attempt.
+    """
+    edits = _edits(before or {}) + is_edited
+    kept = {**(given or {}), **({CONTENT: edits} if edits else {})}
+    return kept or None
+
+
+def request_id(task_id: uuid.UUID, options: Mapping[str, Any]) -> str:
+    """Return the id of the request of a task with these options."""
+    edits = _edits(options)
+    return f"{task_id}-{edits}" if edits else str(task_id)
+
+
+def _edits(options: Mapping[str, Any]) -> int:
+    number = options.get(CONTENT, 0)
+    return number if isinstance(number, int) else 0
+
+
+# Signatures of Standard Webhooks 1.0.0 (HMAC-SHA256): signing, verifying, and the secrets.
+#
+# The signed text is ``id.timestamp.body``. A secret is ``whsec_`` and 24 to 64 bytes in base64.
+
+
+PREFIX = "whsec_"
+TOLERANCE = 300.0
+"""Seconds by which the timestamp of a message may differ from the receiver's clock."""
+_SHORTEST, _LONGEST = 24, 64
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
+
+
+def secret_bytes(secret: str) -> bytes:
+    """Return the key of a ``whsec_...`` secret; raises InvalidTarget, without the secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidTarget("The signing secret is not base64 after whsec_.") from None
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        raise InvalidTarget(
+            f"The signing secret has {len(key)} bytes; {_SHORTEST} to {_LONGEST} are allowed."
+        )
+    return key
+
+
+def derived_secret(master: str, *parts: object) -> str:
+    """Return the secret of one endpoint, derived from a master key. It is the same in each process,
+    and the master key cannot be computed from it.
+    """
+    text = "\x00".join(str(part) for part in parts)
+    key = hmac.digest(master.encode(), f"durable-webhook\x00{text}".encode(), hashlib.sha256)
+    return PREFIX + base64.b64encode(key).decode()
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+    """Return one signature, ``v1,<base64>``."""
+    text = f"{message_id}.{timestamp}.".encode() + body
+    digest = hmac.digest(secret_bytes(secret), text, hashlib.sha256)
+    return "v1," + base64.b64encode(digest).decode()
+
+
+def signed_headers(
+    secrets: Iterable[str], message_id: str, timestamp: int, body: bytes
+) -> dict[str, str]:
+    """Return the three headers; during a rotation the last one contains several signatures."""
+    signatures = [signature(secret, message_id, timestamp, body) for secret in secrets]
+    headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+    return headers | ({"webhook-signature": " ".join(signatures)} if signatures else {})
+
+
+def verify(
+    headers: Mapping[str, str],
+    body: bytes,
+    secrets: Iterable[str],
+    now: float,
+    tolerance: float = TOLERANCE,
+) -> str:
+    """Check a received message and return its id; raises InvalidSignature.
+
+    ``headers`` by names in lower case. ``now`` is in Unix seconds. One matching signature of any
+    secret is enough.
+    """
+    message_id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    given = headers.get("webhook-signature", "")
+    if not message_id or not stamp or not given:
+        raise InvalidSignature(
+            "webhook-id, webhook-timestamp or webhook-signature is missing from the request."
+        )
+    if not _TIMESTAMP.fullmatch(stamp):
+        raise InvalidSignature("webhook-timestamp is not a number of seconds.")
+    if abs(int(stamp) - now) > tolerance:
+        raise InvalidSignature(
+            f"webhook-timestamp differs by more than {tolerance:g} s from this clock."
+        )
+    candidates = given.split(" ")[:20]
+    for secret in secrets:
+        expected = signature(secret, message_id, int(stamp), body).encode()
+        for candidate in candidates:
+            if hmac.compare_digest(expected, candidate.encode("utf-8", "backslashreplace")):
+                return message_id
+    raise InvalidSignature("No signature of the request matches a secret of this endpoint.")
+
+
+# The arguments of an HTTP callback, checked: at the call, and again before each attempt.
+
+
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_WITHOUT_BODY = ("GET", "HEAD")
+_SHORTEST_TIMEOUT = 0.1
+# Seconds. A receiver that hangs holds a process of a worker for this time.
+TIMEOUT_MAX = 60.0
+_DEFAULT_TENANT = 1
+_DIGITS = 32
+
+OF_SETTINGS = "notification-setting-"
+"""With this begin the names of the receivers of notification settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """A request to an outside server. ``timeout`` is the longest duration of an attempt in seconds.
+    ``endpoint`` names the receiver; each one has a signing secret of its own.
+    """
+
+    method: str
+    url: TargetUrl
+    headers: Mapping[str, str]
+    body: bytes
+    timeout: float
+    retried: RetryStatuses
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """The settings that limit a request; timeouts in seconds."""
+
+    policy: AddressPolicy
+    timeout: float
+
+
+def http_request(
+    arguments: Mapping[str, Any], limits: HttpLimits, *, is_setting: bool = False
+) -> HttpRequest:
+    """Return the checked request; raises InvalidTarget. ``is_setting``: as of ``endpoint_name``."""
+    method, url = _method(arguments.get("method", "POST")), parsed_url(arguments.get("url"))
+    limits.policy.check(url)
+    headers = checked_request_headers(arguments.get("headers"))
+    body = arguments.get("body")
+    if body is not None and method in _WITHOUT_BODY:
+        raise InvalidTarget(f"body: a {method} request has none; put the data into the URL.")
+    if body is not None and "content-type" not in {name.lower() for name in headers}:
+        headers["Content-Type"] = "application/json"
+    return HttpRequest(
+        method=method,
+        url=url,
+        headers=headers,
+        body=(body_text(body) or "").encode(),
+        timeout=_timeout(arguments.get("timeout"), limits),
+        retried=checked_statuses(arguments.get("retry_on"), arguments.get("no_retry_on")),
+        endpoint=endpoint_name(url, arguments.get("endpoint"), is_setting=is_setting),
+    )
+
+
+def endpoint_name(url: TargetUrl, given: object, *, is_setting: bool = False) -> str:
+    """Return the name of the receiver: ``endpoint=`` of the callback, or else the origin.
+
+    Raises InvalidOption, also for the name of a notification setting unless ``is_setting``: its
+    secret would sign a callback, which the receiver would take for a message of the setting.
+    """
+    if given is None:
+        return url.origin
+    name = checked_key("endpoint", given)
+    if name.startswith(OF_SETTINGS) and not is_setting:
+        raise InvalidOption(
+            f"endpoint={name!r}: names that begin with {OF_SETTINGS!r} belong to notification"
+            " settings. Give it another name."
+        )
+    return name
+
+
+def body_text(body: object) -> str | None:
+    """Return the body as it is sent. A string is sent unchanged, another JSON value is encoded."""
+    if body is None:
+        return None
+    try:
+        text = body if isinstance(body, str) else _json(body)
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidTarget("body contains a lone surrogate, which is not UTF-8.") from None
+    except RecursionError:
+        raise InvalidTarget("body has too many levels: reduce its depth.") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidTarget(f"body cannot be converted to JSON: {error}.") from None
+    return text
+
+
+def _json(body: object) -> str:
+    return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def stored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as they are stored: with the body as text, because a database may
+    change the order of keys in JSON.
+    """
+    if "body" not in arguments:
+        return dict(arguments)
+    return {**arguments, "body": body_text(arguments["body"])}
+
+
+def _method(value: object) -> str:
+    if not isinstance(value, str) or value.upper() not in _METHODS:
+        raise InvalidTarget(f"method={value!r}: give one of {', '.join(_METHODS)}.")
+    return value.upper()
+
+
+def _timeout(value: object, limits: HttpLimits) -> float:
+    if value is None:
+        return limits.timeout
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidTarget(f"timeout={value!r}: give seconds.")
+    if not _SHORTEST_TIMEOUT <= value <= TIMEOUT_MAX:
+        raise InvalidTarget(
+            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds."
+        )
+    return float(value)
+
+
+def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:
+    """Return the key under which concurrency and breaker of the receiver count; None if the URL is
+    not known yet.
+
+    For the default tenant, whose calls the project makes itself, it is the origin and ``endpoint``.
+    Another tenant can choose any number of these for one server: texts, and names below a domain
+    whose DNS it controls. Its key is therefore the tenant, the scheme, the domain and the port.
+    """
+    try:
+        url = parsed_url(arguments.get("url"))
+    except InvalidTarget:
+        return None
+    name = arguments.get("endpoint")
+    if tenant_id != _DEFAULT_TENANT:
+        key = f"{tenant_id}:{url.with_host(url.domain).origin}"
+    else:
+        key = f"{url.origin} {name}" if isinstance(name, str) else url.origin
+    if len(key) <= KEY_MAX:
+        return key
+    return key[: KEY_MAX - _DIGITS] + hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]

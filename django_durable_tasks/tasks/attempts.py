@@ -1,0 +1,525 @@
+"""Starts and ends the attempts of tasks, and hands the capacity of an ended run over."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from django_durable_tasks import conf, registry
+from django_durable_tasks.choices import TERMINAL, LogStatus, Status
+from django_durable_tasks.limits import admission, config, overlap, release, waitlist
+from django_durable_tasks.limits.config import LimitConfig
+from django_durable_tasks.limits.waitlist import WaitingTask
+from django_durable_tasks.models import Task, TaskExecutionLog
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states.decisions import (
+    Budgets,
+    EndingDecision,
+    EndingKind,
+    Outcome,
+    Verdict,
+    decide,
+)
+from django_durable_tasks.states.transitions import ClaimedTask, NewRun, StartedRun, Unstarted
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
+from django_durable_tasks.tasks.new_task import DELAY_MAX
+from django_durable_tasks.tasks.options import RetryPolicy
+
+# Converts the row of a started task into the run that the worker executes.
+
+
+def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
+    """Return the run of a task that has started on this node."""
+    return Run(
+        task_id=started.id,
+        name=started.name,
+        queue=started.queue,
+        tenant_id=started.tenant_id,
+        epoch=started.epoch,
+        run_id=started.run_id,
+        attempt=started.attempts,
+        failures=started.failures,
+        crashes=started.crashes,
+        max_attempts=started.max_attempts,
+        args=_json(started.args),
+        kwargs=_json(started.kwargs),
+        options=_json(started.options) or {},
+        idempotency_key=started.idempotency_key or str(started.id),
+        node=node,
+        started_at=_aware(started.started_at),
+        run_at=_aware(started.run_at),
+        celery_id=celery_id,
+        workflow_id=started.workflow_id,
+        has_dependents=bool(started.has_dependents),
+        ready_at=started.ready_at and _aware(started.ready_at),
+        queued_at=_aware(started.queued_at or started.created_at),
+        fire_time=started.fire_time and _aware(started.fire_time),
+        recurring_task_id=started.recurring_task_id,
+        limit_key=started.limit_key,
+    )
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _aware(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+# Starts and ends the attempts of tasks, with their log entries and dead letters.
+#
+# Workers, and the maintenance jobs that end lost runs, call these functions.
+
+
+logger = logging.getLogger("django_durable_tasks.runs")
+
+
+class Refusal(StrEnum):
+    """Why a message did not start a run."""
+
+    MISSING = "MISSING"
+    STALE = "STALE"
+    TERMINAL = "TERMINAL"
+    EXPIRED = "EXPIRED"
+    PAUSED = "PAUSED"
+    DUPLICATE = "DUPLICATE"
+    MISROUTED = "MISROUTED"
+    POSTPONED = "POSTPONED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLocation:
+    """Where a task runs: the node's id, the worker's name, and the lease of the run in seconds.
+
+    ``queues``: the names of the queue from which the message was consumed, its own name first.
+    Empty if the queue is unknown.
+    """
+
+    node: uuid.UUID
+    worker: str
+    lease: float
+    queues: tuple[str, ...] = ()
+
+
+def open_run(
+    task_id: uuid.UUID,
+    epoch: int,
+    place: RunLocation,
+    celery_id: str,
+    unique_for: float | None,
+    *,
+    name: str | None = None,
+    run_id: uuid.UUID | None = None,
+) -> Run | Refusal:
+    """Start the task of a message, or return why the message is refused.
+
+    ``epoch`` is the epoch in the message. ``unique_for``: a task whose unique key succeeded within
+    this many seconds is skipped as a duplicate. ``name``: only a task of this name. ``run_id``: the
+    token of the run, for a caller that may have to call ``opened`` with it.
+    """
+    if unique_for is not None:
+        refused = _refused_as_duplicate(task_id, epoch, unique_for, place, celery_id)
+        if refused is not None:
+            return refused
+    started = transitions.start(new_run(task_id, epoch, place, name, run_id or uuid.uuid4()))
+    if not isinstance(started, StartedRun):
+        return _refusal_of(started, task_id, epoch, place)
+    return run_of(started, place.node, celery_id)
+
+
+def new_run(
+    task_id: uuid.UUID, epoch: int, place: RunLocation, name: str | None, run_id: uuid.UUID
+) -> NewRun:
+    """Return what ``start`` needs to know of a run at this place."""
+    return NewRun(
+        task_id=task_id,
+        epoch=epoch,
+        run_id=run_id,
+        node=place.node,
+        lease=place.lease,
+        name=name,
+        queues=place.queues,
+    )
+
+
+def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id: str) -> Run | None:
+    """Return the run that was started with this token, or None if there is none.
+
+    Called if the reply of the database to ``open_run`` was lost.
+    """
+    found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
+    return run_of(found[0], place.node, celery_id) if found else None
+
+
+def _refusal_of(
+    row: Unstarted | None, task_id: uuid.UUID, epoch: int, place: RunLocation
+) -> Refusal:
+    """Return why a message starts nothing, and apply what follows from it. ``row``: what the row of
+    the task showed at the start.
+    """
+    if row is None:
+        return Refusal.MISSING
+    if row.status != Status.QUEUED or row.epoch != epoch:
+        return Refusal.TERMINAL if row.status in TERMINAL else Refusal.STALE
+    this = tables.tasks().filter(pk=task_id, epoch=epoch)
+    if row.has_expired:
+        transitions.expire(this, 1)
+        return Refusal.EXPIRED
+    if place.queues and row.queue not in place.queues:
+        count_misrouted(row.queue, place.queues[0])
+        return Refusal.MISROUTED
+    if row.is_paused:
+        transitions.return_to_pending(this, 0)
+        return Refusal.PAUSED
+    return Refusal.STALE
+
+
+def _refused_as_duplicate(
+    task_id: uuid.UUID, epoch: int, unique_for: float, place: RunLocation, celery_id: str
+) -> Refusal | None:
+    """Skip a task whose unique key has succeeded recently; return None if it may start."""
+    this = tables.tasks().filter(pk=task_id, status=Status.QUEUED, epoch=epoch)
+    row = this.first()
+    if row is None:
+        return Refusal.STALE
+    if row.unique_key is None or (place.queues and row.queue not in place.queues):
+        return None
+    recent = tables.tasks().filter(
+        tenant_id=row.tenant_id,
+        unique_key=row.unique_key,
+        status=Status.SUCCESS,
+        completed_at__gt=database_now() - timedelta(seconds=unique_for),
+    )
+    if not recent.exists():
+        return None
+    with tables.atomic():
+        if transitions.skip(this, "DUPLICATE"):
+            result = attempt_log.AttemptResult(
+                task=row,
+                log=LogStatus.DUPLICATE,
+                outcome=Outcome(kind=EndingKind.IGNORED),
+                worker=place.worker,
+                celery_id=celery_id,
+            )
+            attempt_log.log_endings([result])
+    return Refusal.DUPLICATE
+
+
+@retry_on_deadlock
+def succeed(run: Run, result: str | None, worker: str) -> bool:
+    """Record the success with its log row; return False if the run was fenced.
+
+    If the reply to the COMMIT was lost and the call is repeated, the success is found in the log. A
+    success with follow-ups is recorded by ``workflows.followups.succeed``.
+    """
+    return transitions.succeed(run, result, worker) or succeeded(run)
+
+
+def succeeded(run: Run) -> bool:
+    """Return whether the log contains the success of this run."""
+    return _is_logged(run, LogStatus.SUCCESS)
+
+
+def succeeded_of(runs: Sequence[Run]) -> set[uuid.UUID]:
+    """Return the run ids of those of these runs whose success is in the log."""
+    found = TaskExecutionLog.objects.using(tables.database()).filter(
+        task_id__in=[run.task_id for run in runs],
+        run_id__in=[run.run_id for run in runs],
+        status=LogStatus.SUCCESS,
+    )
+    return {run_id for run_id in found.values_list("run_id", flat=True) if run_id is not None}
+
+
+def _is_logged(run: Run, *statuses: LogStatus) -> bool:
+    """Return whether the log contains an ending of this run, found by its ``run_id``."""
+    return (
+        TaskExecutionLog.objects.using(tables.database())
+        .filter(task_id=run.task_id, run_id=run.run_id, status__in=statuses)
+        .exists()
+    )
+
+
+def fence(run: Run, worker: str, error: str = "") -> None:
+    """Record that the ending of this run was refused, because it does not own the task anymore."""
+    if tables.tasks().filter(pk=run.task_id).exists() and not succeeded(run):
+        attempt_log.log_refused(run, LogStatus.FENCED, worker, error)
+
+
+def fail(run: Run, outcome: Outcome, worker: str) -> Verdict | None:
+    """Record a failure, a requested retry or a rejection by the task function; return the verdict.
+
+    Returns None if the run was fenced.
+    """
+    queryset = tables.tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
+    verdicts = end_runs(queryset, lambda _task: outcome, worker=worker, celery_id=run.celery_id)
+    if run.task_id in verdicts:
+        return verdicts[run.task_id]
+    return (
+        decide(outcome, spent(run))
+        if _is_logged(run, LogStatus.RETRY, LogStatus.FAILED, LogStatus.CANCELLED)
+        else None
+    )
+
+
+def spent(run: Run) -> Budgets:
+    """Return the budgets of a run at its start, without reading the task."""
+    return Budgets(
+        failures=run.failures,
+        max_attempts=run.max_attempts,
+        crashes=0,
+        max_crashes=1,
+        on_orphan="",
+        cancel_requested=False,
+    )
+
+
+_isolation = Isolation[uuid.UUID]("the run of task")
+
+
+def end_runs(
+    queryset: TaskQuerySet,
+    outcome_of: Callable[[Task], Outcome],
+    *,
+    limit: int | None = None,
+    worker: str = "",
+    celery_id: str = "",
+) -> dict[uuid.UUID, Verdict]:
+    """End the RUNNING tasks of the queryset; return the verdicts by task id.
+
+    Status, budgets, log entries and dead letters are written in one transaction. With ``limit``
+    (maintenance jobs) a task that cannot be ended is postponed, and the others are ended.
+    """
+    end = partial(_end_runs, outcome_of=outcome_of, worker=worker, celery_id=celery_id)
+    if limit is None:
+        return end(queryset, None)
+    postponed = _isolation.postponed()
+    these = queryset.exclude(pk__in=postponed) if postponed else queryset
+    done = _isolation.batch(
+        lambda: end(these, limit),
+        lambda: list(these.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
+        lambda task_id: end(queryset.filter(pk=task_id), 1),
+    )
+    return {task_id: verdict for verdicts in done for task_id, verdict in verdicts.items()}
+
+
+@retry_on_deadlock
+def _end_runs(
+    queryset: TaskQuerySet,
+    limit: int | None,
+    *,
+    outcome_of: Callable[[Task], Outcome],
+    worker: str,
+    celery_id: str,
+) -> dict[uuid.UUID, Verdict]:
+    with tables.atomic():
+        rows = transitions.locked_runs(queryset, limit)
+        results, ends, failures = [], [], []
+        for row in rows:
+            outcome = outcome_of(row)
+            verdict = decide(outcome, _budgets(row))
+            result = attempt_log.AttemptResult(
+                task=row,
+                log=verdict.log,
+                outcome=outcome,
+                worker=worker,
+                celery_id=celery_id or _celery_id(row),
+            )
+            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else outcome.delay or 0.0
+            ends.append(
+                EndingDecision(
+                    task_id=row.pk,
+                    epoch=row.epoch,
+                    verdict=verdict,
+                    delay=delay,
+                    error=outcome.error,
+                    queue=outcome.queue if verdict.log == LogStatus.RETRY else None,
+                    max_attempts=outcome.max_attempts,
+                    leaves_batch=row.in_batch and verdict.log == LogStatus.LOST,
+                )
+            )
+            results.append(result)
+            if verdict.status == Status.FAILED:
+                failures.append((result, verdict.reason))
+        if rows:
+            transitions.end(ends)
+            attempt_log.log_endings(results)
+            if failures:
+                attempt_log.open_dead_letters(failures)
+    return {end.task_id: end.verdict for end in ends}
+
+
+@retry_on_deadlock
+def end_run_of_dead_child(
+    task_id: uuid.UUID, epoch: int, place: RunLocation, outcome: Outcome, celery_id: str
+) -> bool:
+    """End the run that a child process of this node started from the message of this epoch; its
+    parent process calls it.
+
+    If the child terminated before it started the task, the attempt is started and ended here.
+    Otherwise a task whose message ends each child would be published indefinitely. Returns False
+    if the child has recorded the result, or the message is refused.
+    """
+    started = tables.tasks().filter(pk=task_id, epoch=epoch + 1, node=place.node)
+    if end_runs(started, lambda _: outcome, worker=place.worker, celery_id=celery_id):
+        return True
+    with tables.atomic():
+        run = open_run(task_id, epoch, place, celery_id, None)
+        return isinstance(run, Run) and fail(run, outcome, place.worker) is not None
+
+
+def _budgets(row: Task) -> Budgets:
+    return Budgets(
+        failures=row.failures,
+        max_attempts=row.max_attempts,
+        crashes=row.crashes,
+        max_crashes=row.max_crashes,
+        on_orphan=row.on_orphan,
+        cancel_requested=row.cancel_requested_at is not None,
+        in_batch=row.in_batch,
+    )
+
+
+def _celery_id(row: Task) -> str:
+    return f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
+
+
+def _delay(row: Task, outcome: Outcome) -> float:
+    delay = _backoff(row) if outcome.delay is None else outcome.delay
+    return max(0.0, delay) if delay <= DELAY_MAX else DELAY_MAX  # DELAY_MAX for NaN, too
+
+
+def _backoff(row: Task) -> float:
+    task = registry.find(row.name)
+    retry = task.options.retry if task else RetryPolicy()
+    try:
+        if not callable(retry.backoff):
+            return retry.delay(row.failures + 1, random.random())
+        # In a savepoint, so that a failed query of the callable does not abort the transaction.
+        with tables.atomic():
+            return retry.delay(row.failures + 1, random.random())
+    except (Exception, SystemExit):
+        logger.exception(
+            "The backoff callable of %s raised an exception; the default delay is used.", row.name
+        )
+        return RetryPolicy().delay(row.failures + 1, random.random())
+
+
+def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
+    """Renew the leases of runs; return those renewed, with whether their cancellation was
+    requested.
+
+    Runs whose rows other transactions have locked are left out. ``still_owned`` distinguishes them
+    from lost runs.
+    """
+    return transitions.heartbeat(beats)
+
+
+def write_progress(progress: Sequence[transitions.Progress]) -> set[uuid.UUID]:
+    """Write what runs have reported; return those whose rows were not locked."""
+    return transitions.write_progress(progress)
+
+
+def make_start_durable(run: Run) -> bool:
+    """Return whether this run owns its task, after everything committed before is flushed.
+
+    Only PostgreSQL commits a start without flushing it, and a crash of the server may undo it then.
+    """
+    sql = statement("flush")
+    if sql is not None:
+        tables.read(sql, {})
+    return bool(transitions.still_owned([(run.task_id, run.epoch, run.run_id, 0.0)]))
+
+
+def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
+    """Return which of these runs still own their tasks."""
+    return transitions.still_owned(beats)
+
+
+# Hands the capacity of an ended run to the next tasks that wait for it.
+#
+# Called by the process of the run after its ending is committed, so that the next task does not
+# wait for a scheduler's poll. The claim takes the lock of limits, counts the usage and enforces
+# every limit, so several processes may hand over at once. If the process dies, the release of the
+# schedulers finds the capacity.
+
+
+_MOST = 10
+"""The maximum number of tasks that one ending claims. More than one, because capacity that another
+process did not hand over is found too.
+"""
+
+
+def frees_capacity(ended: Sequence[Run]) -> bool:
+    """Return whether a limit applies to any of these runs, whose capacity their end frees.
+
+    Executes no statement, except that the limits are read once a second.
+    """
+    limit_config = config.limits_without_connection()
+    # Cheap for a batch: its runs have few names.
+    return limit_config.may_bind({(run.name, run.queue) for run in ended}) and bool(
+        _freed(limit_config, ended)
+    )
+
+
+def _freed(limit_config: LimitConfig, ended: Sequence[Run]) -> set[str]:
+    return {
+        scope
+        for run in ended
+        for scope in limit_config.freed(run.name, run.queue, run.tenant_id, run.limit_key)
+    }
+
+
+def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
+    """Claim the next tasks that wait for the limits of these ended runs; return their messages.
+
+    If no task waits, it is one index probe.
+    """
+    limit_config = config.limits_in_force()
+    waiting = waitlist.heads(sorted(_freed(limit_config, ended)))
+    if not waiting:
+        return []
+    claimed = _claim(limit_config, waiting, max(_MOST, len(ended)), node)
+    return transitions.messages_for(overlap.admitted(claimed))
+
+
+@retry_on_deadlock
+def _claim(
+    limit_config: LimitConfig, waiting: Sequence[WaitingTask], limit: int, node: uuid.UUID
+) -> list[ClaimedTask]:
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        usage, now = gate.count_usage()
+        admitted = list[ClaimedTask]()
+        # The waitlists were read without the lock. If others have claimed from them meanwhile, they
+        # are read again.
+        for reread in (False, True):
+            ids = release.select_next(waiting, now, limit, usage, reread=reread)
+            claimed = _claim_waiting(ids, node) if ids else []
+            fit = gate.admit_claimed(in_publishing_order(claimed, now), in_turn=True)
+            admitted += fit
+            if len(claimed) == len(ids):
+                break
+            for task in fit:
+                usage.add(task.name, task.queue, task.tenant_id, task.limit_key, task.weight)
+        gate.close()
+    return admitted
+
+
+def _claim_waiting(ids: Sequence[uuid.UUID], node: uuid.UUID) -> list[ClaimedTask]:
+    return transitions.claim_these(ids, node, conf.settings().REPUBLISH_AFTER, waiting=True)

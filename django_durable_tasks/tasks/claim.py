@@ -1,0 +1,454 @@
+"""Claims due tasks for publishing, republishes them, and returns them to PENDING."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from django.db.models import F
+
+from django_durable_tasks import conf, process_state
+from django_durable_tasks.limits import admission, config, overlap, release
+from django_durable_tasks.limits.scopes import scope_of_worker
+from django_durable_tasks.models import QueueControl
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.demand import ALL_LEVELS, QueueDemand, priorities_of
+from django_durable_tasks.states.transitions import ClaimedTask
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.store.tables import database
+
+# Schedulers call these functions and publish the messages that they return. A claim is committed
+# before its messages are published.
+
+
+logger = logging.getLogger("django_durable_tasks.scheduler")
+
+_PASSES = 4
+_AHEAD = 2_000
+_HEADS = 50
+"""The maximum number of queues in which one pass reads the tasks behind refused ones."""
+_TOGETHER = 500
+"""The maximum number of tenants that get a turn in one claim."""
+_LOOK_EVERY = 5
+"""The number of claims of a queue per look for tenants that were not reached. A look takes about a
+fifth of the time of a claim, so a backlog of one tenant pays less than 5 %. A scheduler claims a
+backlog about 25 times a second.
+"""
+
+
+class TenantTurns:
+    """Which tenants of a queue this process claimed last, and when it looks for others again.
+
+    ``arrived``: the tenants of the tasks that were claimed last in order of arrival. ``past``: the
+    tenant after which the next look begins, if one look did not return all. ``pause``: how many
+    claims follow before the next look.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, set[int]] = {}
+        self.past: dict[str, int] = {}
+        self.pause: Counter[str] = Counter()
+
+    def missing(self, demands: Sequence[QueueDemand], now: datetime) -> list[QueueDemand]:
+        """Return a demand for each tenant with due tasks that the last claim in order of arrival
+        did not reach, in each queue an equal part of its demand.
+
+        While there are none, only one of _LOOK_EVERY claims looks for them.
+        """
+        demands = [one for one in demands if not self.pause[one.queue]]
+        due = transitions.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
+        parts = list[QueueDemand]()
+        for one in demands:
+            tenants, reached = due.get(one.queue, []), self.arrived.get(one.queue, set())
+            missing = [tenant for tenant in tenants if tenant not in reached]
+            if len(missing) > one.limit:
+                self.past[one.queue] = missing[one.limit - 1]
+            else:
+                self.past[one.queue] = tenants[-1] if len(tenants) == _TOGETHER else 0
+            if not missing and len(tenants) < _TOGETHER:
+                self.pause[one.queue] = _LOOK_EVERY
+            part = max(1, one.limit // (len(missing) + 1))
+            parts += [one._replace(limit=part, tenant_id=tenant) for tenant in missing[: one.limit]]
+        return parts
+
+    def record(self, demands: Sequence[QueueDemand], claimed: Sequence[ClaimedTask]) -> None:
+        """Record what a claim in order of arrival returned."""
+        for one in demands:
+            self.arrived[one.queue] = set()
+            self.pause[one.queue] = max(0, self.pause[one.queue] - 1)
+        for task in claimed:
+            self.arrived.setdefault(task.queue, set()).add(task.tenant_id)
+
+
+class Claimed(NamedTuple):
+    """The messages to publish after a claim, and how many due tasks of each queue were claimed.
+
+    ``taken`` also counts the tasks that are not published because they expired, or because a limit
+    or an overlap policy refused them.
+    """
+
+    messages: list[TaskMessage]
+    taken: Counter[str]
+
+
+def coming(
+    queue: str | Collection[str],
+    now: datetime,
+    until: datetime,
+    limit: int,
+    shards: Collection[int] | None = None,
+    past: uuid.UUID | None = None,
+    levels: int = ALL_LEVELS,
+) -> list[tuple[Any, ...]]:
+    """Return the tasks of these queues that become due after ``now`` and by ``until``, in order.
+
+    Each has its due time, queue, id, priority and shard. ``levels``: only these priorities, as
+    bits. With ``past``, tasks that are due exactly
+    at ``now`` and have a greater id than ``past`` are included.
+    """
+    queues = [queue] if isinstance(queue, str) else sorted(queue)
+    found = tables.with_texts(
+        tables.tasks().coming(now, until, past, priorities_of(levels)), "queue", queues
+    )
+    if shards is not None:
+        found = found.filter(shard_key__in=sorted(shards))
+    return list(found.values_list("due_at", "queue", "pk", "priority", "shard_key")[:limit])
+
+
+def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[TaskMessage]:
+    """Claim those of these tasks that are due by the database's clock; return their messages.
+
+    The messages have the order in which they are to be published. Tasks that a limit refuses are
+    made to wait in the same transaction.
+    """
+    limit_config = config.limits_in_force()
+    act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
+    if limit_config.empty:
+        rows = _with_worker(limit_config, in_publishing_order(act(), now), now)
+        return transitions.messages_for(overlap.admitted(rows))
+    return transitions.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
+
+
+@retry_on_deadlock
+def _these_within_limits(
+    limit_config: config.LimitConfig, act: Callable[[], list[ClaimedTask]], now: datetime
+) -> list[ClaimedTask]:
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        rows = gate.admit_claimed(in_publishing_order(act(), now))
+        gate.close()
+    return rows
+
+
+def claim(
+    queue: str,
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None = None,
+    least: int = 0,
+) -> list[TaskMessage]:
+    """Claim at most ``limit`` due tasks of the queue; return their messages in publishing order.
+
+    ``shards``: only tasks of these shards, and tasks of any shard that have been due for
+    UNSERVED_AFTER seconds. ``least``: only tasks of this priority or a higher one.
+    """
+    demands = [QueueDemand(queue, limit, least)]
+    return [
+        message
+        for part in parted(demands)
+        for message in claim_of(part, now, limit, node, shards).messages
+    ]
+
+
+def parted(demands: Sequence[QueueDemand]) -> list[list[QueueDemand]]:
+    """Divide these queues into groups that are claimed together.
+
+    Queues without a limit on the whole queue form one group, so that their claim does not wait for
+    the lock of limits. Queues with such a limit form another group. A queue whose capacity is
+    shared between tenants is claimed separately.
+    """
+    limit_config = config.limits_in_force()
+    free, bound, alone = list[QueueDemand](), list[QueueDemand](), list[list[QueueDemand]]()
+    for one in demands:
+        if not one.least and limit_config.takes_turns(one.queue):
+            alone.append([one])
+        else:
+            (bound if limit_config.wide(one.queue) else free).append(one)
+    return [part for part in (free, bound, *alone) if part]
+
+
+def claim_of(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None = None,
+) -> Claimed:
+    """Claim due tasks of the queues of one group; return at most ``limit`` messages in order.
+
+    The number of statements does not depend on the number of queues. Tasks that a limit refuses are
+    made to wait in the same transaction, and the tasks behind them are claimed instead.
+    """
+    node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
+    limit_config = config.limits_in_force()
+    if limit_config.empty:
+        due = transitions.claim(demands, now, limit, *node_and_wait, shards)
+        rows = _with_worker(limit_config, in_publishing_order(due, now), now)
+        return Claimed(
+            transitions.messages_for(overlap.admitted(rows)), Counter(task.queue for task in due)
+        )
+    found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
+    return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
+
+
+@retry_on_deadlock
+def _with_worker(
+    limit_config: config.LimitConfig, claimed: list[ClaimedTask], now: datetime
+) -> list[ClaimedTask]:
+    """Return the claimed tasks whose names a worker of their queue has registered. Make the others
+    wait, and with them the next due tasks of their queues, so that the next claim reads those
+    behind them.
+    """
+    idle = {one.queue for one in claimed if limit_config.lacks_worker(one.name, one.queue)}
+    if not idle:
+        return claimed
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        rows = gate.admit_claimed(claimed)
+        gate.clear_heads(sorted(idle), now, _AHEAD)
+    return rows
+
+
+@retry_on_deadlock
+def _claim_within_limits(
+    limit_config: config.LimitConfig,
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None,
+) -> tuple[list[ClaimedTask], Counter[str]]:
+    """Claim tasks that their limits admit, in one transaction. Also return how many tasks of each
+    queue were claimed before the limits were checked.
+    """
+    node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
+    turns, taken = _turns(limit_config, demands, now), Counter[str]()
+
+    def act(current: Sequence[QueueDemand], number: int) -> list[ClaimedTask]:
+        rows: Sequence[ClaimedTask]
+        if turns is None:
+            rows = _due(limit_config, current, now, number, node, shards)
+        else:
+            ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
+            claimed = transitions.claim_these(ids, *node_and_wait) if ids else []
+            rows = sorted(claimed, key=attrgetter("order"))
+        taken.update(task.queue for task in rows)
+        return _in_time(rows, now)
+
+    found, left = list[ClaimedTask](), list(demands)
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config, [one.queue for one in demands])
+        for _ in range(_PASSES):
+            current, number = gate.free(left, limit - len(found))
+            rows = act(current, number) if current and number else []
+            fit = gate.admit_claimed(rows)
+            found += fit
+            if len(fit) == len(rows):
+                break
+            left = _left(left, rows, fit)
+            gate.clear_heads([one.queue for one in left], now, _AHEAD)
+        gate.close()
+    return found, taken
+
+
+def _due(
+    limit_config: config.LimitConfig,
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None,
+) -> list[ClaimedTask]:
+    """Claim due tasks; return them in publishing order. Tasks of tenants that the last claim in
+    order of arrival did not reach come first, in a part of the demand.
+    """
+    wait, first, asked = conf.settings().REPUBLISH_AFTER, list[ClaimedTask](), demands
+    turns = process_state.of(TenantTurns) if limit_config.tenants else None
+    if turns is not None and (parts := turns.missing(demands, now)):
+        first = transitions.claim(parts, now, limit, node, wait, shards)
+        taken = Counter(task.queue for task in first)
+        rest = [one._replace(limit=one.limit - taken[one.queue]) for one in demands]
+        demands = [one for one in rest if one.limit > 0]
+    number = limit - len(first)
+    others = (
+        transitions.claim(demands, now, number, node, wait, shards) if demands and number else []
+    )
+    if turns is not None:
+        # Also the queues whose demand was used up: all their tenants are looked for again.
+        turns.record(asked, others)
+    return sorted(first, key=attrgetter("order")) + sorted(others, key=attrgetter("order"))
+
+
+def _turns(
+    limit_config: config.LimitConfig, demands: Sequence[QueueDemand], now: datetime
+) -> list[uuid.UUID] | None:
+    """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
+    one = demands[0]
+    if one.least or not limit_config.takes_turns(one.queue):
+        return None
+    return release.select_round_robin(limit_config, one.queue, now, _TOGETHER)
+
+
+def _left(
+    demands: Sequence[QueueDemand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
+) -> list[QueueDemand]:
+    """Return the demands that remain for queues in which tasks were refused.
+
+    The next tasks of these queues may fit.
+    """
+    claimed, fitting = (Counter(task.queue for task in some) for some in (rows, fit))
+    return [
+        one._replace(limit=one.limit - fitting[one.queue])
+        for one in demands
+        if claimed[one.queue] > fitting[one.queue] and one.limit > fitting[one.queue]
+    ][:_HEADS]
+
+
+def in_publishing_order(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]:
+    """Return the claimed tasks that may still start, in order; set the others to EXPIRED."""
+    # Databases do not guarantee the order in which an UPDATE returns its rows.
+    return sorted(_in_time(claimed, now), key=attrgetter("order"))
+
+
+def _in_time(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]:
+    """Return the tasks that may still start; set the others to EXPIRED.
+
+    Expiry is checked when a task is claimed, so that no job has to read tasks that are not due.
+    """
+    late = {task.id for task in claimed if task.expires_at is not None and task.expires_at <= now}
+    if late:
+        transitions.expire(tables.tasks().filter(pk__in=late), len(late))
+    return [task for task in claimed if task.id not in late]
+
+
+def republish(
+    queryset: TaskQuerySet, now: datetime, limit: int, longest: float | None = None
+) -> list[TaskMessage]:
+    """Count one more message of QUEUED tasks that have not started; return the messages.
+
+    Each may be republished again after REPUBLISH_AFTER; with ``longest`` after a time that doubles
+    with each message up to this number of seconds. Their overlap keys are checked again, because
+    the process that claimed them may have terminated before its check.
+    """
+    first = conf.settings().REPUBLISH_AFTER
+    rows = transitions.republish(queryset, limit, first, first if longest is None else longest)
+    return transitions.messages_for(overlap.admitted(_in_time(rows, now)))
+
+
+def republish_all(queryset: TaskQuerySet, batch: int) -> Iterator[list[TaskMessage]]:
+    """Republish all existing QUEUED tasks of the queryset; yield the messages of each batch.
+
+    A batch is committed before it is yielded. Used after a broker has lost its messages. Tasks that
+    are created meanwhile are left out, because they are published anyway.
+    """
+    queued = queryset.queued().filter(pk__lte=new_task_id()).order_by("pk")
+    page = list(queued.values_list("pk", flat=True)[:batch])
+    while page:
+        yield republish(tables.tasks().filter(pk__in=page), database_now(), batch)
+        page = list(queued.filter(pk__gt=page[-1]).values_list("pk", flat=True)[:batch])
+
+
+def return_to_pending(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
+    """Return claimed tasks to PENDING whose messages the broker did not accept; return how many.
+
+    They are due in ``delay`` seconds. Tasks that have left the epoch of their message do not
+    change.
+    """
+    epochs = {message.task_id: message.epoch for message in messages}
+    return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
+
+
+def expire_queued(queue: str, now: datetime, limit: int) -> int:
+    """Set published tasks of a queue to EXPIRED that have waited for REPUBLISH_AFTER and may no
+    longer start; return how many. Without a worker their messages would wait for ever.
+    """
+    late = tables.tasks().republish_due(now).filter(queue=queue, expires_at__lte=now)
+    return transitions.expire(late, limit)
+
+
+def return_left_out(queue: str, now: datetime, limit: int) -> int:
+    """Return tasks of a queue without a worker to PENDING that use places of limits which tasks of
+    other queues wait for, REPUBLISH_AFTER after they were published; return how many.
+    """
+    limit_config = config.limits_in_force()
+    columns = ("pk", "epoch", "name", "tenant_id", "limit_key")
+    # All of them, which are a window at most: the others stay, and would be read again each time.
+    rows = tables.tasks().republish_due(now).filter(queue=queue).values_list(*columns)
+    shared = ((pk, epoch) for pk, epoch, *task in rows if limit_config.shared_by(*task))
+    epochs = dict(islice(shared, limit))
+    these = tables.tasks().filter(pk__in=list(epochs))
+    # They are claimed in their old order when the queue has a worker.
+    return transitions.return_to_pending(these, transitions.WAS_READY, epochs) if epochs else 0
+
+
+def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
+    """Undo the counting of repeated messages that the broker did not accept.
+
+    The tasks are due for republishing in ``delay`` seconds. They stay QUEUED in their epoch,
+    because an earlier copy of the message may still start them.
+    """
+    return transitions.not_published(
+        [(message.task_id, message.epoch, message.number) for message in messages], delay
+    )
+
+
+def return_unknown_task(
+    task_id: uuid.UUID, epoch: int, queues: Collection[str] = (), delay: float | None = None
+) -> int:
+    """Return a task to PENDING that is not registered in this worker; no failure is counted.
+
+    If another worker of its queue has registered it, it is due again in ``delay`` seconds, by
+    default UNKNOWN_TASK_DELAY. Otherwise it waits until one registers it. The other published tasks
+    of its name in its queue then wait too, so that they leave the window of the queue. ``queues``:
+    only a task of one of these queues.
+    """
+    queryset = tables.tasks().queued().filter(pk=task_id, epoch=epoch)
+    row = queryset.values_list("name", "queue").first()
+    if row is None or (queues and row[1] not in queues):
+        return 0
+    name, queue = row
+    if not config.limits_in_force().lacks_worker(name, queue):
+        wait = conf.settings().UNKNOWN_TASK_DELAY if delay is None else delay
+        return transitions.return_to_pending(queryset, wait, {task_id: epoch})
+    published = tables.tasks().queued().filter(queue=queue, name=name)
+    with tables.atomic():
+        epochs = dict(published.values_list("pk", "epoch")[:_AHEAD])
+        return transitions.make_claimed_wait(
+            dict.fromkeys(epochs, scope_of_worker(name, queue)), epochs
+        )
+
+
+# Counts messages that were consumed from a queue other than that of their task.
+
+
+def count_misrouted(name: str, consumed_from: str) -> None:
+    """Count a message of a task in queue ``name`` that was consumed from ``consumed_from``."""
+    QueueControl.objects.using(database()).bulk_create(
+        [QueueControl(name=name)], ignore_conflicts=True
+    )
+    QueueControl.objects.using(database()).filter(name=name).update(
+        misrouted=F("misrouted") + 1, misrouted_at=DatabaseNow(), misrouted_from=consumed_from[:200]
+    )

@@ -1,0 +1,626 @@
+"""Creates tasks from calls, in the caller's transaction and at most once for each key, and
+publishes them at commit if that is possible.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, TypeVar
+
+from django.db import OperationalError, connections, transaction
+from django.db.models import Q
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.audit import current_actor, masked_arguments
+from django_durable_tasks.choices import AuditSource, Status, TargetType, UniqueOnConflict
+from django_durable_tasks.dependencies import edit
+from django_durable_tasks.dependencies.edges import tally_of
+from django_durable_tasks.dependencies.joins import edges_to, needed, needed_of
+from django_durable_tasks.exceptions import (
+    IdempotencyConflict,
+    InvalidOption,
+    TransitionRefused,
+    UniqueConflict,
+)
+from django_durable_tasks.models import RequestKind, Task
+from django_durable_tasks.models.tasks import new_task_id
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import has_passed
+from django_durable_tasks.store.commit_hooks import (
+    FAST_PATH_MAX,
+    messages_so_far,
+    publish_after_commit,
+    remember_until_commit,
+    start_batch_after_commit,
+)
+from django_durable_tasks.store.errors import DEADLOCKS, code_of
+from django_durable_tasks.targets import http_request
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import requests
+from django_durable_tasks.tasks.new_task import (
+    Call,
+    TaskTemplate,
+    new_task,
+    template,
+    traced,
+    tracer,
+)
+from django_durable_tasks.tasks.options import CallOptions, Schedule, call_options
+
+# The fast path: a task that is due now is published when the transaction that creates it commits,
+# without a claim by a scheduler.
+#
+# A task that runs in batches stays PENDING. For it a batch message is published if none is
+# outstanding.
+
+
+def queued_if_possible(task: NewTask) -> NewTask:
+    """Return the task as QUEUED if it may be published at commit, and with ``starts_batch`` if a
+    batch message may be; unchanged otherwise.
+    """
+    if task.in_batch:
+        return task._replace(starts_batch=True) if may_start_batch(task) else task
+    if not may_publish_at_once(task, task.run_at):
+        return task
+    wait = conf.settings().REPUBLISH_AFTER
+    return task._replace(status=Status.QUEUED, epoch=1, publish_count=1, wait=wait)
+
+
+def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
+    """Return whether this task may be inserted as QUEUED and published at commit.
+
+    It must not run in a batch, and it must be due: ``run_at`` is None or has certainly passed by
+    the database's clock.
+    """
+    if task.in_batch or not _is_due(run_at):
+        return False
+    if connections[tables.database()].run_on_commit and messages_so_far() >= FAST_PATH_MAX:
+        return False
+    return ports.broker_open(task.queue) and ports.fast_path.is_open(
+        task.name, task.queue, task.tenant_id
+    )
+
+
+def may_start_batch(task: NewTask) -> bool:
+    """Return whether a batch message for this PENDING task may be published at commit."""
+    return (
+        task.in_batch
+        and _is_due(task.run_at)
+        and ports.broker_open(task.queue)
+        and ports.fast_path.may_start_batch(task.name, task.queue, task.tenant_id)
+    )
+
+
+def _is_due(run_at: datetime | None) -> bool:
+    """Return whether the fast path is enabled, the COMMIT is noticed, and the task is due: without
+    ``run_at``, or if it has certainly passed by the database's clock.
+    """
+    connection = connections[tables.database()]
+    if not conf.settings().FAST_PATH:
+        return False
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return False
+    return run_at is None or has_passed(run_at)
+
+
+# Inserts one new task, and publishes it when the transaction commits if that is possible.
+
+
+logger = logging.getLogger("django_durable_tasks.calls")
+
+
+def insert(task: NewTask) -> bool:
+    """Insert a task; return False, without a change, if one of its keys is taken."""
+    if not transitions.create(task):
+        return False
+    publish_new(task)
+    return True
+
+
+def insert_row(task: NewTask) -> Task | None:
+    """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
+    row = transitions.create_row(task)
+    if row is not None:
+        publish_new(task)
+    return row
+
+
+def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
+    """Insert a task with the answer to its request; return False, without a change, if the
+    Idempotency-Key is taken.
+
+    As after a COMMIT, an error of the broker is logged and not raised: the task exists, and the
+    request must not look refused.
+    """
+    if not transitions.create_with_answer(task, now, parameters):
+        return False
+    try:
+        publish_new(task)
+    except Exception:
+        logger.exception("Task %s was created but not published; a scheduler will do so.", task.id)
+    return True
+
+
+def publish_new(task: NewTask) -> None:
+    """Publish the message of an inserted task at the COMMIT if it is QUEUED, or a batch message."""
+    remember_until_commit(task.id)
+    if task.status == Status.QUEUED:
+        publish_after_commit([message_of(task)])
+    elif task.status == Status.PENDING and (task.starts_batch or may_start_batch(task)):
+        start_batch_after_commit(task.queue, task.name, task.priority)
+
+
+def message_of(task: NewTask) -> TaskMessage:
+    """Return the message of a task that is inserted as QUEUED."""
+    overrides = json.loads(task.options) if task.options else {}
+    return TaskMessage(
+        task_id=task.id,
+        epoch=task.epoch,
+        number=task.publish_count,
+        name=task.name,
+        queue=task.queue,
+        priority=task.priority,
+        timeout=overrides.get("timeout"),
+        soft_timeout=overrides.get("soft_timeout"),
+        idempotency_key=task.idempotency_key,
+    )
+
+
+# Idempotency keys, ``unique`` and ``key``: finds the task that has the key, or assigns the key to
+# the new task.
+#
+# ``enqueue`` calls these functions.
+
+
+_TRIES_OF_A_KEY = 5
+
+
+def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
+    """Return the task that the first call with this idempotency key, or this id, created.
+
+    Raises IdempotencyConflict if that call was of another task or had other arguments. Clients of
+    the API may not be able to read secrets, so that for them these are not compared.
+    """
+    lookup: dict[str, Any]
+    if task.idempotency_key is not None:
+        lookup = {"idempotency_key": task.idempotency_key}
+        label = f"idempotency_key={task.idempotency_key!r}"
+    elif task.has_given_id:
+        lookup, label = {"pk": task.id}, f"task_id={task.id}"
+    else:
+        return None
+    first = tables.tasks().for_tenant(task.tenant_id).filter(**lookup).first()
+    if first is None:
+        return None
+    if first.name != task.name or not _same_arguments(first, task):
+        raise IdempotencyConflict(
+            f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
+        )
+    return first.id
+
+
+def _same_arguments(first: Task, task: NewTask) -> bool:
+    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
+    if current_actor().source != AuditSource.API:
+        return bool((first.args, first.kwargs) == (args, kwargs))
+    shown = masked_arguments(first.name, first.args, first.kwargs)
+    return shown == masked_arguments(first.name, args, kwargs)
+
+
+def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
+    """Apply ``unique_on_conflict`` to the open task that has the unique key.
+
+    Return its id, or the id of the task that replaces it. Raises UniqueConflict.
+    """
+    policy = call.task.options.unique_on_conflict
+    for _ in range(_TRIES_OF_A_KEY):
+        owner = requests.owner(RequestKind.UNIQUE_KEY, task.tenant_id, key)
+        if owner is not None and policy == UniqueOnConflict.RAISE:
+            raise UniqueConflict(
+                f"unique={key!r} belongs to the open task {owner.pk} ({owner.status})."
+            )
+        if owner is not None and policy == UniqueOnConflict.RETURN_EXISTING:
+            return owner.id
+        with tables.atomic():
+            if owner is not None:
+                replaced = tables.tasks().filter(pk=owner.pk)
+                transitions.cancel(replaced, "REPLACED")
+                transitions.request_cancel(replaced, "REPLACED")
+            if _insert_as_owner(owner, RequestKind.UNIQUE_KEY, task, key):
+                return task.id
+            # Nothing was inserted, so the cancellation of the owner is rolled back.
+            transaction.set_rollback(True, using=tables.database())
+    raise UniqueConflict(
+        f"unique={key!r} was not acquired after {_TRIES_OF_A_KEY} attempts because of concurrent"
+        " updates; retry the call."
+    )
+
+
+def _insert_as_owner(owner: Task | None, kind: RequestKind, task: NewTask, key: str) -> bool:
+    """Insert a task whose key this RUNNING owner releases; return False if another key is taken.
+
+    In a caller's transaction the owner's row is not touched, because its ending would wait for the
+    caller's commit. The key is passed on after that commit.
+    """
+    if owner is None:
+        return insert(task)
+    this = tables.tasks().filter(pk=owner.pk)
+    if not tables.callers_transaction():
+        transitions.release_key(this, kind.marker)
+        return insert(task)
+    before = owner.pk if getattr(owner, kind.marker) is None else None
+    if before is None and not this.filter(**{kind.marker: key}).exists():
+        return insert(task)
+    if not requests.leave_key(kind, task.tenant_id, key, task.id, before):
+        return False
+    without_key = (
+        task._replace(key=None) if kind == RequestKind.KEY else task._replace(unique_key=None)
+    )
+    return insert(without_key) and transitions.name_key(task.id, kind.lower(), key)
+
+
+def upsert(call: Call, task: NewTask, key: str) -> uuid.UUID:
+    """Update the waiting task of this key, or create it; return its id.
+
+    A RUNNING task of the key finishes with its arguments, and a new task becomes the key's owner.
+    """
+    same = same_call(call, task)
+    if same is not None:
+        return same
+    for _ in range(_TRIES_OF_A_KEY):
+        found = _update_or_insert(call, task, key) or same_call(call, task)
+        if found is not None:
+            return found
+    if task.unique_key is not None:
+        return acquire_unique(call, task, task.unique_key)
+    raise TransitionRefused(
+        f"key={key!r} was not acquired after {_TRIES_OF_A_KEY} attempts because of concurrent"
+        " updates; retry the call."
+    )
+
+
+def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
+    """Return the id of the task; None if the key's owner changed or another key is taken."""
+    with tables.atomic():
+        # The owner is locked by its primary key, as every transition locks it. On MariaDB a lock
+        # by the index of the key would deadlock with them.
+        current = requests.owner(RequestKind.KEY, task.tenant_id, key)
+        owner = None if current is None else transitions.lock_rows([current.pk]).get(current.pk)
+        if current is not None and (
+            owner is None or owner.open_key != current.open_key or not owner.is_open
+        ):
+            return None
+        if owner is not None and owner.name != task.name:
+            raise TransitionRefused(
+                f"key={key!r} belongs to the open task {owner.pk} of {owner.name}."
+            )
+        if owner is not None and owner.status != Status.RUNNING:
+            return _update(owner, call, task)
+        if _insert_as_owner(owner, RequestKind.KEY, task, key):
+            return task.id
+        # Nothing was inserted, so the RUNNING owner must keep its key.
+        transaction.set_rollback(True, using=tables.database())
+    return None
+
+
+def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
+    this = tables.tasks().filter(pk=row.pk)
+    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
+    options = json.loads(task.options) if task.options else None
+    if row.attempts and call.task.target.type is TargetType.HTTP_CALLBACK:
+        is_edited = (args, kwargs) != (row.args, row.kwargs)
+        options = http_request.content_id_of_call(row.options, options, is_edited=is_edited)
+    transitions.return_to_pending(this, 0)
+    transitions.edit(
+        this,
+        args=args,
+        kwargs=kwargs,
+        priority=task.priority,
+        queue=task.queue,
+        run_at=call.options.run_at or tables.NOW,
+        expires_at=_expiry(task),
+        max_attempts=task.max_attempts,
+        max_crashes=task.max_crashes,
+        on_orphan=task.on_orphan,
+        options=options,
+        expected_duration=(
+            timedelta(seconds=task.expected_duration) if task.expected_duration else None
+        ),
+        limit_key=task.limit_key,
+        weight=task.weight,
+        in_batch=task.in_batch,
+    )
+    return row.id
+
+
+def _expiry(task: NewTask) -> Any:
+    if task.expires_at is not None or task.expires_in is None:
+        return task.expires_at
+    return (task.run_at or tables.NOW) + timedelta(seconds=task.expires_in)
+
+
+def key_owners(task: NewTask) -> list[uuid.UUID]:
+    """Return the open tasks that own the keys of this one.
+
+    The caller locks them together with the upstreams, in primary-key order.
+    """
+    names = {"key": task.key, "unique_key": task.unique_key}
+    keys = {name: key for name, key in names.items() if key is not None}
+    if not keys:
+        return []
+    owners = Q(*((f"open_{name}", key) for name, key in keys.items()), _connector=Q.OR)
+    found = tables.tasks().filter(owners, tenant_id=task.tenant_id)
+    return list(found.values_list("pk", flat=True))
+
+
+_Created = TypeVar("_Created", uuid.UUID, Task)
+BULK = 5_000
+"""The number of tasks that one statement of a bulk call writes."""
+_OVERLAP = 0.1
+"""The seconds after which a statement of a bulk call accepts no more tasks."""
+
+
+def submit(call: Call) -> uuid.UUID:
+    """Create the task of this call, or find the task that has its keys; return its id.
+
+    Without keys and dependencies this is one INSERT. Raises DurableTasksError before anything is
+    written if the call is invalid.
+    """
+    if call.options.depends_on is not None:
+        return _submit_waiting(call)
+    return _repeated(_create, call, planned(call))
+
+
+def planned(call: Call) -> NewTask:
+    """Return the task of a call without dependencies, as ``submit`` inserts it."""
+    return queued_if_possible(traced(new_task(call)))
+
+
+def _repeated(create: Callable[[Call, NewTask], _Created], call: Call, task: NewTask) -> _Created:
+    for _ in range(_TRIES_OF_A_KEY - 1):
+        try:
+            return create(call, task)
+        except OperationalError as error:
+            if not _may_be_repeated(error):
+                raise
+    return create(call, task)
+
+
+def _may_be_repeated(error: OperationalError) -> bool:
+    """Return whether the insert may be repeated: nothing was written, and the error is a deadlock.
+
+    MariaDB and MySQL report a deadlock if two transactions insert the same key just after a third
+    one released it.
+    """
+    connection = connections[tables.database()]
+    alone = not connection.in_atomic_block and connection.get_autocommit()
+    return alone and connection.vendor == "mysql" and code_of(error) in DEADLOCKS
+
+
+def _create(call: Call, task: NewTask) -> uuid.UUID:
+    if task.key is not None:
+        return upsert(call, task, task.key)
+    return task.id if insert(task) else _with_taken_key(call, task)
+
+
+def _create_row(call: Call, task: NewTask) -> Task:
+    return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
+
+
+def _with_taken_key(call: Call, task: NewTask) -> uuid.UUID:
+    existing = same_call(call, task)
+    if existing is not None:
+        return existing
+    if task.unique_key is not None:
+        return acquire_unique(call, task, task.unique_key)
+    # The owner of the key released it meanwhile, or the id belongs to a task of another tenant.
+    if insert(task):
+        return task.id
+    raise IdempotencyConflict(
+        f"The id or idempotency key of {task.name} belongs to a task of another tenant."
+    )
+
+
+def _submit_waiting(call: Call) -> uuid.UUID:
+    """Create a task with upstreams. These are locked first, so that no ending is missed."""
+    planned, task = edges_to(call.options.depends_on), new_task(call)
+    with tables.atomic():
+        if task.key is not None:
+            edit.lock_tenant(task.tenant_id)
+        upstreams = transitions.lock_rows([*planned, *key_owners(task)])
+        edit.check_upstreams(planned.values(), upstreams, task.tenant_id)
+        new_edges = [
+            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
+            for key, edge in planned.items()
+        ]
+        join = needed_of(call.options.join, len(planned))
+        unresolved = needed(join, tally_of(new_edges))
+        task = traced(task, [upstreams[key] for key in planned])
+        task_id = _create(call, task.waiting_for(unresolved, join))
+        if task_id == task.id:
+            edit.insert_edges(new_edges, upstreams)
+        elif task.key is not None:
+            edit.link(task_id, planned)
+    return task_id
+
+
+def schedule(call: Call) -> Task:
+    """Create the task as ``submit`` does; return the model instance."""
+    if call.options.depends_on is None and call.options.key is None:
+        return _repeated(_create_row, call, planned(call))
+    row: Task = tables.tasks().get(pk=submit(call))
+    return row
+
+
+Progress = Callable[[int], object]
+"""Called with the number of tasks that were created so far, which are not committed yet."""
+
+
+def schedule_many(
+    task: Registered, options: CallOptions, arguments: Iterable[Iterable[Any]]
+) -> list[uuid.UUID]:
+    """Create one task without keys per tuple of arguments, all or none; return their ids.
+
+    The next poll publishes them. A statement writes up to BULK of them.
+    """
+    ids: list[uuid.UUID] = []
+    _create_all(task, options, arguments, lambda new: ids.extend([one.id for one in new]))
+    return ids
+
+
+def schedule_stream(
+    task: Registered,
+    options: CallOptions,
+    arguments: Iterable[Iterable[Any]],
+    progress: Progress | None = None,
+) -> int:
+    """Create tasks as ``schedule_many`` does; return their number.
+
+    Needs the memory of BULK tasks, for any number of tuples. An exception of the iterable or of
+    ``progress`` is raised, and no task is created.
+    """
+    number = 0
+
+    def written(new: Sequence[NewTask]) -> None:
+        nonlocal number
+        number += len(new)
+        if progress is not None:
+            progress(number)
+
+    _create_all(task, options, arguments, written)
+    return number
+
+
+def _create_all(
+    task: Registered,
+    options: CallOptions,
+    arguments: Iterable[Iterable[Any]],
+    written: Callable[[Sequence[NewTask]], None],
+) -> None:
+    """Create the tasks in parts of BULK, in one transaction or savepoint if there is more than
+    one part.
+
+    The database writes tasks while the next ones are built, in statements of about _OVERLAP
+    seconds, because the ``statement_timeout`` of PostgreSQL counts them. The iterable may use the
+    connection. It is read one part ahead, before the part is written.
+    """
+    _check_keys(task, options)
+    found, rest = template(task, options), iter(arguments)
+    calls = _tuples(rest)
+    with_trace = tracer(found, calls, arguments)
+    if len(calls) < BULK:
+        _create_built(with_trace(found.many(calls)), written)
+        return
+    with tables.atomic():
+        while calls:
+            following = _tuples(rest)
+            if found.calls_project_code:
+                _create_built(with_trace(found.many(calls)), written)
+            else:
+                _create_building(map(with_trace, found.slices(calls)), len(calls), written)
+            calls = following
+
+
+def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]], None]) -> None:
+    if new:
+        transitions.create_many(new)
+        written(new)
+
+
+def _create_building(
+    parts: Iterator[Sequence[NewTask]],
+    number: int,
+    written: Callable[[Sequence[NewTask]], None],
+) -> None:
+    created = list[NewTask]()
+    while len(created) < number:
+        created += transitions.create_stream(parts, number - len(created), _OVERLAP)
+    written(created)
+
+
+def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(args) for args in islice(rest, BULK)]
+
+
+def _check_keys(task: Registered, options: CallOptions) -> None:
+    if options.depends_on is not None:
+        raise InvalidOption(
+            "schedule_many() takes no depends_on: build a Workflow, or schedule those one by one."
+        )
+    keys = (options.task_id, options.key, options.idempotency_key, task.options.unique)
+    if any(key is not None for key in keys):
+        raise InvalidOption(
+            "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
+            " one."
+        )
+
+
+def needs_own_insert(call: Call, task: NewTask) -> bool:
+    """Return whether this task cannot be inserted together with others: it has a key or waits for
+    other tasks.
+    """
+    return task.has_key or call.options.depends_on is not None
+
+
+def insert_many(new_tasks: Sequence[NewTask]) -> list[uuid.UUID]:
+    """Insert tasks without keys and dependencies in one statement per batch; return their ids."""
+    transitions.create_many(new_tasks)
+    return [task.id for task in new_tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUps:
+    """Tasks that a task function returned: calls with keys or dependencies, and tasks without."""
+
+    calls: list[Call]
+    tasks: list[NewTask]
+
+
+def planned_followups(followups: Iterable[Schedule], tenant_id: int) -> FollowUps:
+    """Check the tasks that a task function returned; raises DurableTasksError. Writes nothing."""
+    found, shared = FollowUps([], []), dict[str, tuple[CallOptions, TaskTemplate]]()
+    for followup in followups:
+        options = call_options(
+            CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
+        )
+        task = registry.get(getattr(followup.task, "name", followup.task))
+        call = Call(task, tuple(followup.args), followup.kwargs, options)
+        if options.depends_on is not None or options.task_id is not None:
+            found.calls.append(call)
+            continue
+        last = shared.get(task.options.name)
+        if last is None or last[0] != options:
+            last = shared[task.options.name] = options, template(task, options)
+        new = last[1].called(call.args, call.kwargs, new_task_id())
+        if new.has_key:
+            found.calls.append(call)
+        else:
+            found.tasks.append(traced(new))
+    return found
+
+
+def create_followups(followups: FollowUps) -> None:
+    """Create these tasks in the transaction of the success: those without keys in a constant number
+    of statements.
+
+    The first FAST_PATH_MAX of them are published at the COMMIT, the others by the next poll.
+    """
+    for call in followups.calls:
+        submit(call)
+    new = [queued_if_possible(task) for task in followups.tasks[:FAST_PATH_MAX]]
+    new += followups.tasks[FAST_PATH_MAX:]
+    if len(new) == 1:
+        insert(new[0])
+    elif new:
+        transitions.create_many(new)
+        for task in new[:FAST_PATH_MAX]:
+            publish_new(task)

@@ -1,0 +1,157 @@
+"""Encrypts stored values again with the first key, in batches, while the service runs.
+
+A batch locks its rows, skipping those that other transactions have locked, and changes
+nothing but the encrypted columns and the key id. Therefore it overwrites no concurrent edit,
+and a message of a task stays valid. An interrupted rotation is continued by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
+
+from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
+from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    NotificationSetting,
+    RecurringTask,
+    Task,
+)
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
+from django_durable_tasks.store import tables
+
+MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask, DeliveryAttempt, NotificationSetting)
+BATCH = 200
+
+
+@dataclass(slots=True)
+class RotationResult:
+    """The result of one batch: rows that were read, those changed, and those that cannot be
+    decrypted, with the first error.
+    """
+
+    looked_at: int = 0
+    changed: int = 0
+    failed: int = 0
+    error: str = ""
+
+
+def remaining() -> dict[str, int]:
+    """Return how many rows of each table are encrypted with another key than the first one."""
+    key = current_key_id()
+    return {
+        model._meta.db_table: 0 if key is None else _others(model, key).count() for model in MODELS
+    }
+
+
+def _rows(model: Any) -> QuerySet[Any]:
+    found: QuerySet[Any] = model.objects.using(tables.database()).unguarded()
+    return found
+
+
+def _others(model: Any, key: str) -> QuerySet[Any]:
+    # Two ranges of the index instead of a negation.
+    return _rows(model).filter(Q(encryption_key__lt=key) | Q(encryption_key__gt=key))
+
+
+def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
+    """Encrypt all rows again, and yield the result of each batch.
+
+    A row that cannot be decrypted is left as it is and counted as failed.
+    """
+    key = current_key_id()
+    for model in MODELS if key is not None else ():
+        for old in _old_keys(model, str(key)):
+            yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
+
+
+def encrypt_plain(batch: int = BATCH) -> Iterator[RotationResult]:
+    """Encrypt rows that were stored before encryption was switched on; reads whole tables."""
+    key = current_key_id()
+    for model in MODELS if key is not None else ():
+        rows = _rows(model).filter(encryption_key__isnull=True)
+        yield from _batches(rows, str(key), batch)
+
+
+def _old_keys(model: Any, key: str) -> Iterator[str]:
+    """Yield the key ids in the table except the first one; one read of the index for each."""
+    rows = _rows(model).order_by("encryption_key").values_list("encryption_key", flat=True)
+    last = rows.filter(encryption_key__isnull=False).first()
+    while last is not None:
+        if last != key:
+            yield last
+        last = rows.filter(encryption_key__gt=last).first()
+
+
+def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResult]:
+    """Encrypt these rows in the order of their primary keys."""
+    last, ids = None, list(rows.order_by("pk").values_list("pk", flat=True)[:size])
+    while ids:
+        with tables.atomic():
+            done = _write(rows.model, key, _locked(rows.model, ids))
+        done.looked_at, last = len(ids), ids[-1]
+        yield done
+        later = rows.filter(pk__gt=last).order_by("pk")
+        ids = list(later.values_list("pk", flat=True)[:size])
+
+
+def _locked(model: Any, ids: Sequence[Any]) -> list[Any]:
+    features = connections[tables.database()].features
+    rows = _rows(model).filter(pk__in=ids).order_by("pk")
+    return list(
+        rows.select_for_update(
+            skip_locked=features.has_select_for_update_skip_locked,
+            no_key=features.has_select_for_no_key_update,
+        )
+    )
+
+
+def _columns(model: Any) -> list[str]:
+    return [
+        spec.attname for spec in model._meta.concrete_fields if isinstance(spec, EncryptedJSONField)
+    ]
+
+
+def _write(model: Any, key: str, found: Sequence[Any]) -> RotationResult:
+    done = RotationResult()
+    changes: dict[str, list[Any]] = {name: [] for name in _columns(model)}
+    ids: list[Any] = []
+    for row in found:
+        if row.encryption_key == key:
+            continue  # changed since it was selected
+        try:
+            values = {name: _again(row, name) for name in changes}
+        except EncryptionError as error:
+            done.failed += 1
+            done.error = done.error or str(error)
+            continue
+        stored = {name: value for name, value in values.items() if _is_encrypted(value)}
+        for name, value in stored.items():
+            envelope = Value(dict(value.envelope), JSONField())
+            changes[name].append(When(pk=row.pk, then=envelope))
+        if stored or row.encryption_key is not None:
+            ids.append(row.pk)
+    if ids:
+        # A row without an encrypted value of a column keeps it.
+        cases = {
+            name: Case(*whens, default=F(name), output_field=JSONField())
+            for name, whens in changes.items()
+            if whens
+        }
+        done.changed = _rows(model).filter(pk__in=ids).update(encryption_key=key, **cases)
+    return done
+
+
+def _is_encrypted(value: Any) -> bool:
+    return isinstance(value, EncryptedValue)
+
+
+def _again(row: Any, name: str) -> Any:
+    place = place_of(row, name)
+    return encrypted(decrypted(undecrypted(row, name), place), place)

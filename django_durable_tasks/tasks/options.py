@@ -1,0 +1,529 @@
+"""The options of a durable task and of one call, with durations, key templates and retries."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from string import Formatter
+from typing import Any
+
+from django_durable_tasks.choices import OnOrphan, OnUpstreamFailure, UniqueOnConflict
+from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
+from django_durable_tasks.limits.scopes import (
+    HEAVIEST,
+    PerKey,
+    Rate,
+    key_of,
+    places_option,
+    rate_option,
+)
+from django_durable_tasks.option_values import (
+    checked_count,
+    checked_key,
+    checked_name,
+    chosen,
+    hint,
+    instant,
+    maybe_seconds,
+    seconds,
+)
+from django_durable_tasks.tasks.arguments import encode
+
+# Conversion of durations: numbers of seconds and timedeltas in the API, floats of seconds
+# internally.
+
+
+# Suggestions for options that a durable task does not have.
+
+
+# The delay before the next attempt of a failed task.
+#
+# Delay before attempt n+1, after n failures: FIXED base; LINEAR base x n; EXPONENTIAL min(base x
+# 2^(n-1), max); a list by index, its last element for all later ones; a callable receives n.
+# Jitter multiplies by a random number from 0.5 to 1.5.
+
+
+class Backoff(StrEnum):
+    """The named backoff functions."""
+
+    FIXED = "FIXED"
+    LINEAR = "LINEAR"
+    EXPONENTIAL = "EXPONENTIAL"
+
+
+class Retry(Exception):
+    """Raised by a task function to request a retry, ``after`` this many seconds (or a timedelta);
+    None uses the retry policy.
+
+    It counts as a failed attempt, so the number of attempts stays limited.
+    """
+
+    queue: str | None = None
+    """The queue of the next attempts, if it is another one. Set by tasks of this package."""
+
+    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+        self.after = maybe_seconds("Retry.after", after)
+        self.reason = reason
+        super().__init__(self.after, reason)
+
+    def __str__(self) -> str:
+        return self.reason or "the task function requested a retry"
+
+
+BackoffOption = str | Sequence[float | timedelta] | Callable[[int], float | timedelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """The retry policy; all numbers in seconds."""
+
+    backoff: Backoff | tuple[float, ...] | Callable[[int], float | timedelta] = Backoff.EXPONENTIAL
+    base: float = 1.0
+    maximum: float = 3600.0
+    jitter: bool = True
+
+    def delay(self, failures: int, draw: float) -> float:
+        """Return the seconds to wait after ``failures`` failed attempts (1 or more); ``draw`` is
+        random in [0, 1).
+        """
+        return self._plain(failures) * (0.5 + draw if self.jitter else 1.0)
+
+    def _plain(self, failures: int) -> float:
+        if isinstance(self.backoff, tuple):
+            return self.backoff[min(failures, len(self.backoff)) - 1]
+        if not isinstance(self.backoff, Backoff):
+            return seconds("backoff", self.backoff(failures))
+        if self.backoff is Backoff.EXPONENTIAL:
+            return min(self.base * 2.0 ** min(failures - 1, 60), self.maximum)
+        return self.base * (failures if self.backoff is Backoff.LINEAR else 1)
+
+
+def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) -> RetryPolicy:
+    """Return the validated policy; raises InvalidOption."""
+    checked: Backoff | tuple[float, ...] | Callable[[int], float | timedelta]
+    if isinstance(backoff, str):
+        if backoff not in set(Backoff):
+            raise InvalidOption(
+                f"backoff={backoff!r}: give FIXED, LINEAR, EXPONENTIAL, a list or a callable."
+            )
+        checked = Backoff(backoff)
+    elif callable(backoff):
+        checked = backoff
+    else:
+        if not isinstance(backoff, list | tuple) or not backoff:
+            raise InvalidOption(
+                f"backoff={backoff!r}: give a name, a callable, or a list of at least one wait."
+            )
+        checked = tuple(seconds("backoff", wait) for wait in backoff)
+    return RetryPolicy(
+        backoff=checked,
+        base=seconds("backoff_base", base),
+        maximum=seconds("backoff_max", maximum),
+        jitter=bool(jitter),
+    )
+
+
+# The options of a durable task, and those of one call: validated once, immutable, and merged into
+# the row when the task is created.
+
+
+ATTEMPTS_MAX = 1_000
+BATCH_MAX = 1_000
+HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
+_OF_TASKS = ("rate_limit", "max_concurrency")
+
+Exceptions = tuple[type[BaseException], ...]
+
+
+def _choice(option: str, value: object, names: type[OnOrphan] | type[UniqueOnConflict]) -> str:
+    if value not in set(names):
+        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}.")
+    return str(value)
+
+
+def _exceptions(option: str, value: object) -> Exceptions:
+    found = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for item in found:
+        if not (isinstance(item, type) and issubclass(item, BaseException)):
+            raise InvalidOption(f"{option} holds {item!r}: give exception classes.")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """The options of a task; durations in seconds. Created by ``task_options`` only.
+
+    ``given`` are the options that the decorator names. Celery's ``self.retry()`` keeps its own
+    meaning unless they include retry options.
+    """
+
+    name: str
+    queue: str | None = None
+    priority: int = 0
+    max_attempts: int = 5
+    max_crashes: int = 3
+    retry: RetryPolicy = RetryPolicy()
+    retry_for: Exceptions | None = None
+    give_up_on: Exceptions = ()
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    lease: float | None = None
+    expected_duration: float | None = None
+    expires_in: float | None = None
+    unique: str | Callable[..., str] | None = None
+    unique_for: float | None = None
+    unique_on_conflict: UniqueOnConflict = UniqueOnConflict.RETURN_EXISTING
+    atomic: bool = False
+    on_orphan: OnOrphan = OnOrphan.RETRY
+    rate_limit: Rate | PerKey | None = None
+    max_concurrency: int | PerKey | None = None
+    weight: int = 1
+    batch: int | None = None
+    given: frozenset[str] = frozenset()
+
+    @property
+    def limits_retries(self) -> bool:
+        """Whether the decorator names ``max_attempts``, which then limits ``self.retry()`` too."""
+        return "max_attempts" in self.given
+
+    @property
+    def spaces_retries(self) -> bool:
+        """Whether the decorator names a retry delay, which then applies to ``self.retry()`` too."""
+        return not self.given.isdisjoint(_RETRY_FIELDS)
+
+    def retryable(self, error: BaseException) -> bool:
+        """Return whether this error is retried: ``give_up_on`` takes precedence over
+        ``retry_for``.
+        """
+        if isinstance(error, self.give_up_on):
+            return False
+        return self.retry_for is None or isinstance(error, self.retry_for)
+
+
+_RETRY_FIELDS = {
+    "backoff": "EXPONENTIAL",
+    "backoff_base": 1.0,
+    "backoff_max": 3600.0,
+    "jitter": True,
+}
+DEFAULTABLE = frozenset(
+    {
+        *_RETRY_FIELDS,
+        "max_attempts",
+        "max_crashes",
+        "retry_for",
+        "give_up_on",
+        "priority",
+        "timeout",
+        "soft_timeout",
+        "lease",
+        "expected_duration",
+        "expires_in",
+        "on_orphan",
+        "batch",
+    }
+)
+"""The options that ``DURABLE_TASKS["TASK_DEFAULTS"]`` may set for all tasks of the project."""
+_SECONDS = {
+    "timeout": 0.001,
+    "soft_timeout": 0.001,
+    "lease": 3.0,
+    "expected_duration": 0.001,
+    "expires_in": 0.001,
+    "unique_for": 0.001,
+}
+
+
+def _unique(option: str, value: object) -> object:
+    if not (isinstance(value, str) or callable(value)):
+        raise InvalidOption(
+            f"{option}={value!r}: give a template like '{{task}}:{{0}}' or a callable."
+        )
+    return value
+
+
+def _attempts(option: str, value: object) -> int:
+    return checked_count(option, value, 1, ATTEMPTS_MAX)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "name": checked_name,
+    "queue": checked_name,
+    "priority": lambda option, value: checked_count(option, value, 0, 9),
+    "max_attempts": _attempts,
+    "max_crashes": _attempts,
+    "retry_for": _exceptions,
+    "give_up_on": _exceptions,
+    "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
+    "unique_on_conflict": lambda option, value: UniqueOnConflict(
+        _choice(option, value, UniqueOnConflict)
+    ),
+    "unique": _unique,
+    "rate_limit": rate_option,
+    "max_concurrency": places_option,
+    "weight": lambda option, value: checked_count(option, value, 1, HEAVIEST),
+    "atomic": lambda option, value: bool(value),
+    "batch": lambda option, value: checked_count(option, value, 2, BATCH_MAX),
+}
+_NOT_IN_BATCH = {
+    "timeout": "a time limit ends the process, and with it the other tasks of the batch",
+    "soft_timeout": "a soft time limit would interrupt whichever task of the batch runs then",
+    "unique_for": "recent successes are looked up for each message",
+    "on_orphan": "the tasks behind the one that ended the process would become dead letters too",
+}
+"""Options that a task in a batch cannot have, with the reason."""
+_BUILT_IN = "django_durable_tasks."
+
+
+def _checked(option: str, value: Any) -> Any:
+    if option in _SECONDS:
+        return maybe_seconds(option, value, minimum=_SECONDS[option])
+    return _CHECKS[option](option, value)
+
+
+def task_options(
+    name: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> TaskOptions:
+    """Return the validated options of a durable task; raises InvalidOption with option, value and
+    remedy.
+
+    ``defaults`` apply to options that are not in ``given``, those that the decorator names.
+    """
+    known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"}
+    for option in given:
+        if option not in known | set(_RETRY_FIELDS):
+            raise InvalidOption(
+                f"@durable_task has no option {option!r}; it has: {', '.join(sorted(known))}."
+            )
+    chosen_ = {**(defaults or {}), **given}
+    waits = {option: chosen_.get(option, default) for option, default in _RETRY_FIELDS.items()}
+    values = {
+        option: _checked(option, value)
+        for option, value in chosen_.items()
+        if option in known and value is not None
+    }
+    if "batch" not in given and (_options_without_batch(values) or name.startswith(_BUILT_IN)):
+        # The default of the project is for tasks that may have it. Built-in tasks wait for servers,
+        # and the breaker of an endpoint postpones single messages.
+        values.pop("batch", None)
+    options = TaskOptions(
+        **{**values, "name": _checked("name", name)},
+        retry=policy(
+            waits["backoff"], waits["backoff_base"], waits["backoff_max"], waits["jitter"]
+        ),
+        given=frozenset(given),
+    )
+    _check_together(options)
+    return options
+
+
+def _options_without_batch(values: Mapping[str, Any]) -> list[str]:
+    """Return the options in ``values`` with which a task cannot run in batches."""
+    return [option for option in _NOT_IN_BATCH if values.get(option) not in (None, OnOrphan.RETRY)]
+
+
+def checked_defaults(defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the project's defaults for options of tasks; raises InvalidOption for an option that
+    cannot have one.
+    """
+    for option in defaults:
+        if option not in DEFAULTABLE:
+            raise InvalidOption(
+                f"DURABLE_TASKS['TASK_DEFAULTS'] takes no {option!r}; it takes:"
+                f" {', '.join(sorted(DEFAULTABLE))}."
+            )
+    return defaults
+
+
+def check_time_limits(timeout: float | None, soft_timeout: float | None) -> None:
+    """Check the limits that apply to a run together; raises InvalidOption."""
+    if soft_timeout and timeout and soft_timeout >= timeout:
+        raise InvalidOption(
+            f"soft_timeout={soft_timeout:g}: it must be less than timeout={timeout:g}, which"
+            " would end the run first."
+        )
+
+
+def _check_together(options: TaskOptions) -> None:
+    refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
+    if options.batch is not None and refused:
+        raise InvalidOption(
+            f"batch={options.batch} cannot be combined with {refused[0]}=...:"
+            f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
+        )
+    key_of(options.rate_limit, options.max_concurrency)
+    check_time_limits(options.timeout, options.soft_timeout)
+    if options.unique_for is not None and options.unique is None:
+        raise InvalidOption(
+            f"unique_for={options.unique_for:g} needs unique=..., the key that is meant."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """The options of one call, from ``.using(...)`` or ``apply_async``; None leaves the decision to
+    the task's options.
+    """
+
+    task_id: uuid.UUID | None = None
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    key: str | None = None
+    idempotency_key: str | None = None
+    headers: Mapping[str, Any] | None = None
+    tenant: Any = None
+    queue: str | None = None
+    priority: int | None = None
+    weight: int | None = None
+    max_attempts: int | None = None
+    max_crashes: int | None = None
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    lease: float | None = None
+    expected_duration: float | None = None
+    expires_in: float | None = None
+    on_orphan: OnOrphan | None = None
+    depends_on: Any = None
+    join: str | int = "ALL"
+    on_upstream_failure: str | None = None
+
+    @property
+    def fits_batch(self) -> bool:
+        """Whether a call with these options may run in a batch."""
+        return not _options_without_batch(
+            {
+                "timeout": self.timeout,
+                "soft_timeout": self.soft_timeout,
+                "on_orphan": self.on_orphan,
+            }
+        )
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the options that differ from the registered ones and are read when a run starts,
+        as stored in the row.
+        """
+        names = ("timeout", "soft_timeout", "lease", "max_attempts", "headers")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def _task_id(value: object) -> uuid.UUID:
+    try:
+        return uuid.UUID(str(value))
+    except ValueError:
+        raise InvalidOption(
+            f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead."
+        ) from None
+
+
+def checked_headers(value: object) -> dict[str, Any]:
+    """Return the headers of a call, small JSON under string keys; raises InvalidOption."""
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"headers={value!r}: give a mapping of names to values.")
+    try:
+        encode("headers", (), dict(value), max_bytes=HEADERS_MAX_BYTES, max_depth=HEADERS_MAX_DEPTH)
+    except InvalidArguments as invalid:
+        raise InvalidOption(f"headers cannot be kept: {invalid}") from None
+    return dict(value)
+
+
+def _check_call_option(option: str, value: object, known: Iterable[str]) -> None:
+    if option in _OF_TASKS:
+        raise InvalidOption(
+            f"{option}={value!r} is no option of a call: give it to @durable_task, to"
+            " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`."
+        )
+    if option not in known:
+        remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
+        raise InvalidOption(f".using() has no option {option!r}. {remedy}")
+
+
+def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
+    """Return the call options with these changes; raises InvalidOption."""
+    known = {spec.name for spec in dataclasses.fields(CallOptions)}
+    changes: dict[str, Any] = {}
+    for option, value in given.items():
+        _check_call_option(option, value, known)
+        if value is None or option in ("tenant", "depends_on", "join"):
+            changes[option] = value
+        elif option == "task_id":
+            changes[option] = _task_id(value)
+        elif option == "on_upstream_failure":
+            changes[option] = chosen(option, value, OnUpstreamFailure)
+        elif option in ("run_at", "expires_at"):
+            changes[option] = instant(option, value)
+        elif option == "headers":
+            changes[option] = checked_headers(value)
+        elif option in ("key", "idempotency_key"):
+            changes[option] = checked_key(option, value)
+        else:
+            changes[option] = _checked(option, value)
+    return dataclasses.replace(before, **changes)
+
+
+# Templates of keys with the syntax of ``str.format``: ``unique=``, ``PerKey`` and ``overlap_key``.
+# Pure.
+
+
+_LONGEST = 200
+_SPEC = re.compile(
+    r"(?s:.?[<>=^])?[-+ ]?z?#?0?(?P<width>\d+)?[,_]?(?:\.(?P<precision>\d+))?[a-zA-Z%]?\Z"
+)
+
+
+@functools.lru_cache(maxsize=1_000)
+def checked_template(option: str, template: str) -> str:
+    """Return the template; raises InvalidOption if it is malformed or pads a field beyond the
+    length of a key.
+
+    The check does not format it: ``{task:>300000000}`` would allocate as many characters.
+    """
+    try:
+        specs = [spec for _, _, spec, _ in Formatter().parse(template) if spec]
+    except ValueError as error:
+        raise InvalidOption(f"{option}={template!r}: {error}.") from None
+    for spec in specs:
+        if "{" in spec:
+            raise InvalidOption(
+                f"{option}={template!r}: a width that is an argument is not allowed, {spec!r}."
+            )
+        found = _SPEC.match(spec)
+        sizes = [size for size in (found["width"], found["precision"]) if size] if found else []
+        if any(len(size) > 9 or int(size) > _LONGEST for size in sizes):
+            raise InvalidOption(
+                f"{option}={template!r}: {spec!r} asks for more than {_LONGEST} characters, the"
+                " longest key."
+            )
+    return template
+
+
+def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the key of a template with these arguments; raises InvalidOption."""
+    try:
+        return checked_key(option, checked_template(option, template).format(*args, **kwargs))
+    except InvalidOption:
+        raise
+    except (LookupError, AttributeError, TypeError) as missing:
+        raise InvalidOption(
+            f"{option}={template!r} names {missing}, which this call does not pass."
+        ) from None
+    except Exception as error:  # noqa: BLE001 - formatting calls the arguments' own code
+        raise InvalidOption(f"{option}={template!r}: {type(error).__name__}: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One task to create: ``Schedule(send_reminder, (event.pk,), run_at=...)``; options as for
+    ``.using()``.
+    """
+
+    task: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    run_at: datetime | None = None
+    options: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,407 @@
+"""Deletes ended tasks and workflows in batches, and corrects deadlines after the clock was set
+back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+
+from django_durable_tasks import conf, process_state
+from django_durable_tasks.choices import OPEN, TERMINAL, Status
+from django_durable_tasks.dependencies import edges
+from django_durable_tasks.dependencies.edges import workflow_runs
+from django_durable_tasks.limits import config, scopes
+from django_durable_tasks.metrics.counts import uncounted
+from django_durable_tasks.models import (
+    DeadLetter,
+    DeliveryAttempt,
+    LimitBucket,
+    Node,
+    Task,
+    TaskExecutionLog,
+)
+from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.errors import Isolation
+from django_durable_tasks.targets import endpoints
+from django_durable_tasks.tasks import batches
+
+# Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
+#
+# An idempotency key is kept for at least a day after its task has ended. A workflow is deleted
+# completely or not at all. It is deleted when all of its runs have ended, the longest retention
+# among the statuses of its tasks has passed since the last run ended, none of its dead letters is
+# open, and no open task depends on it. A workflow with more tasks than a batch is deleted in
+# several transactions, its tasks first and its runs last. A later call continues where the last
+# one ended. A task without a workflow is kept while an edge connects it to an open task.
+
+
+_KEY_KEPT = timedelta(hours=24)
+_NODE_KEPT = timedelta(days=7)
+_PASSED_OVER = 600.0
+_WORKFLOW_RUNS = "workflow runs"
+
+
+class PruningPositions:
+    """The positions up to which a process has read the rows whose retention is over.
+
+    Rows that must be kept, for example because of an open dead letter, would otherwise be read
+    first in each call. They are skipped until ten minutes after the last row was reached, and then
+    read again.
+    """
+
+    def __init__(self) -> None:
+        self._past: dict[str, tuple[datetime, uuid.UUID]] = {}
+        self._until: dict[str, float] = {}
+        self._cut: set[str] = set()
+
+    def past(self, what: str) -> tuple[datetime, uuid.UUID] | None:
+        """Return ``completed_at`` and id of the last row that was read."""
+        if time.monotonic() >= self._until.get(what, math.inf):
+            self._past.pop(what, None)
+            del self._until[what]
+        self._cut.discard(what)
+        return self._past.get(what)
+
+    def record(self, what: str, past: tuple[datetime, uuid.UUID]) -> None:
+        """Record that all rows up to this one were read."""
+        self._past[what] = past
+
+    def end(self, what: str) -> None:
+        """Record that the last row was reached."""
+        self._until.setdefault(what, time.monotonic() + _PASSED_OVER)
+
+    def cut(self, what: str) -> None:
+        """Record that reading stopped at the deadline, before the last row."""
+        self._cut.add(what)
+
+    def more(self) -> bool:
+        """Return whether reading stopped at the deadline."""
+        return bool(self._cut)
+
+
+def prune(
+    now: datetime, limit: int, positions: PruningPositions | None = None, deadline: float = math.inf
+) -> int:
+    """Delete at most ``limit`` ended tasks whose retention is over, with their logs and dead
+    letters; return how many.
+
+    A FAILED task with an open dead letter is kept. Call again until it returns 0. Only rows whose
+    retention is over are read, in pages of ``limit`` rows. After ``deadline`` (of
+    ``time.monotonic()``) at most one page per status is read, ``positions`` contains the position,
+    and ``positions.more()`` is True.
+    """
+    positions = positions or PruningPositions()
+    deleted = _prune_workflows(now, limit, positions, deadline)
+    for status, kept in conf.retention().items():
+        if kept is not None:
+            cutoff = now - timedelta(seconds=kept)
+            deleted += _prune_ended(status, cutoff, now, limit - deleted, positions, deadline)
+    endpoints.prune(now)
+    Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
+    return deleted
+
+
+def _prune_ended(
+    status: str,
+    cutoff: datetime,
+    now: datetime,
+    limit: int,
+    positions: PruningPositions,
+    deadline: float,
+) -> int:
+    deleted, past = 0, positions.past(status)
+    while (size := limit - deleted) > 0:
+        page = _page(tables.tasks().ended_before(status, cutoff, past), size)
+        number = _prune_page([pk for _, pk in page], status, cutoff, now)
+        deleted += number
+        if len(page) < size:
+            positions.end(status)
+            break
+        past = page[-1]
+        if not number:
+            positions.record(status, past)
+        if time.monotonic() >= deadline:
+            positions.cut(status)
+            break
+    return deleted
+
+
+def _page(ended: TaskQuerySet | WorkflowRunQuerySet, size: int) -> list[tuple[datetime, uuid.UUID]]:
+    """Return the ends and ids of the first rows."""
+    rows: list[Any] = list(ended.values_list("completed_at", "pk")[:size])
+    return rows
+
+
+def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
+    rows = _not_needed(rows).filter(
+        Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT)
+    )
+    open_letter = DeadLetter.objects.filter(open_task=OuterRef("pk"))
+    return rows.filter(~Exists(open_letter)) if status == Status.FAILED else rows
+
+
+def _not_needed(queryset: TaskQuerySet) -> TaskQuerySet:
+    """Exclude tasks that are still needed: by an edge to an open task, an ending event, or an open
+    workflow run.
+    """
+    below = edges.edges().filter(depends_on=OuterRef("pk"), task__status__in=OPEN)
+    above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
+    event = edges.endings().filter(task_id=OuterRef("pk"))
+    # The open workflow that a recurring task started uses the overlap key of this row.
+    started = workflow_runs().filter(
+        recurring_task=OuterRef("recurring_task"),
+        fire_time=OuterRef("fire_time"),
+        completed_at__isnull=True,
+    )
+    return queryset.filter(~Exists(below), ~Exists(above), ~Exists(event), ~Exists(started))
+
+
+_tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflow")
+"""Deletions call signal receivers of the project, and its foreign keys may prevent them.
+"""
+
+
+def _prune_page(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
+    postponed = set(_tasks.postponed())
+    these = [pk for pk in page if pk not in postponed]
+    if not these:
+        return 0
+    return sum(
+        _tasks.batch(
+            lambda: _prune(these, status, cutoff, now),
+            lambda: these,
+            lambda pk: _prune([pk], status, cutoff, now),
+        )
+    )
+
+
+def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
+    with tables.atomic():
+        ended = tables.tasks().filter(pk__in=page).ended_before(status, cutoff).order_by("pk")
+        # Locked, so that a task that is replayed at the same time keeps its row and its log.
+        locked_ids = list(ended.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        # Checked after the rows are locked: earlier edges are found, and no edges can be added
+        # while the locks exist.
+        deletable = list(
+            _over(tables.tasks().filter(pk__in=locked_ids), status, now).values_list(
+                "pk", flat=True
+            )
+        )
+        waiting = uncounted(deletable, now)
+        deletable = [pk for pk in deletable if pk not in waiting]
+        _delete(deletable)
+    return len(deletable)
+
+
+def _delete(deletable: list[uuid.UUID]) -> None:
+    """Delete tasks with their log entries, requests, dead letters and edges to their upstreams.
+
+    The edges of their dependents are kept with the outcome.
+    """
+    database = tables.database()
+    TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    DeliveryAttempt.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    DeadLetter.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
+    Task.objects.using(database).unguarded().filter(pk__in=deletable).delete()
+
+
+# Workflows ----------------------------------------------------------------------------------------
+
+
+def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
+    """Return the root runs of workflows that may be deleted."""
+    queryset = workflow_runs().filter(parent__isnull=True, completed_at__isnull=False)
+    parts, tasks = (
+        workflow_runs().filter(root=OuterRef("pk")),
+        tables.tasks().filter(workflow__root=OuterRef("pk")),
+    )
+    counted: dict[float | None, Q] = defaultdict(Q)
+    for status, kept in conf.retention().items():
+        counted[kept] |= Q(**{f"{COUNTS[status]}__gt": 0})
+    for kept, some in counted.items():
+        with_status = Exists(parts.filter(some))
+        if kept is None:
+            queryset = queryset.filter(~with_status)
+        else:
+            queryset = queryset.filter(
+                ~with_status | ~Exists(_ended_since(parts, now - timedelta(seconds=kept)))
+            )
+    keyed = tasks.filter(idempotency_key__isnull=False, completed_at__gte=now - _KEY_KEPT)
+    below = edges.edges().filter(depends_on__workflow__root=OuterRef("pk"), task__status__in=OPEN)
+    above = edges.edges().filter(task__workflow__root=OuterRef("pk"), depends_on__status__in=OPEN)
+    obstacles = (
+        parts.filter(completed_at__isnull=True),
+        tasks.filter(status__in=OPEN),
+        keyed,
+        tasks.filter(dead_letters__open_task__isnull=False),
+        below,
+        above,
+    )
+    return queryset.filter(*(~Exists(one) for one in obstacles))
+
+
+def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQuerySet:
+    return parts.filter(completed_at__gte=cutoff)
+
+
+def _prune_workflows(
+    now: datetime, limit: int, positions: PruningPositions, deadline: float
+) -> int:
+    deleted, past = 0, positions.past(_WORKFLOW_RUNS)
+    while deleted < limit:
+        page = _page(workflow_runs().ended_before(_workflow_cutoff(now), past), limit)
+        number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
+        deleted += number
+        if len(page) < limit:
+            positions.end(_WORKFLOW_RUNS)
+            break
+        past = page[-1]
+        if not number:
+            positions.record(_WORKFLOW_RUNS, past)
+        if time.monotonic() >= deadline:
+            positions.cut(_WORKFLOW_RUNS)
+            break
+    return deleted
+
+
+def _prune_these_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> int:
+    deleted = 0
+
+    def prune_workflow(root: uuid.UUID) -> None:
+        nonlocal deleted
+        while deleted < limit and (number := _prune_workflow(root, now, limit - deleted)):
+            deleted += number
+
+    over = _deletable_workflows(now).filter(pk__in=page).order_by("pk")
+    _workflows.each(list(over.values_list("pk", flat=True)), prune_workflow)
+    return deleted
+
+
+def _workflow_cutoff(now: datetime) -> datetime:
+    """Return the time before which a workflow must have ended, with the shortest retention."""
+    kept = [seconds for seconds in conf.retention().values() if seconds is not None]
+    return now - timedelta(seconds=min(kept, default=0.0))
+
+
+def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
+    """Delete at most ``limit`` tasks of a workflow, and its runs with the last of them; return how
+    many.
+    """
+    with tables.atomic():
+        parts = workflow_runs().filter(root=root).order_by("pk")
+        # While its runs are locked, no tasks are added to the workflow and no endings are counted.
+        keys = list(parts.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        if len(keys) < parts.count() or not _deletable_workflows(now).filter(pk=root).exists():
+            return 0
+        rows = tables.tasks().filter(workflow__in=keys).order_by("pk")
+        found = list(rows.values_list("pk", flat=True)[:limit])
+        ended = tables.tasks().filter(pk__in=found, status__in=TERMINAL).order_by("pk")
+        if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
+            return 0
+        if edges.endings().filter(Q(task_id__in=found) | Q(workflow_id__in=keys)).exists():
+            return 0
+        if uncounted(found, now):
+            return 0
+        _delete(found)
+        if not rows.exists():
+            parts.delete()
+    return len(found)
+
+
+# Buckets ------------------------------------------------------------------------------------------
+
+_BUCKET_KEPT = timedelta(days=30)
+"""How long the bucket of a scope without a limit is kept."""
+_buckets = Isolation[str]("bucket")
+
+
+class BucketCursor:
+    """The last scope that this process has read. The next call continues after it."""
+
+    def __init__(self) -> None:
+        self.past = ""
+
+
+def prune_buckets(now: datetime, limit: int) -> int:
+    """Delete the full buckets among the next ``limit`` scopes of keys and removed limits; return
+    how many.
+
+    A missing bucket counts as full. A bucket is full when it has enough tokens for the heaviest
+    task.
+    """
+    limit_config, cursor = config.limits_in_force(), process_state.of(BucketCursor)
+    rates = [allowed.rate for allowed in limit_config.per_key.values() if allowed.rate is not None]
+    by_key = timedelta(seconds=max(map(scopes.refill, rates))) if rates else _BUCKET_KEPT
+    buckets = LimitBucket.objects.using(tables.database())
+    page = list(
+        buckets.filter(pk__gt=cursor.past).order_by("pk").values_list("pk", flat=True)[:limit]
+    )
+    cursor.past = page[-1] if len(page) == limit else ""
+    left_out = {LOCK, *_buckets.postponed()}
+    mine = [
+        scope for scope in page if scope not in left_out and limit_config.of(scope).rate is None
+    ]
+    keyed = Q(
+        pk__in=[scope for scope in mine if scope.startswith("key:")], refilled_at__lt=now - by_key
+    )
+    other = Q(
+        pk__in=[scope for scope in mine if not scope.startswith("key:")],
+        refilled_at__lt=now - _BUCKET_KEPT,
+    )
+    full = buckets.filter(keyed | other)
+    return sum(
+        _buckets.batch(
+            lambda: _prune_full(full),
+            lambda: mine,
+            lambda scope: _prune_full(full.filter(pk=scope)),
+        )
+    )
+
+
+def _prune_full(full: QuerySet[LimitBucket]) -> int:
+    with tables.atomic():
+        scopes = list(
+            full.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
+        )
+        LimitBucket.objects.using(tables.database()).filter(pk__in=scopes).delete()
+    return len(scopes)
+
+
+def prunable(now: datetime) -> dict[str, int]:
+    """Return how many tasks of each status ``prune`` would delete, for a dry run."""
+    cutoffs = {
+        status: now - timedelta(seconds=kept)
+        for status, kept in conf.retention().items()
+        if kept is not None
+    }
+    in_workflows = tables.tasks().filter(workflow__root__in=_deletable_workflows(now).values("pk"))
+    by_status = dict(in_workflows.order_by().values_list("status").annotate(Count("pk")))
+    return {
+        status: _over(tables.tasks().ended_before(status, cutoff), status, now).count()
+        + by_status.get(status, 0)
+        for status, cutoff in cutoffs.items()
+    }
+
+
+def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
+    """Correct what was written more than ``tolerance`` seconds later than ``now``; return how many
+    rows changed, at most ``limit`` of a kind. Must be repeated until it returns 0.
+    """
+    longest = conf.settings().REPUBLISH_AFTER
+    return (
+        transitions.move_waits(now, tolerance, limit)
+        + transitions.shorten_republish_waits(longest, limit)
+        + batches.shorten_waits(longest)
+        + endpoints.end_pauses_after(tolerance)
+    )

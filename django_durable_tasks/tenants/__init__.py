@@ -1,0 +1,1 @@
+"""API keys, quotas, request rates, idempotent requests and bulk operations of tenants."""

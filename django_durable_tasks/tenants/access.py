@@ -1,0 +1,356 @@
+"""Who may act for a tenant: API keys, and staff users that are limited to tenants."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django.contrib.auth import get_user_model
+from django.db.models import Q
+
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import KeyMode
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.models import ApiKey, StaffTenant, Tenant, TenantQuota
+from django_durable_tasks.models.tenants import ApiKeyQuerySet, StaffTenantQuerySet
+from django_durable_tasks.option_values import checked_key
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import ReceivedTime
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.tenants import quotas
+from django_durable_tasks.tenants.values import (
+    ID_ALPHABET,
+    ID_LENGTH,
+    LIVE_KEYS_MAX,
+    NUMBERS,
+    REQUESTS,
+    ApiScope,
+    PresentedKey,
+    RateDecision,
+    RequestRate,
+    composed,
+    digest_of,
+    presented,
+)
+
+# Creates, revokes and verifies API keys.
+
+
+_USE_RECORDED_EVERY = timedelta(minutes=1)
+_NAME_MAX = 100
+_KEY = (
+    "id",
+    "tenant_id",
+    "name",
+    "identifier",
+    "mode",
+    "digest",
+    "scopes",
+    "expires_at",
+    "revoked_at",
+    "last_used_at",
+)
+_TENANT = ("id", "slug", "name")
+_QUOTA = ("tenant_id", *NUMBERS, REQUESTS)
+"""The columns of the statements ``api_key`` and ``counted_api_key``, for each of their tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    """A new key. ``text`` is the key itself, which cannot be read again."""
+
+    row: ApiKey
+    text: str
+
+
+def api_keys() -> ApiKeyQuerySet:
+    """Return a queryset of all keys, without the guard against writes."""
+    found: ApiKeyQuerySet = ApiKey.objects.using(tables.database())
+    return found.unguarded()
+
+
+def create_key(
+    tenant: Tenant,
+    name: str,
+    scopes: Collection[str],
+    *,
+    now: datetime,
+    expires_at: datetime | None = None,
+    mode: str = KeyMode.LIVE,
+    by: str = "",
+    reason: str = "",
+) -> IssuedKey:
+    """Create a key. Raises InvalidOption, or TransitionRefused if the name has two live keys.
+
+    The tenant's row is locked, so that two calls at the same time do not create a third key.
+    """
+    checked = _checked_scopes(scopes)
+    if len(checked_key("name", name)) > _NAME_MAX:
+        raise InvalidOption(f"name={name!r}: give at most {_NAME_MAX} characters.")
+    if mode not in set(KeyMode):
+        raise InvalidOption(f"mode={mode!r}: give one of {', '.join(KeyMode)}.")
+    if expires_at is not None and expires_at <= now:
+        raise InvalidOption(f"expires_at={expires_at.isoformat()} is in the past.")
+    identifier = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+    text = composed(KeyMode(mode), identifier, secrets.token_urlsafe(32))
+    with recorded("tenant.create_api_key", by=by, reason=reason) as entry:
+        rows = Tenant.objects.using(tables.database())
+        tables.locked_for_change(rows).get(pk=tenant.pk)
+        existing = api_keys().for_tenant(tenant).filter(name=name).live(now)
+        if existing.count() >= LIVE_KEYS_MAX:
+            raise TransitionRefused(
+                f"name={name!r} has {LIVE_KEYS_MAX} live keys: revoke one of them first."
+            )
+        row = api_keys().create(
+            tenant_id=tenant.pk,
+            name=name,
+            identifier=identifier,
+            mode=mode,
+            digest=digest_of(text),
+            scopes=checked,
+            expires_at=expires_at,
+            created_by=by[:200],
+            reason=reason[:500],
+        )
+        entry.changed("API key", row.pk, {}, _values_of(row), tenant.pk)
+    return IssuedKey(row, text)
+
+
+def _values_of(row: ApiKey) -> dict[str, Any]:
+    """Return the columns for the audit entry; none of them is secret."""
+    names = ("name", "prefix", "scopes", "expires_at")
+    return {name: getattr(row, name) for name in names}
+
+
+def _checked_scopes(scopes: Collection[str]) -> list[str]:
+    unknown = sorted(set(scopes) - set(ApiScope))
+    if unknown or not scopes:
+        raise InvalidOption(
+            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}."
+        )
+    return [scope.value for scope in ApiScope if scope in set(scopes)]
+
+
+def revoke_key(
+    keys: ApiKeyQuerySet,
+    *,
+    now: datetime,
+    at: datetime | None = None,
+    by: str = "",
+    reason: str = "",
+) -> int:
+    """Revoke the live keys of a queryset now, or at a later time; return how many."""
+    end = max(at, now) if at is not None else now
+    with recorded("api_keys.revoke", by=by, reason=reason) as entry:
+        these = tables.locked_for_change(keys.using(tables.database()).unguarded().live(now))
+        rows = list(these.order_by("pk").values_list("pk", "tenant_id"))
+        entry.several("API key", rows, {}, {"revoked_at": end})
+        found = api_keys().filter(pk__in=[pk for pk, _tenant in rows])
+        return found.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
+
+
+class VerifiedKey(NamedTuple):
+    """A live key with its tenant. ``clock`` is the time of the database, which PostgreSQL returns.
+    ``decision`` admits the request if it was counted with the read of the key.
+    """
+
+    row: ApiKey
+    clock: ReceivedTime | None = None
+    decision: RateDecision | None = None
+
+
+def verified_key(text: str, now: datetime, rate: RequestRate | None = None) -> VerifiedKey | None:
+    """Return the live key of this text, or None. A mistyped key needs no query.
+
+    With ``rate``, the rate of tenants without one of their own, PostgreSQL counts the request in
+    the statement that reads the key. A request that it did not count is to be counted by
+    ``quotas.admit_requests``.
+    """
+    given = presented(text)
+    found = None if given is None else _with_tenant(given, now, rate)
+    if given is None or found is None:
+        return None
+    return found if given.has_digest(found.row.digest) and found.row.is_live(now) else None
+
+
+def _with_tenant(
+    given: PresentedKey, now: datetime, rate: RequestRate | None
+) -> VerifiedKey | None:
+    """Return the key with its tenant and the tenant's quota, in one statement.
+
+    Each request reads it, and building the statement by the ORM takes longer than executing it.
+    """
+    sql = statement("api_key" if rate is None else "counted_api_key")
+    if sql is None:
+        keys = api_keys().select_related("tenant__quota").filter(identifier=given.identifier)
+        row = keys.first()
+        return None if row is None else VerifiedKey(row)
+    if rate is None:
+        rows = tables.read(sql, {"identifier": given.identifier})
+        return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
+    counted = {**quotas.rate_parameters(rate, now), "digest": given.digest, "now": now}
+    rows = tables.read(sql, {"identifier": given.identifier, **counted})
+    if not rows:
+        return None
+    *columns, read_at, free_at = rows[0]
+    decision = None if free_at is None else rate.decision(True, free_at - counted["at"])
+    return VerifiedKey(_key_from(columns), _received(read_at), decision)
+
+
+def _received(read_at: datetime) -> ReceivedTime:
+    return ReceivedTime(read_at, time.monotonic())
+
+
+def _key_from(values: Sequence[Any]) -> ApiKey:
+    """Return the key from the columns of the statements, in their order."""
+    alias, own, tenant = tables.database(), len(_KEY), len(_KEY) + len(_TENANT)
+    columns = list(values[:own])
+    scopes = _KEY.index("scopes")
+    columns[scopes] = json.loads(columns[scopes])
+    row = ApiKey.from_db(alias, _KEY, columns)
+    row.tenant = Tenant.from_db(alias, _TENANT, values[own:tenant])
+    quota = values[tenant : tenant + len(_QUOTA)]
+    row.tenant._state.fields_cache["quota"] = (
+        None if quota[0] is None else TenantQuota.from_db(alias, _QUOTA, quota)
+    )
+    return row
+
+
+def record_key_use(row: ApiKey, now: datetime) -> None:
+    """Set ``last_used_at``, at most once a minute. Never waits for a locked row.
+
+    A transaction that has locked the key would otherwise stop every request of its program.
+    """
+    before = now - _USE_RECORDED_EVERY
+    if row.last_used_at is None or row.last_used_at < before:
+        old = Q(last_used_at__isnull=True) | Q(last_used_at__lt=before)
+        with tables.atomic():
+            free = api_keys().filter(old, pk=row.pk).select_for_update(skip_locked=True)
+            if free.values_list("pk", flat=True).first() is not None:
+                api_keys().filter(pk=row.pk).update(last_used_at=now)
+
+
+# A superuser and a user who was never limited see all tenants. A user whose last assignment was
+# removed sees none. Only ``allow_all`` ends the limit.
+
+
+def assignments() -> StaffTenantQuerySet:
+    """Return a queryset of all assignments, without the guard against writes."""
+    found: StaffTenantQuerySet = StaffTenant.objects.using(tables.database())
+    return found.unguarded()
+
+
+def tenants_of(user: Any) -> frozenset[int] | None:
+    """Return the ids of the tenants that this user may see, possibly none of them; None if these
+    are all.
+    """
+    if user.is_superuser:
+        return None
+    rows = assignments().filter(user_key=str(user.pk))
+    found = set(rows.values_list("tenant_id", flat=True))
+    return frozenset(found - {None}) if found else None
+
+
+class UnlimitedUser(NamedTuple):
+    """A staff user who sees all tenants, and why."""
+
+    username: str
+    reason: str
+
+
+def unlimited_users(number: int) -> list[UnlimitedUser]:
+    """Return the first active staff users who see all tenants, by name, at most ``number``."""
+    users = get_user_model()
+    columns = {field.name for field in users._meta.get_fields()}
+    rows = users._default_manager.order_by(users.USERNAME_FIELD)
+    for name in {"is_staff", "is_active"} & columns:
+        rows = rows.filter(**{name: True})
+    limited = set(assignments().values_list("user_key", flat=True))
+    found = (
+        UnlimitedUser(user.get_username(), _why_all(user, str(user.pk) in limited))
+        for user in rows.iterator()
+        if user.is_staff and user.is_active
+        if user.is_superuser or str(user.pk) not in limited
+    )
+    return list(islice(found, number))
+
+
+def _why_all(user: Any, is_assigned: bool) -> str:
+    if not user.is_superuser:
+        return "was never limited to tenants"
+    return "superuser, assignments have no effect" if is_assigned else "superuser"
+
+
+def assign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Limit a staff user to this tenant and to those assigned before; return 0 if nothing changed.
+
+    Raises InvalidOption if there is no such staff user, or if the user is a superuser, who cannot
+    be limited.
+    """
+    user = _user(username)
+    if user is None or not user.is_staff:
+        raise InvalidOption(f"username={username!r}: there is no staff user with this name.")
+    if user.is_superuser:
+        raise InvalidOption(f"username={username!r} is a superuser, who sees all tenants.")
+    with recorded("tenant.assign_staff", by=by, reason=reason) as entry:
+        rows = Tenant.objects.using(tables.database())
+        tables.locked_for_change(rows).get(pk=tenant.pk)
+        if assignments().filter(user_key=str(user.pk), tenant_id=tenant.pk).exists():
+            return 0
+        assignments().create(
+            user_key=str(user.pk),
+            username=username[:200],
+            tenant_id=tenant.pk,
+            assigned_by=by[:200],
+            reason=reason[:500],
+        )
+        # After the insert, so that the user is limited at every moment.
+        assignments().filter(user_key=str(user.pk), tenant__isnull=True).delete()
+        entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
+    return 1
+
+
+def _user(username: str) -> Any:
+    users = get_user_model()
+    return users._default_manager.filter(**{users.USERNAME_FIELD: username}).first()
+
+
+def unassign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Remove the assignment of a user to this tenant; return 0 if there was none.
+
+    The user stays limited: the row remains without its tenant. The name may be the present one of
+    the user or the one at the time of the assignment.
+    """
+    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+        done = _of(username).filter(tenant_id=tenant.pk).update(tenant=None)
+        if done:
+            entry.changed("tenant", tenant.pk, {"staff": username}, {}, tenant.pk)
+    return done
+
+
+def allow_all_tenants(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+    """Let a limited user see all tenants; return 0 if the user is not limited.
+
+    The audit entry is about ``tenant``, from which the user was removed last.
+    """
+    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+        slugs = list(
+            _of(username).exclude(tenant=None).order_by("pk").values_list("tenant__slug", flat=True)
+        )
+        done, _each = _of(username).delete()
+        if done:
+            before = {"staff": username, "tenants": slugs}
+            entry.changed("tenant", tenant.pk, before, {"tenants": "all"}, tenant.pk)
+    return done
+
+
+def _of(username: str) -> StaffTenantQuerySet:
+    user = _user(username)
+    named = Q(username=username) if user is None else Q(user_key=str(user.pk))
+    return assignments().filter(named)

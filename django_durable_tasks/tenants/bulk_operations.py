@@ -1,0 +1,198 @@
+"""Operations on all tasks of a tenant that match a filter, in steps of one transaction each.
+
+A step moves the position of the operation in the transaction of its changes. If a worker is
+killed, no step is repeated or left out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_durable_tasks import registry
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import OPEN, REPLAYABLE
+from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.models import DEFAULT_TENANT_ID, BulkKind, BulkOperation, Tenant
+from django_durable_tasks.models.tasks import BulkOperationQuerySet
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.connections import bound_transaction
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.task_names import BULK_OPERATION_TASK
+from django_durable_tasks.tasks import enqueue, operator_actions
+from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.options import CallOptions, call_options
+from django_durable_tasks.tenants.quotas import charge_open_tasks
+from django_durable_tasks.tenants.values import TaskFilter, task_filter
+
+EXAMINED = 1_000
+"""Tasks that one step reads."""
+_ERRORS = 100
+"""Errors that an operation stores; all are counted."""
+_KEPT = timedelta(days=30)
+# Operations of a tenant that have not ended. Cancellations are not bounded by its quota of tasks.
+_STARTED_MAX = 10
+_STATUSES = {BulkKind.CANCEL: OPEN, BulkKind.REPLAY: REPLAYABLE}
+
+
+def bulk_operations() -> BulkOperationQuerySet:
+    """Return a queryset of all bulk operations, without the guard against writes."""
+    found: BulkOperationQuerySet = BulkOperation.objects.using(tables.database())
+    return found.unguarded()
+
+
+def start(
+    tenant: Tenant, kind: BulkKind, which: TaskFilter, *, by: str = "", reason: str = ""
+) -> BulkOperation:
+    """Create an operation and the task that performs it.
+
+    Raises TransitionRefused if the tenant has 10 operations that have not ended.
+    """
+    until = which.end_id or uuid.UUID(int=2**128 - 1)
+    with recorded(f"tasks.bulk_{kind.lower()}", by=by, reason=reason) as entry:
+        tables.locked_for_change(Tenant.objects.using(tables.database()).filter(pk=tenant.pk)).get()
+        started = bulk_operations().filter(tenant_id=tenant.pk, completed_at__isnull=True)
+        if started.count() >= _STARTED_MAX:
+            raise TransitionRefused(
+                f"The tenant has {_STARTED_MAX} operations that have not ended: wait for one of"
+                " them."
+            )
+        row = BulkOperation(
+            tenant_id=tenant.pk,
+            kind=kind,
+            filters=which.stored(),
+            created_by=by[:200],
+            reason=reason[:500],
+        )
+        call = Call(
+            registry.get(BULK_OPERATION_TASK),
+            (str(row.pk),),
+            {},
+            call_options(CallOptions(), {"tenant": tenant.pk}),
+        )
+        row.task_id = enqueue.submit(call)
+        row.until_id = min(until, row.task_id)
+        bulk_operations().bulk_create([row])
+        entry.subject("operation", row.pk, tenant.pk)
+        entry.detail(filters=row.filters)
+    return bulk_operations().get(pk=row.pk)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkProgress:
+    """The progress of an operation after a step."""
+
+    matched: int
+    changed: int
+    failed: int
+    is_last: bool
+
+
+@retry_on_deadlock
+def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkProgress:
+    """Perform the next step of an operation of this tenant.
+
+    Raises QuotaExceeded if a replay exceeds the quota of open tasks; the step then has changed
+    nothing.
+    """
+    with tables.atomic():
+        bound_transaction()
+        row = tables.locked_for_change(
+            bulk_operations().filter(pk=operation_id, tenant_id=tenant_id)
+        ).get()
+        if row.completed_at is not None:
+            return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
+        read = _next(row)
+        matching = _matching(row, read)
+        applied = _apply(row, matching) if matching else _Applied()
+        row.last_id = read[-1].pk if read else row.last_id
+        row.matched += len(matching)
+        row.changed += applied.changed
+        row.failed += len(applied.errors)
+        row.errors = [*row.errors, *applied.errors][:_ERRORS]
+        row.completed_at = now if len(read) < EXAMINED else None
+        columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
+        bulk_operations().bulk_update([row], columns)
+    return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
+
+
+def _matching(row: BulkOperation, read: list[Any]) -> list[uuid.UUID]:
+    """Return the ids of the tasks to change. The tasks of bulk operations are never changed."""
+    which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
+    return [
+        one.pk
+        for one in read
+        if one.tenant_id == row.tenant_id
+        and one.status in wanted
+        and one.name != BULK_OPERATION_TASK
+        and which.matches(one.status, one.queue, one.name)
+    ]
+
+
+def _next(row: BulkOperation) -> list[Any]:
+    """Return the next tasks of the tenant in the order of their ids; of all tenants if it is the
+    default one, whose rows no index of their own finds.
+
+    A cancellation reads open tasks only, however many have ended: a task may run until it is read.
+    """
+    first = task_filter(row.filters).first_id
+    rows = tables.tasks().filter(pk__lt=row.until_id)
+    if row.kind == BulkKind.CANCEL:
+        rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
+    if row.tenant_id != DEFAULT_TENANT_ID:
+        rows = rows.filter(tenant_id=row.tenant_id)
+    if row.last_id is not None:
+        rows = rows.filter(pk__gt=row.last_id)
+    elif first is not None:
+        rows = rows.filter(pk__gte=first)
+    return list(rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED])
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """How many tasks were changed, and which were refused."""
+
+    changed: int = 0
+    errors: tuple[dict[str, str], ...] = ()
+
+
+def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
+    """Change these tasks together; one by one if one of them is refused."""
+    if row.kind == BulkKind.CANCEL:
+        these = tables.tasks().filter(pk__in=ids)
+        by, reason = row.created_by, row.reason
+        return _Applied(operator_actions.cancel(these, by=by, reason=reason).total)
+    try:
+        applied = _Applied(_replayed(row, ids))
+    except TransitionRefused:
+        applied = _one_by_one(row, ids)
+    tenant = Tenant.objects.using(tables.database()).select_related("quota").get(pk=row.tenant_id)
+    charge_open_tasks(tenant, applied.changed)
+    return applied
+
+
+def _replayed(row: BulkOperation, ids: list[uuid.UUID]) -> int:
+    these = tables.tasks().filter(pk__in=ids)
+    with tables.atomic():
+        return len(operator_actions.replay_letters(these, by=row.created_by, reason=row.reason))
+
+
+def _one_by_one(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
+    changed, errors = 0, []
+    for key in ids:
+        try:
+            changed += _replayed(row, [key])
+        except TransitionRefused as refused:
+            errors.append({"task_id": str(key), "error": str(refused)})
+    return _Applied(changed, tuple(errors))
+
+
+def prune_operations(now: datetime, limit: int) -> int:
+    """Delete operations 30 days after their creation, at most ``limit``; return how many."""
+    old = bulk_operations().filter(created_at__lt=now - _KEPT).order_by("created_at")
+    ids = list(old.values_list("pk", flat=True)[:limit])
+    if ids:
+        bulk_operations().filter(pk__in=ids).delete()
+    return len(ids)

@@ -1,0 +1,247 @@
+"""Executes a request at most once for each idempotency key, in the transaction of its effect;
+and dry runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError, OperationalError, connections, transaction
+
+from django_durable_tasks.audit import (
+    AuditRecorder,
+    as_recordset,
+    collected_entries,
+    insert_entries,
+)
+from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
+from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
+from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task, Tenant
+from django_durable_tasks.models.tenants import IdempotentRequestQuerySet
+from django_durable_tasks.states import transitions
+from django_durable_tasks.states.guarded_update import watching
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.connections import TimeLimits
+from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.tasks.enqueue import insert_with_answer, planned
+from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tenants.quotas import tenant_quotas
+
+# Performs operations and rolls them back.
+
+
+@contextmanager
+def rolled_back() -> Iterator[None]:
+    """Roll back what the block writes. ``tasks_transitioned`` is not sent, and no message."""
+    with tables.atomic(), watching(preview=True):
+        yield
+        transaction.set_rollback(True, using=tables.database())
+
+
+_NOWAIT_OF_MYSQL = 3572
+# Clients repeat a request within hours. A day also covers an outage over a night.
+_KEPT = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """Which request a key names: its tenant, method, path, and the digest of its contents."""
+
+    tenant_id: int
+    key: str
+    operation: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """The answer to a request; ``body`` is a JSON value, or a JSON text as bytes."""
+
+    status_code: int
+    body: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    replayed: bool = False
+
+
+def requests() -> IdempotentRequestQuerySet:
+    """Return a queryset of all stored answers, without the guard against writes."""
+    found: IdempotentRequestQuerySet = IdempotentRequest.objects.using(tables.database())
+    return found.unguarded()
+
+
+def once(
+    identity: RequestIdentity, now: datetime, limits: TimeLimits, act: Callable[[], StoredAnswer]
+) -> StoredAnswer:
+    """Call ``act`` and store its answer; return the stored answer if there is one.
+
+    The caller has just opened the transaction in which ``act`` writes; it gets these time limits.
+    Raises RequestConflict if the key belongs to a request with other contents, and
+    RequestInProgress if such a request has not ended within the lock timeout.
+    """
+    # Most keys are new, so the insert comes first where it does not wait too long for a concurrent
+    # request.
+    row = None if _is_mysql() else _inserted(identity, limits)
+    row = row or _existing(identity, now) or _inserted(identity, limits)
+    if row is None:
+        raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
+    if row.status_code:
+        return _replayed(row, identity)
+    with collected_entries() as entries:
+        answer = act()
+    _store(row, answer, entries)
+    return answer
+
+
+def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[AuditEntry]) -> None:
+    """Store the answer and insert the audit entries; PostgreSQL does both in one statement."""
+    body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
+    sql = statement("store_answer")
+    if sql is None:
+        requests().filter(pk=row.pk).update(
+            status_code=answer.status_code, body=body, headers=headers
+        )
+        insert_entries(entries)
+        return
+    texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
+    values = {"id": row.pk, "status_code": answer.status_code, **texts}
+    insert_entries(entries, sql, values)
+
+
+def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
+    """Return the unexpired row of the key; an expired one is deleted.
+
+    On MySQL and MariaDB a row that another transaction has inserted and not committed raises at
+    once, because their lock timeout is a minute by default.
+    """
+    found = requests().filter(
+        tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
+    )
+    row = found.first()
+    if row is None and _is_mysql():
+        with in_progress(identity):
+            row = found.select_for_update(nowait=True).first()
+    if row is not None and row.created_at < now - _KEPT:
+        requests().filter(pk=row.pk).delete()
+        return None
+    return row
+
+
+def _is_mysql() -> bool:
+    return connections[tables.database()].vendor == "mysql"
+
+
+def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
+    """Insert the row of the key; None if a concurrent request has it.
+
+    PostgreSQL waits here until that request's transaction ends, for the lock timeout of this one.
+    """
+    sql = statement("idempotent_request")
+    if sql is not None:
+        with in_progress(identity):
+            rows = tables.read(sql, {**asdict(identity), **limits.parameters()})
+        if not rows:
+            return None
+        return IdempotentRequest(
+            id=rows[0][0], tenant_id=identity.tenant_id, fingerprint=identity.fingerprint
+        )
+    try:
+        with in_progress(identity), tables.atomic():
+            return requests().create(
+                tenant_id=identity.tenant_id,
+                key=identity.key,
+                operation=identity.operation,
+                fingerprint=identity.fingerprint,
+            )
+    except IntegrityError:
+        return None
+
+
+@contextmanager
+def in_progress(identity: RequestIdentity) -> Iterator[None]:
+    """Turn a lock timeout into RequestInProgress."""
+    try:
+        yield
+    except OperationalError as error:
+        if code_of(error) not in LOCK_TIMEOUTS | {_NOWAIT_OF_MYSQL}:
+            raise
+        raise RequestInProgress(
+            f"Idempotency-Key {identity.key!r}: a request with this key is running; repeat yours"
+            " in a second."
+        ) from error
+
+
+def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer:
+    if row.fingerprint != identity.fingerprint:
+        raise RequestConflict(
+            f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send the"
+            " same request, or another key."
+        )
+    body = decrypted(row.body, _place(row))
+    return StoredAnswer(row.status_code, body, row.headers, replayed=True)
+
+
+def _place(row: IdempotentRequest) -> StorageLocation:
+    return StorageLocation(row.tenant_id, row._meta.db_table, "body", str(row.pk))
+
+
+def _stored(body: Any) -> Any:
+    return dict(body.envelope) if isinstance(body, EncryptedValue) else body
+
+
+def prune_requests(now: datetime, limit: int) -> int:
+    """Delete stored answers after their retention, at most ``limit``; return how many."""
+    old = requests().filter(created_at__lt=now - _KEPT).order_by("created_at")
+    ids = list(old.values_list("pk", flat=True)[:limit])
+    if ids:
+        requests().filter(pk__in=ids).delete()
+    return len(ids)
+
+
+# Creates the task of a request with its answer and its audit entry in one statement, which is its
+# own transaction. PostgreSQL executes it in one round trip instead of five.
+
+
+def create_with_answer(
+    call: Call,
+    tenant: Tenant,
+    identity: RequestIdentity,
+    now: datetime,
+    limits: TimeLimits,
+    answer_of: Callable[[Task], StoredAnswer],
+) -> StoredAnswer | None:
+    """Create the task of this call, and store the answer under the key of the request; return it.
+
+    Return None, without a change, if the key is taken, or if the task needs further statements: it
+    has keys or dependencies, its tenant has a quota of open tasks, or writes of others belong to
+    its transaction. The caller then creates it in a transaction. ``now``: a recent time of the
+    database. ``answer_of`` returns the answer, whose body is JSON text, and must not use the
+    database. Raises DurableTasksError, and RequestInProgress like ``once``.
+    """
+    if call.options.depends_on is not None or tenant_quotas(tenant).open_tasks is not None:
+        return None
+    if not transitions.can_create_with_answer():
+        return None
+    task = transitions.with_times(planned(call), now)
+    if task.has_key:
+        return None
+    row = transitions.row_at(task, now)
+    answer, recorder = answer_of(row), AuditRecorder("task.create", "", "")
+    recorder.created_task(row)
+    request = asdict(identity)
+    parameters = {
+        **{"request_key" if name == "key" else name: value for name, value in request.items()},
+        "lock": limits.parameters()["lock"],
+        "status_code": answer.status_code,
+        "headers": json.dumps(dict(answer.headers)),
+        "body": answer.body.decode(),
+        "entries": as_recordset(recorder.entries()),
+    }
+    with in_progress(identity):
+        created = retry_on_deadlock(insert_with_answer)(task, now, parameters)
+    return answer if created else None

@@ -1,0 +1,464 @@
+"""Enforces quotas and request rates of tenants, and records that one was exceeded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Greatest
+
+from django_durable_tasks import conf, process_state
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import OPEN, EventType, RecurringStatus, Status
+from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
+from django_durable_tasks.limits.config import limits_in_force
+from django_durable_tasks.limits.scopes import scope_of_tenant
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Calendar,
+    RecurringTask,
+    Task,
+    Tenant,
+    TenantQuota,
+    TenantRequests,
+)
+from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
+from django_durable_tasks.outbox.capture import OccurredEvent, capture_once
+from django_durable_tasks.outbox.events import EventSubject, QuotaEventData
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.statements import statement
+from django_durable_tasks.tenants.values import (
+    NUMBERS,
+    REQUESTS,
+    Quotas,
+    RateDecision,
+    RequestRate,
+    number_of,
+    quotas_of,
+    request_rate_of,
+)
+
+# Enforces the quotas of tenants, in the transaction of what they count.
+#
+# Open tasks are not counted for each new task. A count grants a number of creations, each of which
+# is used up by one conditional UPDATE. When none is left, the open tasks are counted again. Both
+# lock the row of the tenant's quota until the transaction ends, so that concurrent requests cannot
+# exceed the quota together. Tasks that the project itself creates are counted with the next count.
+# Schedules create no task above the quota, and wait for no lock of a request.
+
+
+_GRANTED = 1_000
+"""Open tasks are counted again after at most this number of creations."""
+_COUNTED = 10_000
+"""Usage without a quota is counted up to this number."""
+_COUNTED_AGAIN = timedelta(seconds=1)
+"""A tenant without a free place is not counted again for each of its schedules, which would let it
+slow down the leader.
+"""
+
+
+def quota_rows() -> TenantQuotaQuerySet:
+    """Return a queryset of all quotas, without the guard against writes."""
+    found: TenantQuotaQuerySet = TenantQuota.objects.using(tables.database())
+    return found.unguarded()
+
+
+def tenant_quotas(tenant: Tenant) -> Quotas:
+    """Return the quotas of a tenant: its own values, otherwise those of QUOTAS."""
+    row = getattr(tenant, "quota", None)
+    given = conf.quotas()
+    for name in (*NUMBERS, REQUESTS):
+        own = getattr(row, name, None)
+        if own not in (None, ""):
+            given[name] = own
+    if tenant.pk == DEFAULT_TENANT_ID:
+        # No index finds the open tasks of the default tenant, which are the project's own.
+        given = {REQUESTS: given.get(REQUESTS)}
+    return quotas_of(given)
+
+
+def set_quotas(
+    tenant: Tenant, values: Mapping[str, Any], *, now: datetime, by: str = "", reason: str = ""
+) -> None:
+    """Set the quotas in ``values``; None restores the value of QUOTAS. Raises InvalidOption."""
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == REQUESTS:
+            request_rate_of(value)
+            checked[name] = value or ""
+        elif name in NUMBERS:
+            checked[name] = number_of(name, value)
+        else:
+            quotas_of({name: value})
+    if tenant.pk == DEFAULT_TENANT_ID and set(checked) - {REQUESTS}:
+        raise InvalidOption(
+            f"tenant={tenant.slug!r}: the default tenant has only the quota {REQUESTS!r}. Give each"
+            " customer a tenant of its own."
+        )
+    with recorded("tenant.set_quotas", by=by, reason=reason) as entry:
+        row = _locked(tenant)
+        before = {name: getattr(row, name) for name in checked}
+        quota_rows().filter(pk=tenant.pk).update(
+            **checked, creations_left=0, set_by=by[:200], reason=reason[:500], set_at=now
+        )
+        entry.changed("tenant", tenant.pk, before, checked, tenant.pk)
+
+
+def _locked(tenant: Tenant) -> TenantQuota:
+    """Return the locked row of a tenant's quota; inserts it if it is missing."""
+    rows = tables.locked_for_change(quota_rows().filter(pk=tenant.pk))
+    row = rows.first()
+    if row is None:
+        quota_rows().bulk_create([TenantQuota(tenant_id=tenant.pk)], ignore_conflicts=True)
+        row = rows.get()
+    return row
+
+
+def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
+    """Charge up to ``wanted`` tasks that this transaction will create; return how many."""
+    most = tenant_quotas(tenant).open_tasks
+    if most is None or wanted < 1:
+        return wanted
+    left = _locked(tenant).creations_left
+    if left < wanted:
+        left = max(0, most - _counted(open_tasks(tenant.pk), most))
+    admitted = min(wanted, left)
+    quota_rows().filter(pk=tenant.pk).update(creations_left=min(left - admitted, _GRANTED))
+    return admitted
+
+
+def quota_of_open_tasks(tenant: Tenant) -> QuotaExceeded:
+    """Return the error for a task above the quota."""
+    most = tenant_quotas(tenant).open_tasks or 0
+    return QuotaExceeded(
+        f"open_tasks: the tenant may have {most:,} open tasks and has as many.",
+        quota="open_tasks",
+        limit=most,
+        used=most,
+    )
+
+
+def charge_open_tasks(tenant: Tenant, created: int) -> None:
+    """Charge tasks that this transaction has created or opened again; raises QuotaExceeded.
+
+    The caller's transaction contains the tasks, so that it writes both or neither.
+    """
+    most = tenant_quotas(tenant).open_tasks
+    if most is None or created < 1:
+        return
+    row = quota_rows().filter(pk=tenant.pk)
+    if row.filter(creations_left__gte=created).update(creations_left=F("creations_left") - created):
+        return
+    _locked(tenant)
+    used = _counted(open_tasks(tenant.pk), most)
+    if used > most:
+        raise QuotaExceeded(
+            f"open_tasks: the tenant may have {most:,} open tasks and has {used - created:,}.",
+            quota="open_tasks",
+            limit=most,
+            used=used - created,
+        )
+    row.update(creations_left=min(most - used, _GRANTED))
+
+
+@dataclass(slots=True)
+class OpenTaskQuota:
+    """How many tasks a transaction may create for a tenant; ``limit`` is its quota."""
+
+    limit: int
+    left: int
+
+    def take(self) -> bool:
+        """Use up one creation; return False if none is left."""
+        self.left -= 1
+        return self.left >= 0
+
+
+class _Full:
+    """When this process last found that a tenant may open no further task."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, datetime] = {}
+
+
+def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, OpenTaskQuota]:
+    """Charge up to ``wanted`` tasks, by tenant id, that this transaction will create without a
+    request; return what is admitted of each tenant with a quota.
+
+    Never waits: if a request has locked the row of a quota, the open tasks are counted and nothing
+    is charged, so that a tenant may exceed its quota by what that request creates. A tenant without
+    a free place is counted at most once a second.
+    """
+    tenants = sorted(wanted.keys() - {DEFAULT_TENANT_ID})
+    if not tenants:
+        return {}
+    own = dict(quota_rows().filter(pk__in=tenants).values_list("pk", "open_tasks"))
+    general = quotas_of(conf.quotas()).open_tasks
+    limits = {pk: general if own.get(pk) is None else own[pk] for pk in tenants}
+    bounded = {pk: most for pk, most in limits.items() if most is not None}
+    if not bounded:
+        return {}
+    full = process_state.of(_Full).since
+    rows = tables.locked_for_change(quota_rows().filter(pk__in=bounded), skip_locked=True)
+    granted = dict(rows.order_by("pk").values_list("pk", "creations_left"))
+    found = {}
+    for pk, most in bounded.items():
+        number, left = wanted[pk], granted.get(pk)
+        if left is not None and left >= number:
+            admitted, left = number, left - number
+        elif pk in full and timedelta(0) <= now - full[pk] < _COUNTED_AGAIN:
+            admitted, left = 0, None
+        else:
+            free = max(0, most - _counted(open_tasks(pk), most))
+            admitted = min(number, free)
+            left = None if left is None else min(free - admitted, _GRANTED)
+            full.pop(pk, None)
+            if not free and len(full) < _COUNTED:
+                full[pk] = now
+        if left is not None:
+            quota_rows().filter(pk=pk).update(creations_left=left)
+        found[pk] = OpenTaskQuota(most, admitted)
+    return found
+
+
+def open_tasks(tenant_id: int) -> QuerySet[Task]:
+    """Return the open tasks of a tenant, which an index finds unless it is the default tenant."""
+    return tables.tasks().filter(
+        tenant_id=tenant_id, status__in=sorted(OPEN), completed_at__isnull=True
+    )
+
+
+def _counted(rows: QuerySet[Any], most: int) -> int:
+    return int(rows.order_by().values("pk")[: most + _GRANTED].count())
+
+
+def charge(tenant: Tenant, name: str) -> None:
+    """Check the number of recurring tasks or calendars after one was created; raises
+    QuotaExceeded.
+    """
+    most = getattr(tenant_quotas(tenant), name)
+    if most is None:
+        return
+    _locked(tenant)
+    used = _counted(_OBJECTS[name](tenant.pk), most)
+    if used > most:
+        kind = name.replace("_", " ")
+        raise QuotaExceeded(
+            f"{name}: the tenant may have {most:,} {kind} and has {used - 1:,}.",
+            quota=name,
+            limit=most,
+            used=used - 1,
+        )
+
+
+def _calendars(tenant_id: int) -> QuerySet[Calendar]:
+    rows: QuerySet[Calendar] = Calendar.objects.using(tables.database())
+    return rows.filter(tenant_id=tenant_id)
+
+
+def _recurring_tasks(tenant_id: int) -> QuerySet[RecurringTask]:
+    rows: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database())
+    return rows.filter(tenant_id=tenant_id).exclude(status=RecurringStatus.CANCELLED)
+
+
+_OBJECTS: dict[str, Callable[[int], QuerySet[Any]]] = {
+    "recurring_tasks": _recurring_tasks,
+    "calendars": _calendars,
+}
+"""The objects of a tenant that a quota counts, by the name of the quota."""
+
+
+def check_payload(tenant: Tenant, arguments: Any) -> None:
+    """Raise PayloadTooLarge if the arguments as JSON are larger than the tenant's quota."""
+    most = tenant_quotas(tenant).payload_bytes
+    if most is None:
+        return
+    size = len(json.dumps(arguments, separators=(",", ":"), ensure_ascii=False).encode())
+    if size > most:
+        raise PayloadTooLarge(
+            f"payload_bytes: the arguments have {size:,} bytes as JSON; the tenant may send"
+            f" {most:,}.",
+            quota="payload_bytes",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """A quota and its usage. ``limit`` is None without a limit; ``used`` is None if it is not
+    counted.
+    """
+
+    name: str
+    limit: Any
+    used: int | None
+
+
+def usage(tenant: Tenant) -> list[QuotaUsage]:
+    """Return the quotas of a tenant with their usage, counted up to the limit or 10,000.
+
+    ``concurrency`` and ``runs`` are the limits of the scope ``tenant:<id>``, which the claim
+    enforces: tasks above them wait and are not refused.
+    """
+    given, limit = tenant_quotas(tenant), limits_in_force().of(scope_of_tenant(tenant.pk))
+    opened = open_tasks(tenant.pk)
+    running = opened.filter(status__in=[Status.QUEUED, Status.RUNNING])
+    return [
+        QuotaUsage("open_tasks", given.open_tasks, _used(opened, given.open_tasks)),
+        *(
+            QuotaUsage(name, getattr(given, name), _used(rows(tenant.pk), getattr(given, name)))
+            for name, rows in _OBJECTS.items()
+        ),
+        QuotaUsage("runs_per_day", given.runs_per_day, None),
+        QuotaUsage("payload_bytes", given.payload_bytes, None),
+        QuotaUsage("concurrency", limit.places, _used(running, limit.places)),
+        QuotaUsage("runs", None if limit.rate is None else str(limit.rate), None),
+    ]
+
+
+def _used(rows: QuerySet[Any], limit: int | None) -> int:
+    return int(rows.order_by().values("pk")[: max(_COUNTED, (limit or 0) + 1)].count())
+
+
+# Records that a request exceeded a quota, as an event for notification settings.
+#
+# Each tenant has at most one event per quota and hour. The time of the last one is in the row of
+# the tenant's quotas. Later refusals of the same process are known without reading it, so that a
+# flood of requests does not cause a flood of statements.
+
+
+_PERIOD = timedelta(hours=1)
+_KNOWN = 10_000
+
+
+class RecentQuotaEvents:
+    """When tenants had their last event of a quota, as this process read it."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], datetime] = {}
+
+    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
+        """Return whether an event of the last hour is known."""
+        last = self._last.get((tenant_id, quota))
+        return last is not None and abs(now - last) < _PERIOD
+
+    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
+        """Keep the time of an event that was committed."""
+        if len(self._last) >= _KNOWN:
+            self._last.clear()
+        self._last[tenant_id, quota] = last
+
+
+def refused(tenant_id: int, quota: str, detail: str) -> None:
+    """Record a refused request, outside of the transaction that was rolled back. Errors are logged
+    and not raised.
+    """
+    now = estimated_now()
+    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
+        return
+    data: QuotaEventData = {"quota": quota, "detail": detail}
+    event = OccurredEvent(
+        types=(EventType.QUOTA_REACHED,),
+        subject=EventSubject(tenant_id=tenant_id, task_name="", queue=""),
+        shown_as=quota,
+        data=data,
+    )
+    capture_once(event, lambda: _is_first(tenant_id, quota, now))
+
+
+def _is_first(tenant_id: int, quota: str, now: datetime) -> bool:
+    """Return whether no event of the last hour exists; the caller then writes one.
+
+    A row that a request has locked is left out: the next refusal finds it free.
+    """
+    row = _locked_quota(tenant_id)
+    if row is None:
+        return False
+    given = row.notified_at.get(quota)
+    last = None if given is None else datetime.fromisoformat(given)
+    if last is not None and abs(now - last) < _PERIOD:
+        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
+        return False
+    notified_at = {**row.notified_at, quota: now.isoformat()}
+    quota_rows().filter(pk=tenant_id).update(notified_at=notified_at)
+    return True
+
+
+def _locked_quota(tenant_id: int) -> TenantQuota | None:
+    rows = quota_rows().filter(pk=tenant_id)
+    if not rows.exists():
+        quota_rows().bulk_create([TenantQuota(tenant_id=tenant_id)], ignore_conflicts=True)
+    return tables.locked_for_change(rows, skip_locked=True).first()
+
+
+# The request rate of tenants in the database.
+
+
+_SKEW = 60_000_000
+"""The largest difference between the times of concurrent requests, in microseconds."""
+
+
+def _rows(tenant_id: int) -> TenantRequestsQuerySet:
+    found: TenantRequestsQuerySet = TenantRequests.objects.using(tables.database())
+    return found.unguarded().filter(pk=tenant_id)
+
+
+def admit_requests(
+    tenant_id: int, rate: RequestRate, now: datetime, requests: int = 1
+) -> RateDecision:
+    """Count a request, or several together, and return whether the rate admits it.
+
+    One conditional UPDATE decides, so that concurrent requests cannot exceed the rate together. A
+    ``free_at`` that is more than a minute beyond the window, which is left from a slower rate or
+    another clock, counts as ``now``. Within this minute it may be from a request that read its
+    ``now`` later and was counted earlier.
+    """
+    at = _microseconds(now)
+    free_at = _moved(tenant_id, rate, at, requests)
+    if free_at is None:
+        TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
+            [TenantRequests(tenant_id=tenant_id)], ignore_conflicts=True
+        )
+        _rows(tenant_id).filter(free_at__gt=at + rate.window + _SKEW).update(free_at=at)
+        free_at = _moved(tenant_id, rate, at, requests)
+    if free_at is not None:
+        return rate.decision(True, free_at - at, requests)
+    refused_until = _rows(tenant_id).values_list("free_at", flat=True).first()
+    ahead = 0 if refused_until is None else refused_until - at
+    return rate.decision(False, ahead, requests)
+
+
+def rate_parameters(rate: RequestRate, now: datetime) -> dict[str, Any]:
+    """Return the parameters of a statement that counts a request.
+
+    ``at`` is ``now`` in microseconds, as ``free_at`` is stored.
+    """
+    return _parameters(rate, _microseconds(now), 1)
+
+
+def _parameters(rate: RequestRate, at: int, requests: int) -> dict[str, Any]:
+    alone = not connections[tables.database()].in_atomic_block
+    interval = rate.taken_by(requests)
+    return {"at": at, "alone": alone, "interval": interval, "window": rate.window}
+
+
+def _microseconds(now: datetime) -> int:
+    return int(now.timestamp() * 1_000_000)
+
+
+def _moved(tenant_id: int, rate: RequestRate, at: int, requests: int) -> int | None:
+    """Count the requests and return the new ``free_at``; None if the rate does not admit it."""
+    sql = statement("request_rate")
+    if sql is not None:
+        rows = tables.read(sql, {"tenant_id": tenant_id, **_parameters(rate, at, requests)})
+        return int(rows[0][0]) if rows else None
+    interval = rate.taken_by(requests)
+    free = Q(free_at__lte=at + rate.window - interval)
+    if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + interval):
+        return None
+    return int(_rows(tenant_id).values_list("free_at", flat=True).get())

@@ -1,0 +1,1 @@
+"""The checks and repairs of ``durable verify``."""

@@ -1,0 +1,535 @@
+"""The framework of ``durable verify``: findings, the rules for correct values, and the reading
+of tables in pages by primary key.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from django.db import connections
+from django.db.models import Model, QuerySet
+
+from django_durable_tasks.choices import DEADLINE, OPEN, RecurringStatus, Status, WorkflowStatus
+from django_durable_tasks.models import (
+    RecurringTask,
+    SchedulerLease,
+    Task,
+    TaskDependency,
+    WorkflowRun,
+)
+from django_durable_tasks.models.guarded import GuardedQuerySet
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.workflows.builder import verdict
+
+# Rules of ``durable verify``: which values of rows are wrong, and the correct ones. Pure.
+#
+# A finding contains one row, one field, its value and the correct one. ``repair`` describes what
+# ``durable verify --repair`` does; if it is empty, ``advice`` describes what an operator can do.
+
+
+class Severity(StrEnum):
+    """The severity of a finding."""
+
+    BROKEN = "BROKEN"
+    """A guarantee of the engine is violated."""
+    LATE = "LATE"
+    """A step that should have been done by now is missing."""
+    REMARK = "REMARK"
+    """The data is consistent, but an operator has to look at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One wrong row; ``key`` is its primary key."""
+
+    check: str
+    severity: Severity
+    table: str
+    key: Any
+    field: str
+    found: Any
+    right: str
+    repair: str = ""
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """The finding as a sentence."""
+        return (
+            f"{self.table} {self.key}: {self.field} is {shown(self.found)}; right is {self.right}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrongField:
+    """A wrong field; ``value`` is what a repair writes, if ``safe``."""
+
+    field: str
+    found: Any
+    right: str
+    value: Any = None
+    safe: bool = True
+
+
+def shown(value: Any) -> str:
+    """Return a value as text; instants in UTC."""
+    if value is None:
+        return "empty"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return str(value) if isinstance(value, int | str) and value != "" else repr(value)
+
+
+# Tasks --------------------------------------------------------------------------------------------
+
+
+def wrong_marker(
+    field: str, marker: str | None, key: str | None, status: str, attempts: int
+) -> WrongField | None:
+    """Return the error in the marker of an open key (``open_key``, ``open_unique_key``); None if
+    there is none.
+
+    A task that has started may have lost its key to a newer one, so only a task that never started
+    must have it.
+    """
+    if Status(status) not in OPEN:
+        return (
+            None
+            if marker is None
+            else WrongField(field, marker, f"empty, because the task is {status}")
+        )
+    if marker == key or (marker is None and attempts > 0):
+        return None
+    return WrongField(field, marker, f"{shown(key)}, because the task is {status}", key)
+
+
+def wrong_completion(status: str, completed_at: datetime | None) -> WrongField | None:
+    """Return the error in ``completed_at``; None if there is none."""
+    is_open = Status(status) in OPEN
+    if is_open == (completed_at is None):
+        return None
+    right = "empty" if is_open else "when it ended"
+    return WrongField("completed_at", completed_at, f"{right}, because the task is {status}")
+
+
+def wrong_attempts(
+    attempts: int, *, running: bool, endings: int, distinct: int, highest: int
+) -> WrongField | None:
+    """Return the contradiction between the log entries of accepted endings and ``attempts``; None
+    if they agree.
+
+    ``endings``: how many there are; ``distinct``: of how many attempts; ``highest``: the number of
+    the last one. An attempt that ended twice cannot be repaired; a counter that is too low can.
+    """
+    if endings > distinct:
+        return WrongField(
+            "attempts",
+            attempts,
+            f"one ending an attempt, and {distinct} of them ended {endings} times",
+            safe=False,
+        )
+    least = highest + running
+    if attempts < least:
+        return WrongField(
+            "attempts", attempts, f"at least {least}, by the log rows of its endings", least
+        )
+    return None
+
+
+# Workflows ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A workflow run and its tasks: its counters, the changes of pending ending events, and the
+    number of tasks per status.
+    """
+
+    status: str
+    total: int
+    counted: Mapping[str, int]
+    in_events: Mapping[str, int]
+    present: Mapping[str, int]
+    uncounted_events: int = 0
+    cancelled: bool = False
+    reason: str = ""
+
+    @property
+    def open(self) -> int:
+        """How many of its tasks have not ended."""
+        return sum(self.present.get(status, 0) for status in OPEN)
+
+
+def wrong_counts(run: RunFacts) -> list[WrongField]:
+    """Return the counters that differ from the tasks, including the changes of pending ending
+    events.
+
+    Pruned tasks were counted and no longer exist. For a run with pruned tasks, no counter may be
+    lower than the number of existing tasks, and tasks that have not ended must be counted as open.
+    """
+    if run.status == WorkflowStatus.STARTING:
+        return []
+    expected = {
+        column: run.counted[column] + run.in_events.get(column, 0) for column in COUNTS.values()
+    }
+    there = {column: run.present.get(status, 0) for status, column in COUNTS.items()}
+    if sum(there.values()) + run.open == run.total:
+        return [
+            _count(run, column, there[column])
+            for column in there
+            if expected[column] != there[column]
+        ]
+    wrong = [
+        _count(run, column, there[column]) for column in there if expected[column] < there[column]
+    ]
+    if not wrong and run.total - sum(expected.values()) != run.open:
+        right = sum(expected.values()) + run.open
+        wrong = [
+            WrongField(
+                "total",
+                run.total,
+                f"{right}: {sum(expected.values())} ended and {run.open} open",
+                right,
+                safe=expected == there,
+            )
+        ]
+    return wrong
+
+
+def _count(run: RunFacts, column: str, rows: int) -> WrongField:
+    right = rows - run.in_events.get(column, 0)
+    return WrongField(column, run.counted[column], f"{right}, by a recount of its tasks", right)
+
+
+def wrong_status(run: RunFacts) -> WrongField | None:
+    """Return the error in the status of a run, by its own counters; None if there is none, or if
+    ending events are pending.
+    """
+    if run.uncounted_events or run.status == WorkflowStatus.STARTING:
+        return None
+    right = verdict(
+        run.counted,
+        run.total,
+        cancelled=run.cancelled,
+        overdue=run.cancelled and run.reason == DEADLINE,
+    )
+    if right == run.status:
+        return None
+    why = (
+        f"{run.open} of its tasks are open"
+        if right == WorkflowStatus.RUNNING
+        else "all of its tasks have ended"
+    )
+    return WrongField("status", run.status, f"{right}, because {why}")
+
+
+# Recurring tasks ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRun:
+    """The next due time of a recurring task, and that of its agenda (``following``); instants are
+    aware.
+    """
+
+    status: str
+    now: datetime
+    stored: datetime | None
+    following: datetime | None = None
+    paused_until: datetime | None = None
+    put_off: float = 0.0
+
+
+def wrong_next_run(row: NextRun) -> WrongField | None:
+    """Return the error in ``next_run_at``; ``put_off`` is the delay (seconds) of a fire whose task
+    is not registered.
+
+    A task that is already due is not checked here: another check reports schedules that do not
+    fire.
+    """
+    right = row.following
+    if row.status == RecurringStatus.PAUSED:
+        right = row.paused_until
+    elif row.status == RecurringStatus.CANCELLED:
+        right = None
+    if row.stored == right or (
+        row.stored is not None and row.stored <= row.now and row.status != "CANCELLED"
+    ):
+        return None
+    late = right is not None and right <= row.now and row.status == RecurringStatus.ACTIVE
+    if late and row.stored is not None and row.stored <= row.now + timedelta(seconds=row.put_off):
+        return None
+    why = f"because it is {row.status}" if row.status != RecurringStatus.ACTIVE else "by its agenda"
+    return WrongField("next_run_at", row.stored, f"{shown(right)}, {why}", right)
+
+
+# The framework of ``durable verify``: reads tables in pages by primary key and confirms findings
+# under lock.
+#
+# Tasks change while a page is read. A finding of the first, unlocked read is therefore checked
+# again with the rows that decide about it locked. A statement after a lock reads everything that
+# was committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
+# skipped, because they are changing. Used by the modules of this package and by
+# ``verify/due_index.py``.
+
+
+Rows = QuerySet[Any]
+PAGE = 5_000
+"""Rows per page."""
+NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
+"""Rows per page of the models whose rows need more work each."""
+AT_ONCE = 100
+"""Rows that are locked together, to be checked again or repaired."""
+PATIENCE = 60.0
+"""Seconds after which something is reported as late, beyond the delay that the engine itself
+allows.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyContext:
+    """The time of a read: the database clock, whether there is a leader, and how long that has not
+    changed.
+
+    Lateness is reported only after a steady period, because after an outage of the database
+    everything is late.
+    """
+
+    now: datetime
+    led: bool
+    steady: timedelta
+
+    def is_steady_for(self, seconds: float) -> bool:
+        """Return whether the leadership has been steady for ``seconds``, so that lateness can be
+        reported.
+        """
+        return self.steady >= timedelta(seconds=seconds)
+
+    def ago(self, seconds: float) -> datetime:
+        """Return the instant ``seconds`` before now."""
+        return self.now - timedelta(seconds=seconds)
+
+
+def read_context() -> VerifyContext:
+    """Read the clock and the lease of the leader; two statements."""
+    now = database_now()
+    leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
+    lease = leases.first()
+    if lease is None or lease.expires_at <= now:
+        return VerifyContext(now=now, led=False, steady=now - (lease.expires_at if lease else now))
+    return VerifyContext(now=now, led=True, steady=now - (lease.acquired_at or now))
+
+
+Find = Callable[[VerifyContext, Rows], list[Finding]]
+Lock = Callable[[Sequence[Any]], list[Any]]
+Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One question about the rows of a table.
+
+    ``find`` returns the findings of some rows, with a number of statements that does not depend on
+    the number of rows. ``lock`` locks the rows that decide about the given keys, and returns the
+    keys it could lock. ``repair`` corrects findings whose rows are locked, and returns its action
+    by key; findings that it leaves out need an operator. ``idle`` returns why there is nothing to
+    check, or an empty string. It may raise Error and Unreadable.
+    """
+
+    name: str
+    group: str
+    question: str
+    ground: type[Any]
+    find: Find
+    lock: Lock | None = None
+    repair: Repair | None = None
+    idle: Callable[[], str] | None = None
+
+    @property
+    def plural(self) -> str:
+        """The plural name of the model."""
+        return str(self.ground._meta.verbose_name_plural)
+
+    def walk(self) -> Iterator[Page]:
+        """Yield the pages of the table, once."""
+        return pages(self.ground)
+
+    def guarded(self) -> AbstractContextManager[Any]:
+        """Return the context of a confirmation or repair: a transaction, so that locks are kept."""
+        found: AbstractContextManager[Any] = tables.atomic()
+        return found
+
+    def rows(self) -> Rows:
+        """Return a queryset of all rows of the table."""
+        return ground_rows(self.ground)
+
+    def lock_rows(self, keys: Sequence[Any]) -> Rows:
+        """Lock the rows that decide about these keys, inside ``guarded()``; return the rows that
+        could be locked.
+        """
+        got = self.lock(keys) if self.lock else lock_rows(self.ground, keys)
+        return self.rows().filter(pk__in=got)
+
+    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
+        """Return the keys that exist but are locked by other transactions; ``rows`` could be
+        locked.
+        """
+        own_keys = list(rows.values_list("pk", flat=True))
+        return set(
+            self.rows().filter(pk__in=keys).exclude(pk__in=own_keys).values_list("pk", flat=True)
+        )
+
+    def confirmed(self, candidates: Sequence[Finding], most: int) -> list[Finding]:
+        """Return the findings that remain when their rows are locked; stops after the batch that
+        reaches ``most``.
+        """
+        found: list[Finding] = []
+        for some in batches(distinct(candidates)):
+            if len(found) >= most:
+                break
+            with self.guarded():
+                found += self.find(read_context(), self.lock_rows(some))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnlockedCheck(Check):
+    """A check that also reads another server, which cannot be locked; it runs without a
+    transaction.
+
+    ``find`` reads the other server first and the rows second, so that a row that changed in
+    between is no finding.
+    """
+
+    def guarded(self) -> AbstractContextManager[Any]:
+        """Return a context without a transaction."""
+        return nullcontext()
+
+    def lock_rows(self, keys: Sequence[Any]) -> Rows:
+        """Return these rows without a lock."""
+        return self.rows().filter(pk__in=list(keys))
+
+    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
+        """Return an empty set, because nothing is locked."""
+        return set()
+
+
+def ground_rows(ground: type[Model]) -> Rows:
+    """Return a queryset of all rows of a model, ordered by primary key."""
+    rows = ground._default_manager.using(tables.database()).order_by("pk")
+    return rows.unguarded() if isinstance(rows, GuardedQuerySet) else rows
+
+
+def distinct(findings: Iterable[Finding]) -> list[Any]:
+    """Return the distinct keys of these findings in the order in which they are locked."""
+    return sorted({finding.key for finding in findings})
+
+
+def batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Return the keys in batches that are locked together."""
+    return (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Consecutive rows in the order of keys, their number, and the part of the table read so far (0
+    to 1).
+    """
+
+    rows: Rows
+    number: int
+    part: float
+
+
+def pages(ground: type[Model]) -> Iterator[Page]:
+    """Yield the rows that exist now in pages; at least one page, so that missing rows are found."""
+    rows, size = ground_rows(ground), NARROW.get(ground, PAGE)
+    keys = rows.values_list("pk", flat=True)
+    first, last = keys.first(), keys.last()
+    if last is None:
+        yield Page(rows, 0, 1.0)
+        return
+    past, rows = None, rows.filter(pk__lte=last)
+    while True:
+        after = rows if past is None else rows.filter(pk__gt=past)
+        upper = after.values_list("pk", flat=True)[size - 1 : size].first()
+        if upper is None:
+            yield Page(after, after.count(), 1.0)
+            return
+        yield Page(after.filter(pk__lte=upper), size, _part(first, upper, last))
+        past = upper
+
+
+def _part(first: Any, here: Any, last: Any) -> float:
+    """Return the position of a key between two others (0 to 1); 0 if keys are not numbers."""
+    low, at, high = (key.int if isinstance(key, uuid.UUID) else key for key in (first, here, last))
+    if not isinstance(at, int) or high <= low:
+        return 0.0
+    return min(1.0, max(0.0, (at - low) / (high - low)))
+
+
+# Locks --------------------------------------------------------------------------------------------
+
+
+def lock_rows(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
+    """Lock rows in primary-key order, inside ``atomic()``, and skip rows locked by other
+    transactions.
+
+    Return the keys of the locked rows.
+    """
+    features = connections[tables.database()].features
+    lock_options: dict[str, Any] = {
+        "skip_locked": features.has_select_for_update_skip_locked,
+        "no_key": features.has_select_for_no_key_update,
+    }
+    these = ground_rows(ground).filter(pk__in=list(keys))
+    return list(these.select_for_update(**lock_options).values_list("pk", flat=True))
+
+
+def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
+    """Lock tasks; return all of these ids except those of tasks locked by other transactions.
+
+    Ids of deleted tasks are returned too.
+    """
+    wanted = {task_id for task_id in ids if task_id is not None}
+    locked = set(lock_rows(Task, sorted(wanted)))
+    locked_by_others = (
+        set(tables.tasks().filter(pk__in=wanted - locked).values_list("pk", flat=True))
+        if wanted - locked
+        else ()
+    )
+    return wanted.difference(locked_by_others)
+
+
+def lock_edges(keys: Sequence[int]) -> list[int]:
+    """Lock the tasks at both ends of these edges; return the edges whose tasks could be locked."""
+    ends = list(
+        ground_rows(TaskDependency)
+        .filter(pk__in=keys)
+        .values_list("pk", "task_id", "depends_on_id")
+    )
+    free = free_tasks(task for _, *two in ends for task in two)
+    return [pk for pk, *two in ends if free.issuperset(task for task in two if task is not None)]
+
+
+def finding(
+    check: str, table: str, key: Any, field: str, found: Any, right: str, **more: Any
+) -> Finding:
+    """Return a finding with severity BROKEN, unless ``more`` sets another one."""
+    return Finding(
+        check=check,
+        table=table,
+        key=key,
+        field=field,
+        found=found,
+        right=right,
+        **{"severity": Severity.BROKEN, **more},
+    )

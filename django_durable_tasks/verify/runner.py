@@ -1,0 +1,234 @@
+"""Runs the checks of ``durable verify``, reading each table once, and repairs what they found.
+
+Called by the command and by the scheduled verification task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import Error, IntegrityError
+
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.store.errors import Unreadable
+from django_durable_tasks.verify import installation, schedules, tasks, workflows
+from django_durable_tasks.verify.check import Check, Finding, Page, batches, distinct, read_context
+
+logger = logging.getLogger("django_durable_tasks.verify")
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        *workflows.DEPENDENCY_CHECKS,
+        *workflows.WORKFLOW_CHECKS,
+        *tasks.TASK_CHECKS,
+        *tasks.STUCK_TASK_CHECKS,
+        *tasks.LIMIT_CHECKS,
+        *schedules.CHECKS,
+        *installation.NODE_CHECKS,
+        *installation.SHARD_CHECKS,
+        *installation.METRIC_CHECKS,
+    )
+}
+"""All checks by name: those of the engine, and those that packages above it add with ``join``."""
+MOST = 1_000
+"""The default number of findings per check; a check stops when it reaches it."""
+Progress = Callable[[str, float], object]
+"""Called after each page with the name of the table and the part read so far (0 to 1)."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """The result of one check: the number of rows read, the findings, and the error if it could not
+    read.
+
+    ``more`` is set if it stopped at the limit. ``idle`` contains why there was nothing to check.
+    """
+
+    check: Check
+    looked_at: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    more: bool = False
+    error: str = ""
+    idle: str = ""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the check reads the next page."""
+        return not self.more and not self.error
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResult:
+    """The result of a repair: ``done`` describes the action, ``left`` why there was none."""
+
+    finding: Finding
+    done: str = ""
+    left: str = ""
+
+
+def join(*checks: Check) -> None:
+    """Add checks of packages above the engine; called once by ``apps.ready()``."""
+    CHECKS.update({check.name: check for check in checks})
+
+
+def groups() -> tuple[str, ...]:
+    """Return the groups of all checks."""
+    return tuple(dict.fromkeys(check.group for check in CHECKS.values()))
+
+
+def chosen(names: Iterable[str] = ()) -> list[Check]:
+    """Return the checks of these names or groups, or all checks if none is given.
+
+    Raises InvalidOption, with a suggestion, for an unknown name.
+    """
+    wanted: dict[str, Check] = {}
+    for name in names:
+        found = {one.name: one for one in CHECKS.values() if name in (one.name, one.group)}
+        if not found:
+            hint = did_you_mean(name, [*CHECKS, *groups()], cutoff=0.4)
+            raise InvalidOption(f"There is no check {name!r}. {hint}".strip())
+        wanted |= found
+    return list((wanted or CHECKS).values())
+
+
+def verify(
+    checks: Sequence[Check] | None = None, *, limit: int = MOST, progress: Progress | None = None
+) -> list[Answer]:
+    """Run these checks (None: all) and read each table once; writes nothing and waits for no lock.
+
+    Each finding is confirmed with its rows locked. If a check cannot read, its ``error`` is set and
+    the others continue.
+    """
+    wanted = chosen() if checks is None else checks
+    answers = {
+        check.name: Answer(check, idle=check.idle() if check.idle else "") for check in wanted
+    }
+    grounds: dict[type[Any], list[Answer]] = {}
+    for answer in answers.values():
+        if not answer.idle:
+            grounds.setdefault(answer.check.ground, []).append(answer)
+    for group in grounds.values():
+        _read_table(group, limit, progress)
+    return list(answers.values())
+
+
+def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
+    one = answers[0].check
+    try:
+        for page in one.walk():
+            for answer in answers:
+                if answer.continues:
+                    _look(answer, page, limit)
+            if progress is not None:
+                progress(one.plural, page.part)
+            if not any(answer.continues for answer in answers):
+                return
+    except (Error, Unreadable) as error:
+        for answer in answers:
+            answer.error = answer.error or _text_of(error)
+
+
+def _look(answer: Answer, page: Page, limit: int) -> None:
+    try:
+        candidates = answer.check.find(read_context(), page.rows)
+        # Request one more than the limit, to detect that findings were cut off.
+        confirmed = answer.check.confirmed(candidates, limit + 1 - len(answer.findings))
+    except (Error, Unreadable) as broken:
+        answer.error = _text_of(broken)
+        return
+    answer.looked_at += page.number
+    answer.findings += confirmed
+    if len(answer.findings) > limit:
+        answer.findings, answer.more = answer.findings[:limit], True
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, Unreadable):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# Repair -------------------------------------------------------------------------------------------
+
+
+def repair(answers: Sequence[Answer]) -> list[RepairResult]:
+    """Repair what can be repaired, in batches; each transaction locks and checks its rows again.
+
+    Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
+    repairs, are returned with the reason. A second call changes nothing more.
+    """
+    results: list[RepairResult] = []
+    for answer in answers:
+        check, found = answer.check, answer.findings
+        safe = [one for one in found if one.repair and check.repair is not None]
+        results += [
+            RepairResult(one, left=one.advice or "It needs an operator.")
+            for one in found
+            if one not in safe
+        ]
+        for keys in batches(distinct(safe)):
+            results += _repair_batch(check, [one for one in safe if one.key in set(keys)])
+    for result in results:
+        logger.warning(
+            "%s %s",
+            result.finding.text,
+            f"Repaired: {result.done}." if result.done else f"Left: {result.left}",
+        )
+    return results
+
+
+def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
+    """Repair a batch; if it is refused, repair row by row, so that one row does not stop the
+    others.
+    """
+    try:
+        with check.guarded():
+            return _repair_locked(check, findings)
+    except (DurableTasksError, IntegrityError) as refused:
+        keys = distinct(findings)
+        if len(keys) == 1:
+            return [
+                RepairResult(one, left=f"The repair was refused: {refused}") for one in findings
+            ]
+    return [
+        result
+        for key in keys
+        for result in _repair_batch(check, [one for one in findings if one.key == key])
+    ]
+
+
+def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
+    moment = read_context()
+    rows = check.lock_rows(distinct(findings))
+    still = [one for one in check.find(moment, rows) if one.repair]
+    done = check.repair(moment, still) if still and check.repair is not None else {}
+    remaining, locked = (
+        {(one.key, one.field) for one in still},
+        check.theirs(distinct(findings), rows),
+    )
+    return [
+        _result(one, done, one.key in locked, (one.key, one.field) in remaining) for one in findings
+    ]
+
+
+def _result(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> RepairResult:
+    if still:
+        left = (
+            "It cannot be repaired yet: repair the other findings of the row first, or correct it"
+            " manually."
+        )
+        return (
+            RepairResult(one, done=done[one.key])
+            if one.key in done
+            else RepairResult(one, left=left)
+        )
+    return (
+        RepairResult(one, left="The row is locked by another transaction. Run the check again.")
+        if theirs
+        else RepairResult(one, done="it is correct meanwhile")
+    )

@@ -1,0 +1,340 @@
+"""Checks of schedules: next fire time and watermark against the agenda, runs and tasks against
+the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Exists, F, OuterRef, Q
+
+from django_durable_tasks import conf
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger, writes
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.misfires import QUARANTINED
+from django_durable_tasks.schedules.schedule_cache import Calendars, agenda_of, calendars_of
+from django_durable_tasks.schedules.timetables.zones import tzdata_version
+from django_durable_tasks.store import tables
+from django_durable_tasks.verify.check import (
+    PATIENCE,
+    Check,
+    Finding,
+    NextRun,
+    Rows,
+    Severity,
+    VerifyContext,
+    WrongField,
+    finding,
+    ground_rows,
+    wrong_next_run,
+)
+
+_RAN = (FireOutcome.DISPATCHED, FireOutcome.ROLLED)
+_COUNTED = 10_000
+"""Schedules with more runs are not recounted, because that would read their whole ledger."""
+_DAY = timedelta(days=1)
+_ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
+
+
+def wrong_plans(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Schedules whose next fire time or watermark does not match their agenda."""
+    found, schedules = [], list(rows)
+    calendars = calendars_of(schedules)
+    for row in schedules:
+        try:
+            wrong = _wrong(row, calendars, context.now)
+        except DurableTasksError as broken:
+            found.append(
+                finding(
+                    "watermarks",
+                    "recurring task",
+                    row.pk,
+                    "timetable",
+                    str(broken),
+                    "a timetable that can fire",
+                    advice=_ADVICE,
+                )
+            )
+            continue
+        if wrong is not None:
+            found.append(
+                finding(
+                    "watermarks",
+                    "recurring task",
+                    row.pk,
+                    wrong.field,
+                    wrong.found,
+                    wrong.right,
+                    repair="recompute it under the lock of the row",
+                )
+            )
+    return found
+
+
+def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> WrongField | None:
+    if row.watermark_at > now + timedelta(seconds=PATIENCE):
+        return WrongField(
+            "watermark_at", row.watermark_at, "not after now: fire times before it would never run"
+        )
+    is_active = row.status == RecurringStatus.ACTIVE
+    if is_active and row.tzdata_version != tzdata_version():
+        return None  # the leader recomputes it with its own release of tzdata
+    return wrong_next_run(
+        NextRun(
+            status=row.status,
+            now=now,
+            stored=row.next_run_at,
+            paused_until=row.paused_until,
+            following=_following(row, calendars) if is_active else None,
+            put_off=conf.settings().UNKNOWN_TASK_DELAY,
+        )
+    )
+
+
+def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
+    processed_until = (
+        row.watermark_at if row.ledger_from is None else max(row.watermark_at, row.ledger_from)
+    )
+    following = agenda_of(row, calendars).next(processed_until)
+    return following.at if following else None
+
+
+def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    schedules = list(
+        ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
+    )
+    calendars, done = calendars_of(schedules), dict[Any, str]()
+    for row in schedules:
+        row.watermark_at = min(row.watermark_at, context.now)
+        if row.status == RecurringStatus.ACTIVE:
+            # If no fire time is left, the next tick ends the schedule.
+            row.next_run_at = _following(row, calendars) or context.now
+        else:
+            row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
+        row.updated_at = context.now
+        writes.rewrite(row)
+        done[row.pk] = "recomputed"
+    return done
+
+
+def late(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Schedules that have been due for more than PATIENCE seconds under a leader."""
+    if not context.led or not context.is_steady_for(PATIENCE):
+        return []
+    found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
+        next_run_at__lt=context.ago(PATIENCE)
+    )
+    return [
+        finding(
+            "late-schedules",
+            "recurring task",
+            pk,
+            "next_run_at",
+            due,
+            "processed when it was due",
+            severity=Severity.LATE,
+            advice="Look at the leader's log: its job may be stuck or fail.",
+        )
+        for pk, due in found.values_list("pk", "next_run_at")
+    ]
+
+
+def quarantined(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Schedules that were paused because they raised an error."""
+    found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
+    return [
+        finding(
+            "quarantined",
+            "recurring task",
+            pk,
+            "status_reason",
+            QUARANTINED,
+            f"empty; {name!r} raised: {error}",
+            severity=Severity.REMARK,
+            advice=_ADVICE,
+        )
+        for pk, name, error in found.values_list("pk", "name", "error")
+    ]
+
+
+# Runs against the ledger --------------------------------------------------------------------------
+
+
+def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Schedules whose run count does not match their complete ledger."""
+    counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
+    return [
+        finding(
+            "runs-counts",
+            "recurring task",
+            pk,
+            "runs_count",
+            stored,
+            f"{recorded}, according to its ledger",
+            repair="write the recount under the row's lock",
+        )
+        for pk, (stored, recorded) in counted.items()
+        if stored != recorded
+    ]
+
+
+def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
+    stored = dict(rows.values_list("pk", "runs_count"))
+    entries = ledger.ledger().filter(
+        recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
+    )
+    recorded = dict(
+        entries.exclude(reason__startswith="backfilled")
+        .order_by()
+        .values_list("recurring_task")
+        .annotate(number=Count("pk"))
+    )
+    return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
+
+
+def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
+    counted = _counted(these)
+    for row in these:
+        row.runs_count, row.updated_at = counted[row.pk][1], context.now
+        writes.rewrite(row)
+    return dict.fromkeys(counted, "recounted")
+
+
+def without_task(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ledger entries of runs that have no task, or whose task was deleted before its retention was
+    over.
+    """
+    kept = [seconds for seconds in conf.retention().values() if seconds is not None]
+    retained = Q(created_at__gt=context.ago(min(kept))) if kept else Q()
+    missing = retained & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
+    found = rows.filter(outcome__in=(*_RAN, FireOutcome.MANUAL)).filter(
+        Q(task__isnull=True) | missing
+    )
+    return [
+        finding(
+            "occurrence-tasks",
+            "occurrence",
+            pk,
+            "task",
+            task,
+            f"the task of the fire time {fire.isoformat()}",
+            advice="Run `manage.py durable run-now NAME`, if the run is still needed.",
+        )
+        for pk, task, fire in found.values_list("pk", "task_id", "fire_time")
+    ]
+
+
+def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
+    entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
+    own = entries.filter(unique_fire_time=OuterRef("fire_time"))
+    by_hand = entries.filter(
+        unique_fire_time__isnull=True, fire_time=OuterRef("fire_time"), task=OuterRef("pk")
+    )
+    schedule = ground_rows(RecurringTask).filter(
+        Q(ledger_from__isnull=True) | Q(ledger_from__lt=OuterRef("fire_time")),
+        pk=OuterRef("recurring_task"),
+    )
+    kept = timedelta(seconds=conf.settings().LEDGER_RETENTION) - _DAY
+    found = rows.filter(
+        Exists(schedule),
+        ~Exists(by_hand),
+        ~Exists(own.filter(task=OuterRef("pk"))),
+        recurring_task__isnull=False,
+        fire_time__isnull=False,
+        created_at__gt=context.now - kept,
+    ).annotate(other=Exists(own.filter(task__isnull=False)))
+    return [
+        finding(
+            "occurrence-entries",
+            "task",
+            pk,
+            "fire_time",
+            fire,
+            "one ledger entry, but the entry names another task" if other else "a ledger entry",
+            repair="" if other else "add a ledger entry",
+            advice="The fire time ran twice: check both tasks." if other else "",
+        )
+        for pk, fire, other in found.values_list("pk", "fire_time", "other")
+    ]
+
+
+def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
+    written = set()
+    for row in rows:
+        if row.recurring_task_id is None or row.fire_time is None:
+            continue
+        columns = {
+            "outcome": FireOutcome.DISPATCHED,
+            "reason": "entered by durable verify",
+            "effective_at": row.run_at,
+        }
+        empty = ledger.ledger().filter(
+            recurring_task=row.recurring_task_id, unique_fire_time=row.fire_time
+        )
+        if empty.filter(task__isnull=True, unique_fire_time=F("fire_time")).update(
+            task_id=row.pk, **columns
+        ):
+            written.add(row.pk)
+            continue
+        written |= ledger.write(
+            [
+                LedgerEntry(
+                    recurring_task_id=row.recurring_task_id,
+                    tenant_id=row.tenant_id,
+                    fire_time=row.fire_time,
+                    task_id=row.pk,
+                    outcome=FireOutcome.DISPATCHED,
+                    reason="entered by durable verify",
+                    effective_at=row.run_at,
+                )
+            ]
+        )
+    return dict.fromkeys(written, "entered")
+
+
+def _check(
+    name: str, question: str, find: Any, repair: Any = None, ground: Any = RecurringTask
+) -> Check:
+    return Check(
+        name=name, group="recurring", question=question, ground=ground, find=find, repair=repair
+    )
+
+
+CHECKS = (
+    _check(
+        "watermarks",
+        "Is the next run of each schedule the one its timetable gives?",
+        wrong_plans,
+        _plan,
+    ),
+    _check("late-schedules", "Is each due schedule processed in time?", late),
+    _check("quarantined", "Is no schedule QUARANTINED?", quarantined),
+    _check(
+        "occurrence-tasks",
+        "Does the task of each fire time that ran exist?",
+        without_task,
+        None,
+        OccurrenceRecord,
+    ),
+    _check(
+        "occurrence-entries",
+        "Does each task of a fire time have exactly one ledger entry?",
+        without_ledger_entry,
+        _add_entries,
+        Task,
+    ),
+    _check(
+        "runs-counts",
+        "Does the run count of each schedule equal that of its ledger?",
+        miscounted,
+        _recount,
+    ),
+)

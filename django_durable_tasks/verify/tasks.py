@@ -1,0 +1,666 @@
+"""Checks of single tasks, of tasks that make no progress, and of tasks that wait for a limit."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError
+from django.db.models import Count, Exists, F, Max, OuterRef, Q
+from django.db.models.functions import Greatest
+
+from django_durable_tasks import conf
+from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Resolution, Status
+from django_durable_tasks.dependencies.edges import workflow_runs
+from django_durable_tasks.limits import backpressure, overlap, release, scopes, waitlist
+from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.tasks import attempts as tasks_attempts
+from django_durable_tasks.tasks import claim
+from django_durable_tasks.verify.check import (
+    PATIENCE,
+    Check,
+    Finding,
+    Rows,
+    Severity,
+    VerifyContext,
+    finding,
+    free_tasks,
+    ground_rows,
+    wrong_attempts,
+    wrong_completion,
+    wrong_marker,
+)
+
+# Checks of single tasks: their columns, their dead letters and their attempt log.
+
+
+BY = "durable verify"
+_MARKERS = {"open_key": "key", "open_unique_key": "unique_key"}
+_ACCEPTED = (
+    LogStatus.SUCCESS,
+    LogStatus.FAILED,
+    LogStatus.RETRY,
+    LogStatus.LOST,
+    LogStatus.CANCELLED,
+)
+
+# Dead letters -------------------------------------------------------------------------------------
+
+
+def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """FAILED tasks without an open dead letter whose last one was not discarded either."""
+    letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
+    discarded = letters.filter(
+        resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
+    )
+    found = rows.filter(status=Status.FAILED).filter(
+        ~Exists(ground_rows(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
+    )
+    return [
+        finding(
+            "dead-letters-missing",
+            "task",
+            pk,
+            "dead_letters",
+            "none that is open",
+            "one, because it is FAILED",
+            repair="open one",
+        )
+        for pk in found.values_list("pk", flat=True)
+    ]
+
+
+def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    cases = []
+    for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
+        outcome = Outcome(
+            kind=EndingKind.FAILED,
+            error=row.last_error or row.reason or "The error was not kept.",
+        )
+        reason = "UPSTREAM" if row.cause is not None else (row.reason or "EXHAUSTED")[:20]
+        cases.append(
+            (attempt_log.AttemptResult(task=row, log=LogStatus.FAILED, outcome=outcome), reason)
+        )
+    attempt_log.open_dead_letters(cases)
+    return dict.fromkeys(keys, "opened a dead letter")
+
+
+def stale_dead_letters(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Open dead letters of tasks that are not FAILED."""
+    found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
+    return [
+        finding(
+            "dead-letters-stale",
+            "dead letter",
+            pk,
+            "open_task",
+            task,
+            f"closed, because the task is {status}",
+            repair="close it as REPLAYED",
+        )
+        for pk, task, status in found.values_list("pk", "open_task", "task__status")
+    ]
+
+
+def _lock_letters(keys: Sequence[int]) -> list[int]:
+    of = dict(ground_rows(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
+    free = free_tasks(of.values())
+    return [pk for pk, task in of.items() if task in free]
+
+
+def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
+    attempt_log.close_replayed_letters(tasks, by=BY, reason="its task is not FAILED")
+    return dict.fromkeys(keys, "closed")
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def markers(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ended tasks that still own a key, and open tasks that do not own theirs."""
+    differs = Q()
+    for marker, key in _MARKERS.items():
+        ended = Q(status__in=TERMINAL, **{f"{marker}__isnull": False})
+        other = ~Q(**{marker: F(key)}) | Q(**{f"{marker}__isnull": True, f"{key}__isnull": False})
+        differs |= ended | (
+            Q(status__in=OPEN) & (other | Q(**{f"{marker}__isnull": False, f"{key}__isnull": True}))
+        )
+    columns = ("pk", "status", "attempts", *_MARKERS, *_MARKERS.values())
+    found = []
+    for row in rows.filter(differs).values(*columns):
+        for marker, key in _MARKERS.items():
+            wrong = wrong_marker(marker, row[marker], row[key], row["status"], row["attempts"])
+            if wrong is not None:
+                found.append(
+                    finding(
+                        "key-markers",
+                        "task",
+                        row["pk"],
+                        marker,
+                        wrong.found,
+                        wrong.right,
+                        repair="write it, unless another open task owns the key",
+                    )
+                )
+    return found
+
+
+def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    done: dict[Any, str] = {}
+    for one in findings:
+        this = tables.tasks().filter(pk=one.key)
+        this.filter(status__in=TERMINAL).update(**{one.field: None})
+        with suppress(IntegrityError), tables.atomic():
+            this.filter(status__in=OPEN).update(**{one.field: F(_MARKERS[one.field])})
+            done[one.key] = "written"
+    return done
+
+
+def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ended tasks without a completion time, and open tasks with one."""
+    odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
+        status__in=OPEN, completed_at__isnull=False
+    )
+    checked = (
+        (pk, wrong_completion(status, completed_at))
+        for pk, status, completed_at in rows.filter(odd).values_list("pk", "status", "completed_at")
+    )
+    return [
+        finding(
+            "completion-times",
+            "task",
+            pk,
+            wrong.field,
+            wrong.found,
+            wrong.right,
+            repair="write the time of its last change, or NULL if it is open",
+        )
+        for pk, wrong in checked
+        if wrong is not None
+    ]
+
+
+def _complete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    these = tables.tasks().filter(pk__in=[one.key for one in findings])
+    these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
+    these.filter(status__in=OPEN).update(completed_at=None)
+    return dict.fromkeys((one.key for one in findings), "written")
+
+
+def _wrong_attempts(rows: Rows) -> Rows:
+    """Return the tasks whose accepted endings do not match their attempts."""
+    accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
+    counted = (
+        rows.order_by()
+        .filter(accepted)
+        .annotate(
+            endings=Count("executions"),
+            kinds=Count("executions__attempt_number", distinct=True),
+            highest=Max("executions__attempt_number"),
+        )
+    )
+    odd: Rows = counted.filter(
+        Q(endings__gt=F("kinds"))
+        | Q(highest__gt=F("attempts"))
+        | Q(status=Status.RUNNING, highest=F("attempts"))
+    )
+    return odd
+
+
+def attempts(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Tasks with more accepted endings than attempts.
+
+    A success that an operator sets has no run and is not counted as the ending of an attempt.
+    """
+    found = []
+    for pk, number, status, *counts in _wrong_attempts(rows).values_list(
+        "pk", "attempts", "status", "endings", "kinds", "highest"
+    ):
+        wrong = wrong_attempts(
+            number,
+            running=status == Status.RUNNING,
+            endings=counts[0],
+            distinct=counts[1],
+            highest=counts[2],
+        )
+        if wrong is not None:
+            found.append(
+                finding(
+                    "attempts",
+                    "task",
+                    pk,
+                    wrong.field,
+                    wrong.found,
+                    wrong.right,
+                    repair="raise it to the number of its last attempt" if wrong.safe else "",
+                    advice=""
+                    if wrong.safe
+                    else "Read its attempt log: an attempt ended twice and may have run twice.",
+                )
+            )
+    return found
+
+
+def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys: list[uuid.UUID] = [one.key for one in findings]
+    accepted = TaskExecutionLog.objects.using(tables.database()).filter(
+        task__in=keys, run_id__isnull=False, status__in=_ACCEPTED
+    )
+    highest = accepted.order_by().values_list("task_id").annotate(highest=Max("attempt_number"))
+    for pk, number in highest:
+        this = tables.tasks().filter(pk=pk)
+        this.filter(status=Status.RUNNING, attempts__lte=number).update(attempts=number + 1)
+        this.exclude(status=Status.RUNNING).filter(attempts__lt=number).update(attempts=number)
+    return dict.fromkeys(keys, "raised")
+
+
+def _check(
+    name: str, question: str, find: Any, repair: Any, ground: Any = Task, lock: Any = None
+) -> Check:
+    return Check(
+        name=name,
+        group="tasks",
+        question=question,
+        ground=ground,
+        find=find,
+        repair=repair,
+        lock=lock,
+    )
+
+
+TASK_CHECKS = (
+    _check(
+        "dead-letters-missing",
+        "Does each FAILED task have an open dead letter?",
+        without_dead_letter,
+        _open,
+    ),
+    _check(
+        "dead-letters-stale",
+        "Does each open dead letter belong to a FAILED task?",
+        stale_dead_letters,
+        _close,
+        DeadLetter,
+        _lock_letters,
+    ),
+    _check("key-markers", "Do open tasks, and no ended ones, own their keys?", markers, _mark),
+    _check(
+        "completion-times",
+        "Do ended tasks, and no open ones, have a completion time?",
+        completions,
+        _complete,
+    ),
+    _check("attempts", "Does each attempt have at most one accepted ending?", attempts, _raise),
+)
+
+
+# Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
+# overlap key.
+#
+# Lateness is reported only after a steady period with or without a leader
+# (``VerifyContext.is_steady_for``), because after an outage of the database everything is late.
+
+
+NO_LEADER = "No scheduler is the leader: run `manage.py run_scheduler`."
+_LOST = Outcome(
+    kind=EndingKind.CRASHED,
+    error="The lease of the run expired and the leader did not end it.",
+    error_type="Lost",
+)
+
+
+def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
+    patience = max(PATIENCE, conf.settings().LEASE)
+    if not context.is_steady_for(patience):
+        return []
+    gone = Exists(
+        ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience))
+    )
+    found = (
+        rows.filter(status=Status.RUNNING)
+        .annotate(gone=gone)
+        .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
+    )
+    return [
+        finding(
+            "expired-leases",
+            "task",
+            pk,
+            "node" if left else "lease_until",
+            node if left else lease,
+            "a running node, or the run marked LOST" if left else "renewed, or the run marked LOST",
+            severity=Severity.LATE,
+            repair="mark the run LOST" if context.led else "",
+            advice="" if context.led else NO_LEADER,
+        )
+        for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone")
+    ]
+
+
+def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    verdicts = tasks_attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
+    return {
+        key: f"the run is marked LOST, the task is {verdict.status}"
+        for key, verdict in verdicts.items()
+    }
+
+
+def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """QUEUED tasks beside workers with free processes that should have been republished long ago.
+
+    A task may wait for any time while all workers of its queue are busy. Without a leader, nothing
+    is republished.
+    """
+    patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
+    if not context.is_steady_for(patience):
+        return []
+    found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
+    if context.led:
+        free = backpressure.fleet().free
+        found = found.filter(queue__in=[queue for queue, number in free.items() if number])
+    return [
+        finding(
+            "not-republished",
+            "task",
+            pk,
+            "due_at",
+            due_at,
+            "republished at that time",
+            severity=Severity.LATE,
+            repair="publish it",
+            advice="" if context.led else NO_LEADER,
+        )
+        for pk, due_at in found.values_list("pk", "due_at")
+    ]
+
+
+def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    publish_after_commit(
+        claim.republish(tables.tasks().filter(pk__in=keys), context.now, len(keys))
+    )
+    return dict.fromkeys(keys, "published")
+
+
+def unpublished(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
+    patience = conf.settings().OLDEST_DUE_MAX
+    if not context.led or not context.is_steady_for(max(PATIENCE, patience)):
+        return []
+    either = Q(in_batch=False) | Q(in_batch=True)  # so that the partial indexes are usable
+    late = rows.filter(either, status=Status.PENDING, due_at__lt=context.ago(patience))
+    overdue = list(late.values_list("pk", "queue", "due_at"))
+    if not overdue:
+        return []
+    snapshot = backpressure.snapshot()
+    idle = {queue for _, queue, _ in overdue if snapshot.capacity(queue)} - _active_queues(
+        {queue for _, queue, _ in overdue}, context
+    )
+    return [
+        finding(
+            "unpublished",
+            "task",
+            pk,
+            "due_at",
+            due_at,
+            f"published within {patience:g} s, because queue {queue} is open and below its limits",
+            severity=Severity.LATE,
+            advice="Look at the schedulers' logs, and at `manage.py durable status`.",
+        )
+        for pk, queue, due_at in overdue
+        if queue in idle
+    ]
+
+
+def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
+    """Return the queues that run tasks or had one published in the last PATIENCE seconds."""
+    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=context.ago(PATIENCE))
+    return set(
+        tables.tasks()
+        .filter(busy, queue__in=list(queues))
+        .order_by()
+        .values_list("queue", flat=True)
+    )
+
+
+# Overlap keys -------------------------------------------------------------------------------------
+
+
+def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
+    if not context.is_steady_for(PATIENCE):
+        return []
+    waiting = list(
+        rows.filter(
+            status=Status.PENDING,
+            overlap_key__isnull=False,
+            waiting_for_limit=None,
+            due_at__gte=NEVER,
+            updated_at__lt=context.ago(PATIENCE),
+        ).values_list("pk", "overlap_key", "recurring_task_id")
+    )
+    wanted = {overlap_key for _, overlap_key, _ in waiting}
+    if not wanted:
+        return []
+    free = {
+        overlap_key
+        for overlap_key, several in overlap.open_runs(wanted).items()
+        if all(task.held for task in several)
+    }
+    recent = _recently_changed(
+        free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
+    )
+    return [
+        finding(
+            "stuck-on-overlap",
+            "task",
+            pk,
+            "overlap_key",
+            overlap_key,
+            "due",
+            severity=Severity.LATE,
+            repair="make the oldest task of the key due",
+            advice="" if context.led else NO_LEADER,
+        )
+        for pk, overlap_key, _ in waiting
+        if overlap_key in free - recent
+    ]
+
+
+def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
+    """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
+    ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
+    found = {
+        overlap_key
+        for overlap_key, last in ended.annotate(last=Max("completed_at"))
+        if last is not None and last >= cutoff
+    }
+    moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
+    found |= {
+        overlap_key
+        for overlap_key in moved.values_list("overlap_key", flat=True)
+        if overlap_key is not None
+    }
+    if (
+        workflow_runs()
+        .filter(recurring_task__in=list(schedules), completed_at__gte=cutoff)
+        .exists()
+    ):
+        return set(free)
+    return found
+
+
+def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    of: dict[Any, list[Any]] = defaultdict(list)
+    for one in findings:
+        of[one.found].append(one.key)
+    oldest = [
+        several[0].task_id
+        for several in overlap.open_runs(of).values()
+        if all(task.held for task in several)
+    ]
+    these = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
+    transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
+    return dict.fromkeys(
+        (key for keys in of.values() for key in keys), "the oldest task of its key is due"
+    )
+
+
+STUCK_TASK_CHECKS = tuple(
+    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
+    for name, question, find, repair in (
+        (
+            "expired-leases",
+            "Is each run whose lease expired marked LOST in time?",
+            expired_leases,
+            _mark_lost,
+        ),
+        (
+            "not-republished",
+            "Are published tasks that were not started republished?",
+            not_republished,
+            _publish,
+        ),
+        ("unpublished", "Are due tasks published?", unpublished, None),
+        (
+            "stuck-on-overlap",
+            "Does each task that waits for its overlap key wait for an open task?",
+            stuck_on_overlap,
+            _make_due,
+        ),
+    )
+)
+
+
+# Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
+# columns agree.
+
+
+_RECENT_ATTEMPTS = 1_000
+_NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_scheduler`."
+
+
+def limit_columns(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
+    key.
+    """
+    waits = Q(status=Status.PENDING)
+    waiting = waits & Q(due_at__gte=NEVER)
+    wrong = (Q(waiting_for_limit__isnull=False) & ~waits) | (
+        Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & waiting
+    )
+    return [
+        finding(
+            "limit-columns",
+            "task",
+            pk,
+            "waiting_for_limit",
+            scope,
+            "named by tasks that wait, and by no others",
+            repair="release the waiting tasks and delete the limit",
+        )
+        for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit")
+    ]
+
+
+def _repair_columns(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
+    return dict.fromkeys(keys, "it no longer waits for a limit")
+
+
+def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Tasks that still wait although their limit has capacity or no longer exists, and no other
+    task uses it.
+    """
+    if not context.is_steady_for(PATIENCE):
+        return []
+    waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
+    waiting = waiting.filter(updated_at__lt=context.ago(PATIENCE))
+    found = [
+        (pk, scope)
+        for pk, scope in waiting.values_list("pk", "waiting_for_limit")
+        if scope is not None
+    ]
+    if not found:
+        return []
+    plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
+    idle = set(plan.rows.values()) - _active_scopes(context)
+    return [
+        finding(
+            "stuck-on-limit",
+            "task",
+            pk,
+            "waiting_for_limit",
+            scope,
+            "released, because the limit has capacity",
+            severity=Severity.LATE,
+            repair="release the most urgent",
+            advice="" if context.led else _NO_SCHEDULER,
+        )
+        for pk, scope in found
+        if scope in idle
+    ]
+
+
+def _active_scopes(context: VerifyContext) -> set[str]:
+    """Return the scopes of the attempts that ended during the last PATIENCE seconds."""
+    attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
+    last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
+    ids = [task_id for task_id, ended in last if ended >= context.ago(PATIENCE)]
+    columns = ("name", "queue", "tenant_id", "limit_key")
+    moving: set[str] = set()
+    for name, queue, tenant_id, key in tables.tasks().filter(pk__in=ids).values_list(*columns):
+        moving |= {
+            *waitlist.scopes_of(name, queue, tenant_id, key),
+            scopes.scope_of_share(queue, tenant_id),
+        }
+    return moving
+
+
+def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    batch = conf.settings().BATCH_SIZE
+    plan = release.plan_release(sorted({str(one.found) for one in findings}), context.now, batch)
+    transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
+    return {one.key: "the most urgent tasks of its limit were released" for one in findings}
+
+
+LIMIT_CHECKS = tuple(
+    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
+    for name, question, find, repair in (
+        (
+            "limit-columns",
+            "Does each task with a waiting_for_limit wait for that limit?",
+            limit_columns,
+            _repair_columns,
+        ),
+        (
+            "stuck-on-limit",
+            "Does each waiting task wait for a limit without capacity?",
+            stuck_on_limit,
+            _release,
+        ),
+    )
+)
+
+
+CHECKS = (
+    *TASK_CHECKS,
+    *STUCK_TASK_CHECKS,
+    *LIMIT_CHECKS,
+)

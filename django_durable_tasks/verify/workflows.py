@@ -1,0 +1,606 @@
+"""Checks of workflow runs and of dependencies."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from django.db.models import Count, Exists, OuterRef, Q
+
+from django_durable_tasks.choices import OPEN, Status, WorkflowStatus
+from django_durable_tasks.dependencies import edges, resolve
+from django_durable_tasks.dependencies.edges import workflow_runs
+from django_durable_tasks.dependencies.joins import (
+    DELETED,
+    FORCED,
+    EdgeCounts,
+    JoinDecision,
+    join_decision,
+    needed,
+)
+from django_durable_tasks.models import (
+    EndingEvent,
+    RequestKind,
+    Task,
+    TaskDependency,
+    TaskRequest,
+    WorkflowRun,
+)
+from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.states import transitions
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.verify.check import (
+    PATIENCE,
+    Check,
+    Finding,
+    Rows,
+    RunFacts,
+    Severity,
+    VerifyContext,
+    WrongField,
+    finding,
+    ground_rows,
+    lock_edges,
+    wrong_counts,
+    wrong_status,
+)
+from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows.start import ABANDONED_AFTER
+
+# Checks of workflow runs: their counts against their tasks, their status, and starts that were
+# never finished.
+
+
+_FOLD, _BATCH, _MOST = 2_000, 2_000, 20
+
+Events = dict[uuid.UUID, list[tuple[int, str, int]]]
+
+
+def _events(keys: Sequence[uuid.UUID]) -> Events:
+    found: Events = defaultdict(list)
+    waiting = edges.endings().filter(workflow_id__in=keys).order_by("pk")
+    for workflow, pk, status, change in waiting.values_list("workflow_id", "pk", "status", "delta"):
+        if workflow is not None:
+            found[workflow].append((pk, status, change))
+    return found
+
+
+def _facts(rows: Rows) -> Iterator[tuple[uuid.UUID, RunFacts]]:
+    """Yield the runs whose tasks did not change while they were counted.
+
+    While a run is locked, its ending events are only added. If they are the same before and after
+    the count, no task ended or was replayed in between.
+    """
+    found: list[WorkflowRun] = list(rows)
+    keys = [run.pk for run in found]
+    before, present = _events(keys), _present(keys)
+    after = _events(keys)
+    for run in found:
+        if before.get(run.pk) == after.get(run.pk):
+            yield run.pk, _fact(run, after.get(run.pk, []), present[run.pk])
+
+
+def _present(keys: Sequence[uuid.UUID]) -> dict[uuid.UUID, Counter[str]]:
+    counts: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
+    counted = (
+        tables.tasks().filter(workflow__in=keys).order_by().values_list("workflow_id", "status")
+    )
+    for workflow, status, number in counted.annotate(number=Count("pk")):
+        counts[workflow][status] = number
+    return counts
+
+
+def _fact(
+    run: WorkflowRun, events: Sequence[tuple[int, str, int]], present: Counter[str]
+) -> RunFacts:
+    uncounted: Counter[str] = Counter()
+    for _, status, change in events:
+        uncounted[COUNTS[status]] += change
+    return RunFacts(
+        status=run.status,
+        total=run.total,
+        counted={name: getattr(run, name) for name in COUNTS.values()},
+        in_events=uncounted,
+        present=present,
+        uncounted_events=len(events),
+        cancelled=run.cancel_requested_at is not None,
+        reason=run.reason,
+    )
+
+
+def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Runs whose counts do not match the statuses of their tasks."""
+    return [
+        finding(
+            "workflow-counts",
+            "workflow run",
+            pk,
+            wrong.field,
+            wrong.found,
+            wrong.right,
+            repair="write the recount under the run's lock" if wrong.safe else "",
+            advice=""
+            if wrong.safe
+            else "Some of its tasks were deleted: find the cause and cancel the run.",
+        )
+        for pk, run in _facts(rows)
+        for wrong in wrong_counts(run)
+    ]
+
+
+def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = sorted({one.key for one in findings})
+    for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
+        safe: list[WrongField] = [wrong for wrong in wrong_counts(run) if wrong.safe]
+        right = {wrong.field: wrong.value for wrong in safe}
+        edges.workflow_runs().filter(pk=pk).update(updated_at=tables.NOW, **right)
+    _count_again(keys)
+    return dict.fromkeys(keys, "recounted")
+
+
+def _count_again(keys: Sequence[uuid.UUID]) -> None:
+    """Count these runs again, by inserting an ending event with delta 0 for each."""
+    edges.endings().bulk_create(
+        [
+            EndingEvent(
+                task_id=key, epoch=0, workflow_id=key, status=Status.SUCCESS, delta=0, resolved=True
+            )
+            for key in keys
+        ]
+    )
+    while edges.endings().uncounted().filter(task_id__in=keys).exists() and runs.count_endings(
+        _FOLD
+    ):
+        pass
+
+
+def wrong_statuses(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Open runs whose tasks have all ended, and ended runs with open tasks."""
+    checked = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
+    return [
+        finding(
+            "workflow-status",
+            "workflow run",
+            pk,
+            wrong.field,
+            wrong.found,
+            wrong.right,
+            repair="set the status from its counts",
+        )
+        for pk, _, wrong in checked
+        if wrong is not None
+    ]
+
+
+def _correct_statuses(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    _count_again(keys)
+    return dict.fromkeys(keys, "status set from its counts")
+
+
+def abandoned(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Starts without progress that the leader has not removed."""
+    if not context.is_steady_for(ABANDONED_AFTER):
+        return []
+    found = rows.filter(
+        status=WorkflowStatus.STARTING,
+        parent__isnull=True,
+        updated_at__lt=context.ago(2 * ABANDONED_AFTER),
+    )
+    return [
+        finding(
+            "workflow-starts",
+            "workflow run",
+            pk,
+            "status",
+            WorkflowStatus.STARTING.value,
+            f"finished or removed within {ABANDONED_AFTER:g} s of its last progress",
+            severity=Severity.LATE,
+            repair="delete its tasks",
+        )
+        for pk in found.values_list("pk", flat=True)
+    ]
+
+
+def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    done: dict[Any, str] = {}
+    for one in findings:
+        if start.give_up(one.key, context.ago(ABANDONED_AFTER)):
+            batches = iter(range(_MOST))
+            while start.remove_given_up(one.key, _BATCH) and next(batches, None) is not None:
+                pass
+            done[one.key] = "abandoned and removed"
+    return done
+
+
+WORKFLOW_CHECKS = tuple(
+    Check(
+        name=name, group="graphs", question=question, ground=WorkflowRun, find=find, repair=repair
+    )
+    for name, question, find, repair in (
+        (
+            "workflow-counts",
+            "Do the counts of each workflow run equal the statuses of its tasks?",
+            miscounted,
+            _recount,
+        ),
+        (
+            "workflow-status",
+            "Does the status of each workflow run match its counts?",
+            wrong_statuses,
+            _correct_statuses,
+        ),
+        ("workflow-starts", "Is each start of a workflow finished or removed?", abandoned, _remove),
+    )
+)
+
+
+# Checks of dependencies: the counts of BLOCKED tasks, the resolution of edges, and ending events.
+
+
+_DEPENDENCIES_FOLD = 2_000
+_PROCESSED_WITHIN = 5 * PATIENCE
+
+
+def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, EdgeCounts]]:
+    """Return the BLOCKED tasks with their edges counted, except tasks of starts that are still in
+    progress.
+
+    Whether a start is sealed is read before its edges, because a sealed start has all of them.
+    """
+    found = list(
+        rows.filter(status=Status.BLOCKED).values_list(
+            "pk", "join_count", "unresolved_dependencies_count", "workflow_id"
+        )
+    )
+    workflows = {workflow for *_, workflow in found if workflow is not None}
+    under_way = (
+        Q(status=WorkflowStatus.STARTING) | Q(released=False) | Q(cancel_requested_at__isnull=False)
+    )
+    unsealed = (
+        set(workflow_runs().filter(under_way, pk__in=workflows).values_list("pk", flat=True))
+        if workflows
+        else set()
+    )
+    checked = [row for row in found if row[3] not in unsealed]
+    counted = edges.tallies([row[0] for row in checked]) if checked else {}
+    return ((pk, join, number, counted.get(pk, EdgeCounts())) for pk, join, number, _ in checked)
+
+
+def miscounted_joins(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """BLOCKED tasks whose count does not match their unresolved edges."""
+    return [
+        finding(
+            "dependency-counts",
+            "task",
+            pk,
+            "unresolved_dependencies_count",
+            number,
+            f"{needed(join, tally)}, according to its edges",
+            repair="recount under the lock of the task",
+        )
+        for pk, join, number, tally in _waiting(rows)
+        if number != needed(join, tally)
+    ]
+
+
+def blocked_by_nothing(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """BLOCKED tasks whose join is met, or can no longer be met."""
+    decisions = ((pk, join_decision(join, tally, "")) for pk, join, _, tally in _waiting(rows))
+    return [
+        finding(
+            "blocked-by-nothing",
+            "task",
+            pk,
+            "status",
+            Status.BLOCKED.value,
+            (
+                "released, because nothing blocks it"
+                if what == JoinDecision.RELEASE
+                else "SKIPPED or FAILED, because its join cannot be met"
+            ),
+            repair="evaluate its join again under the lock of the task",
+        )
+        for pk, what in decisions
+        if what != JoinDecision.STAY
+    ]
+
+
+def _recount_joins(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    """Recount the edges of these tasks.
+
+    Tasks with edges that are wrong themselves are left out, because a recount would release them
+    too early.
+    """
+    keys = {one.key for one in findings}
+    keys -= set(_early(edges.edges().above(keys)).values_list("task_id", flat=True))
+    _evaluate_joins(sorted(keys))
+    return dict.fromkeys(keys, "recounted")
+
+
+def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
+    keys = sorted(set(tasks))
+    publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
+
+
+def unresolved(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Edges whose upstream has ended or was deleted, without an ending event that would resolve
+    them.
+    """
+    upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
+    event = ground_rows(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
+    # No filter on "depends_on is not null": Django would join the upstreams and leave out deleted
+    # ones.
+    waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
+    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), _has_task())
+    return [
+        finding(
+            "unresolved-edges",
+            "dependency",
+            pk,
+            "outcome",
+            None,
+            f"{status or DELETED}, because the task {above} it waits for"
+            f" {'has ended' if status else 'was deleted'}",
+            repair="record the ending event again, for the leader to resolve",
+        )
+        for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status")
+    ]
+
+
+def _has_task() -> Exists:
+    return Exists(tables.tasks().filter(pk=OuterRef("task")))
+
+
+def _insert_events_again(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
+    found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
+    edges.insert_events_again(
+        {
+            above: (epoch or 0, status or DELETED)
+            for above, epoch, status in found
+            if above is not None
+        }
+    )
+    return dict.fromkeys((one.key for one in findings), "ending event recorded again")
+
+
+def _early(rows: Rows) -> Rows:
+    """Edges of BLOCKED tasks that are resolved although their upstream is open; edges that were
+    forced are excluded.
+    """
+    known = rows.filter(
+        resolved_at__isnull=False, depends_on__status__in=OPEN, task__status=Status.BLOCKED
+    )
+    return known.exclude(outcome=FORCED)
+
+
+def resolved_early(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Edges of a BLOCKED task that are resolved although their upstream is open."""
+    found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
+    return [
+        finding(
+            "edges-resolved-early",
+            "dependency",
+            pk,
+            "outcome",
+            outcome,
+            f"empty, because the task {above} is {status}",
+            repair="reset it to unresolved, and recount its task",
+        )
+        for pk, outcome, above, status in found
+    ]
+
+
+def _reset(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    edges.arm_again(keys)
+    _evaluate_joins(
+        list(ground_rows(TaskDependency).filter(pk__in=keys).values_list("task_id", flat=True))
+    )
+    return dict.fromkeys(keys, "reset to unresolved")
+
+
+def unmarked(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
+    ending event.
+    """
+    coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
+    found = rows.filter(depends_on__has_dependents=False).exclude(
+        depends_on__in=coming.values("task_id")
+    )
+    return [
+        finding(
+            "has-dependents-flag",
+            "dependency",
+            pk,
+            "depends_on.has_dependents",
+            False,
+            f"true on the task {above}, because {task} waits for it",
+            repair="mark the upstream",
+        )
+        for pk, above, task in found.values_list("pk", "depends_on_id", "task_id")
+    ]
+
+
+def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    above = ground_rows(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
+    transitions.mark_upstreams([key for key in above if key is not None])
+    return dict.fromkeys(keys, "marked")
+
+
+def duplicates(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
+    same = ground_rows(EndingEvent).filter(
+        task_id=OuterRef("task_id"),
+        epoch=OuterRef("epoch"),
+        delta=OuterRef("delta"),
+        pk__lt=OuterRef("pk"),
+    )
+    found = rows.exclude(delta=0).filter(Exists(same))
+    return [
+        finding(
+            "duplicate-endings",
+            "ending",
+            pk,
+            "task_id",
+            task,
+            f"one event of epoch {epoch}, and there is an earlier one",
+            repair="delete the later event",
+        )
+        for pk, task, epoch in found.values_list("pk", "task_id", "epoch")
+    ]
+
+
+def _drop(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    pending = (
+        edges.endings()
+        .filter(pk__in=keys, resolved=False)
+        .values_list("task_id", "epoch", "status")
+    )
+    edges.insert_events_again({task: (epoch, status) for task, epoch, status in pending})
+    edges.endings().filter(pk__in=keys).delete()
+    return dict.fromkeys(keys, "deleted")
+
+
+def unprocessed(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ending events that were not processed for minutes.
+
+    The age is taken from the last change of the task, so an event may be older than that.
+    """
+    if not context.is_steady_for(_PROCESSED_WITHIN):
+        return []
+    task_of = tables.tasks().filter(pk=OuterRef("task_id"))
+    found = rows.exclude(delta=0).filter(
+        Exists(task_of.filter(updated_at__lt=context.ago(_PROCESSED_WITHIN)))
+    )
+    return [
+        finding(
+            "ending-events-waiting",
+            "ending",
+            pk,
+            "resolved" if not resolved else "task_id",
+            task if resolved else resolved,
+            f"processed by the leader within {_PROCESSED_WITHIN:g} s",
+            severity=Severity.LATE,
+            repair="resolve and count it",
+        )
+        for pk, task, resolved in found.values_list("pk", "task_id", "resolved")
+    ]
+
+
+def orphans(context: VerifyContext, rows: Rows) -> list[Finding]:
+    """Ending events whose task was deleted."""
+    task = tables.tasks().filter(pk=OuterRef("task_id"))
+    found = rows.exclude(delta=0).filter(~Exists(task))
+    return [
+        finding(
+            "orphan-ending-events",
+            "ending",
+            pk,
+            "task_id",
+            task_id,
+            "an existing task",
+            repair="resolve and count it",
+        )
+        for pk, task_id in found.values_list("pk", "task_id")
+    ]
+
+
+def _process(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    publish_after_commit(resolve.resolve_given_endings(keys).messages)
+    while edges.endings().uncounted().filter(pk__in=keys).exists() and runs.count_endings(
+        _DEPENDENCIES_FOLD
+    ):
+        pass
+    left = set(edges.endings().filter(pk__in=keys).values_list("pk", flat=True))
+    return dict.fromkeys((key for key in keys if key not in left), "resolved and counted")
+
+
+def _check(
+    name: str, question: str, ground: Any, find: Any, repair: Any, lock: Any = None
+) -> Check:
+    return Check(
+        name=name,
+        group="graphs",
+        question=question,
+        ground=ground,
+        find=find,
+        repair=repair,
+        lock=lock,
+    )
+
+
+DEPENDENCY_CHECKS = (
+    _check(
+        "unresolved-edges",
+        "Will each edge of an ended upstream be resolved?",
+        TaskDependency,
+        unresolved,
+        _insert_events_again,
+        lock_edges,
+    ),
+    _check(
+        "edges-resolved-early",
+        "Is no edge resolved before its upstream has ended?",
+        TaskDependency,
+        resolved_early,
+        _reset,
+        lock_edges,
+    ),
+    _check(
+        "has-dependents-flag",
+        "Does each upstream task have its has-dependents flag?",
+        TaskDependency,
+        unmarked,
+        _mark,
+        lock_edges,
+    ),
+    _check(
+        "dependency-counts",
+        "Does the count of each BLOCKED task equal its unresolved edges?",
+        Task,
+        miscounted_joins,
+        _recount_joins,
+    ),
+    _check(
+        "blocked-by-nothing",
+        "Does each BLOCKED task have an unresolved edge?",
+        Task,
+        blocked_by_nothing,
+        _recount_joins,
+    ),
+    _check(
+        "duplicate-endings",
+        "Is there at most one ending event per ending?",
+        EndingEvent,
+        duplicates,
+        _drop,
+    ),
+    _check(
+        "ending-events-waiting",
+        "Is each ending event processed in time?",
+        EndingEvent,
+        unprocessed,
+        _process,
+    ),
+    _check(
+        "orphan-ending-events",
+        "Does the task of each ending event exist?",
+        EndingEvent,
+        orphans,
+        _process,
+    ),
+)
+
+
+CHECKS = (
+    *WORKFLOW_CHECKS,
+    *DEPENDENCY_CHECKS,
+)

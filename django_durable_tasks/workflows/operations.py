@@ -1,0 +1,642 @@
+"""Operations on graphs, each with all that follows from it, or as a preview."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import Exists, F, OuterRef, Q
+
+from django_durable_tasks.audit import AuditRecorder, recorded
+from django_durable_tasks.choices import (
+    OPEN,
+    TERMINAL,
+    DependencyType,
+    Gate,
+    OnUpstreamFailure,
+    Status,
+)
+from django_durable_tasks.dependencies import edges, edit, replay, resolve
+from django_durable_tasks.dependencies.edges import workflow_runs
+from django_durable_tasks.dependencies.joins import PlannedEdge
+from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
+from django_durable_tasks.models import Task, WorkflowRun
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.option_values import chosen
+from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states.guarded_update import TrackedChanges, watching
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.tasks.explanations import comment, done_by
+
+# Runs an operation on a graph together with everything that follows from it, or previews it.
+#
+# A preview executes the same statements in the same transaction, reads the resulting statuses and
+# rolls back. Nothing is published and no signal is sent, because Django discards the on-commit
+# callbacks of a transaction that is rolled back ("Performing actions after commit"). Called by
+# ``operations``.
+
+
+T = TypeVar("T")
+_MANY = 2_000
+_LOCK_TIMEOUT = 5
+"""Seconds that a preview waits for a row lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChange:
+    """The change of one task. ``before`` and ``after`` are equal if only its edges or
+    gates change.
+    """
+
+    task_id: uuid.UUID
+    step: str
+    name: str
+    before: str
+    after: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """The changes of an operation, or of its preview, the oldest task first.
+
+    ``stop_requested`` contains the RUNNING tasks that were requested to stop.
+    """
+
+    changes: tuple[StatusChange, ...]
+    stop_requested: tuple[uuid.UUID, ...]
+    dry_run: bool
+
+    @property
+    def total(self) -> int:
+        """Return the number of tasks affected."""
+        return len(self.changes) + len(self.stop_requested)
+
+
+@dataclass(slots=True)
+class GraphOperation:
+    """The state of one operation: the tasks changed, those requested to stop, and tasks to report
+    by name.
+
+    ``resolve_again`` contains tasks whose last ending has to be resolved again.
+    """
+
+    watch: TrackedChanges
+    stop_requested: set[uuid.UUID] = field(default_factory=set)
+    named: dict[uuid.UUID, str] = field(default_factory=dict)
+    resolve_again: set[uuid.UUID] = field(default_factory=set)
+
+    def cancel(self, ids: Collection[uuid.UUID], why: str) -> None:
+        """Cancel those of these tasks that wait and request RUNNING ones to stop, in primary-key
+        order.
+        """
+        for some in in_parts(sorted(ids)):
+            these = tables.tasks().filter(pk__in=some)
+            transitions.cancel(these, why)
+            # In a caller's transaction a RUNNING task is not locked. A retry may have made it wait
+            # since.
+            left = list(
+                these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
+            )
+            if left:
+                transitions.request_cancel(these.filter(pk__in=left), why)
+                self.stop_requested.update(left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedOperation:
+    """What the audit entry of an operation contains in addition to its changes.
+
+    ``subject``: type, id and tenant of its object; None for a set of tasks.
+    """
+
+    name: str
+    by: str
+    reason: str
+    subject: tuple[str, uuid.UUID, int] | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[AuditRecorder]:
+        """Record the changes of the block."""
+        with recorded(self.name, by=self.by, reason=self.reason) as entry:
+            if self.subject is not None:
+                entry.subject(*self.subject)
+            yield entry
+
+
+def audited(
+    name: str, by: str, reason: str, row: Task | WorkflowRun | None = None
+) -> AuditedOperation:
+    """Return what the entry of an operation on this object, or on a set of tasks, contains."""
+    if row is None:
+        return AuditedOperation(name=name, by=by, reason=reason)
+    kind = "task" if isinstance(row, Task) else "workflow run"
+    return AuditedOperation(name=name, by=by, reason=reason, subject=(kind, row.pk, row.tenant_id))
+
+
+def carry_out(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, *, dry_run: bool
+) -> GraphReport:
+    """Execute ``act`` and everything that follows from it in one transaction; with ``dry_run``,
+    roll back.
+
+    Both return the same report. Raises the errors of ``act``. Retries after a deadlock.
+    """
+    try:
+        return _once(act, entry_of, dry_run)
+    except OperationalError as error:
+        if dry_run and code_of(error) in LOCK_TIMEOUTS:
+            raise TransitionRefused(
+                f"Tasks of this graph stayed locked for more than {_LOCK_TIMEOUT} s: try again."
+            ) from error
+        raise
+
+
+@retry_on_deadlock
+def _once(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
+    with watching(preview=dry_run) as watch, _transaction(entry_of, dry_run) as entry:
+        operation = GraphOperation(watch)
+        with _lock_timeout(dry_run):
+            act(operation)
+            _resolve_consequences(operation)
+        report = _report(operation, dry_run)
+        if entry is not None and operation.named:
+            entry.detail(change="; ".join(operation.named.values()))
+        if dry_run:
+            transaction.set_rollback(True, using=tables.database())
+    return report
+
+
+@contextmanager
+def _transaction(entry_of: AuditedOperation, dry_run: bool) -> Iterator[AuditRecorder | None]:
+    """Open the transaction, and record what it changes unless it is a preview."""
+    if dry_run:
+        with tables.atomic():
+            yield None
+        return
+    with entry_of.recorded() as entry:
+        yield entry
+
+
+@contextmanager
+def _lock_timeout(dry_run: bool) -> Iterator[None]:
+    """Limit how long a preview waits for row locks to ``_PATIENCE`` seconds."""
+    connection = connections[tables.database()]
+    if dry_run and connection.vendor == "postgresql":
+        _set(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'")
+    if not dry_run or connection.vendor != "mysql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW VARIABLES LIKE 'innodb_lock_wait_timeout'")
+        _, before = cursor.fetchone()
+    _set(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}")
+    try:
+        yield
+    finally:
+        _set(f"SET innodb_lock_wait_timeout = {int(before)}")
+
+
+def _set(sql: str) -> None:
+    with connections[tables.database()].cursor() as cursor:
+        cursor.execute(sql)
+
+
+# Consequences -------------------------------------------------------------------------------------
+
+
+def _resolve_consequences(operation: GraphOperation) -> None:
+    """Resolve the endings that this operation caused, and those caused by them, until no task waits
+    for one.
+    """
+    waiting = set(operation.resolve_again)
+    while True:
+        waiting |= operation.watch.latest
+        operation.watch.latest.clear()
+        events = _unresolved_endings(sorted(waiting))
+        waiting = {task_id for _, task_id in events}
+        moved = 0
+        for some in in_parts(events):
+            done = resolve.resolve_given_endings([event for event, _ in some])
+            publish_after_commit(done.messages)
+            moved += done.events
+        if not moved:
+            return
+
+
+def _unresolved_endings(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
+    """Return the unresolved ending events of the last endings of these tasks for which a BLOCKED
+    task waits.
+
+    Events of earlier endings are left to the leader, which may have locked them and may wait for a
+    task that this transaction has locked.
+    """
+    last = tables.tasks().filter(pk=OuterRef("task_id"), epoch=OuterRef("epoch"))
+    waits = (
+        edges.edges()
+        .unresolved()
+        .filter(depends_on=OuterRef("task_id"), outcome__isnull=True, task__status=Status.BLOCKED)
+    )
+    found: list[tuple[int, uuid.UUID]] = []
+    for some in in_parts(keys):
+        events = edges.endings().unresolved().filter(Exists(last), Exists(waits), task_id__in=some)
+        found += events.values_list("pk", "task_id")
+    return found
+
+
+def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return these tasks and all tasks that depend on them, of any status; one
+    statement per level.
+    """
+    found, frontier = set(ids), set(ids)
+    while frontier:
+        under: set[uuid.UUID] = set()
+        for some in in_parts(sorted(frontier)):
+            under.update(edges.edges().below(some).values_list("task", flat=True))
+        frontier = under - found
+        found |= frontier
+    return found
+
+
+def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
+    before, changes = operation.watch.before, []
+    for some in in_parts(sorted({*before, *operation.named})):
+        rows = (
+            tables.tasks().filter(pk__in=some).values_list("pk", "step", "name", "status", "reason")
+        )
+        for key, step, name, status, reason in sorted(rows):
+            reported = operation.named.get(key, "")
+            if before.get(key, status) != status or key in operation.named:
+                changes.append(
+                    StatusChange(
+                        key, step or "", name, before.get(key, status), status, reason or reported
+                    )
+                )
+    return GraphReport(tuple(changes), tuple(sorted(operation.stop_requested)), dry_run)
+
+
+def in_parts(found: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in parts small enough for the parameters of one statement."""
+    items = list(found)
+    for first in range(0, len(items), _MANY):
+        yield items[first : first + _MANY]
+
+
+# Operations on graphs: cancel, retry, force, approve, reject, hold, and changes of edges; each
+# with a dry run.
+#
+# Every operation takes ``by`` (who), ``reason`` (why) and ``dry_run``. It returns a report of the
+# tasks that it changed, including everything that follows. A dry run rolls back and returns the
+# same report. Called by the admin and the command line.
+
+
+_FAILED = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
+
+
+class RetryMode(StrEnum):
+    """Which tasks of a workflow are replayed."""
+
+    ALL = "ALL"
+    FAILED = "FAILED"
+    FAILED_AND_DOWNSTREAM = "FAILED_AND_DOWNSTREAM"
+
+
+# Cancel -------------------------------------------------------------------------------------------
+
+
+def cancel_workflow(
+    run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
+    """Cancel a run and all runs inside it: waiting tasks at once, RUNNING ones are requested to
+    stop.
+
+    First, a separate transaction flags the runs, so that none of them is extended any more. A run
+    whose tasks have all ended is not changed.
+    """
+    why = comment("CANCELLED", by, reason)
+    if not dry_run:
+        _stop_growth(run, why)
+
+    def act(operation: GraphOperation) -> None:
+        open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
+        operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
+
+    entry_of = audited("workflow_run.cancel", by, reason, run)
+    report = carry_out(act, entry_of, dry_run=dry_run)
+    if not dry_run and not report.total:
+        _finish_cancel(run, entry_of, why)
+    return report
+
+
+def _finish_cancel(run: WorkflowRun, entry_of: AuditedOperation, why: str) -> None:
+    """Clear the flags if no task was changed because of them; else the leader has changed some."""
+    if _reached(run, why):
+        with entry_of.recorded() as entry:
+            entry.detail(cancel_requested=True)
+        return
+    flagged = workflow_runs().open().filter(pk__in=_run_ids(run), reason=why)
+    flagged.update(cancel_requested_at=None, reason="")
+
+
+def _stop_growth(run: WorkflowRun, why: str) -> None:
+    """Flag all runs. Repeated, because a run without the flag may have added another
+    run meanwhile.
+    """
+    flagged = 1
+    while flagged:
+        unflagged = workflow_runs().open().filter(pk__in=_run_ids(run), cancel_requested_at=None)
+        flagged = unflagged.update(
+            cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW
+        )
+
+
+def _reached(run: WorkflowRun, why: str) -> bool:
+    """Return whether the leader has cancelled tasks of these runs, or requested them to stop, since
+    the flag was set.
+    """
+    these, flagged_at = (
+        tables.tasks().filter(workflow__in=_run_ids(run)),
+        F("workflow__cancel_requested_at"),
+    )
+    return these.filter(
+        Q(reason=why, completed_at__gte=flagged_at) | Q(cancel_requested_at__gte=flagged_at)
+    ).exists()
+
+
+def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
+    """Return a run and all runs inside it."""
+    parents = dict(workflow_runs().filter(root=run.root).values_list("pk", "parent"))
+    found, growing = {run.pk}, True
+    while growing:
+        more = {key for key, parent in parents.items() if parent in found} - found
+        found |= more
+        growing = bool(more)
+    return sorted(found)
+
+
+def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """Cancel a task and all direct and indirect dependents; RUNNING ones are requested to stop."""
+    why = comment("CANCELLED", by, reason)
+    return carry_out(
+        lambda operation: operation.cancel(below([task.pk]), why),
+        audited("task.cancel_branch", by, reason, task),
+        dry_run=dry_run,
+    )
+
+
+# Run again ----------------------------------------------------------------------------------------
+
+
+def retry_workflow(
+    run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
+    """Run tasks of a run, and of the runs inside it, again; an ended or cancelled run is opened
+    again.
+
+    ALL selects every ended task. FAILED selects failed, expired and cancelled tasks, and those
+    skipped because of them. FAILED_AND_DOWNSTREAM also selects everything that depends on them,
+    including successful tasks. A task that runs again waits for its upstreams that do. Raises
+    TransitionRefused if no task can run again, or if a task downstream is RUNNING.
+    """
+    kind = chosen("mode", mode, RetryMode)
+
+    def act(operation: GraphOperation) -> None:
+        these = tables.tasks().filter(workflow__in=_run_ids(run))
+        failed = these.filter(status__in=_FAILED)
+        if kind != RetryMode.ALL and not failed.exists():
+            raise TransitionRefused(
+                f"No task of {run} failed, expired or was cancelled: there is nothing to retry."
+            )
+        if kind == RetryMode.FAILED:
+            operator_actions.replay_letters(failed, by=by, reason=reason)
+        elif kind == RetryMode.ALL:
+            _again(these.filter(status__in=TERMINAL), by, reason)
+        else:
+            _again(_with_below(failed), by, reason)
+
+    return _run_again(act, audited("workflow_run.replay", by, reason, run), dry_run)
+
+
+def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """Run an ended task again with everything that depends on it, including successful tasks.
+
+    Raises TransitionRefused if it has not ended, or if a task downstream is RUNNING.
+    """
+
+    def act(operation: GraphOperation) -> None:
+        row = _row(task)
+        if row.status not in TERMINAL:
+            raise TransitionRefused(
+                f"Task {row.pk} is {row.status}: only an ended task runs again."
+            )
+        _again(_with_below(tables.tasks().filter(pk=row.pk)), by, reason)
+
+    return _run_again(act, audited("task.replay_from", by, reason, task), dry_run)
+
+
+def _with_below(selected: TaskQuerySet) -> TaskQuerySet:
+    keys = below(list(selected.values_list("pk", flat=True)))
+    return tables.tasks().filter(pk__in=sorted(keys))
+
+
+def _again(selected: TaskQuerySet, by: str, reason: str) -> None:
+    ids = list(selected.values_list("pk", flat=True))
+    returned = replay.again(ids, done_by("replayed", by, reason))
+    attempt_log.close_replayed_letters(returned, by=by, reason=reason)
+
+
+def _run_again(
+    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
+    try:
+        return carry_out(act, entry_of, dry_run=dry_run)
+    except IntegrityError as taken:
+        raise TransitionRefused(
+            f"A newer open task or run owns a key of one of these: {taken}"
+        ) from taken
+
+
+# Force --------------------------------------------------------------------------------------------
+
+
+def force_complete(
+    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
+    """Set tasks to SUCCESS without running them.
+
+    Their dependents are released, and tasks that were skipped because of them wait again.
+    """
+    return _run_again(
+        lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)),
+        audited("tasks.force_complete_in_graph", by, reason),
+        dry_run,
+    )
+
+
+def force_run(
+    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
+    """Run BLOCKED and SKIPPED tasks now, regardless of their upstreams and gates.
+
+    Tasks that were skipped because of them wait again. Raises TransitionRefused if none of the
+    tasks is BLOCKED or SKIPPED.
+    """
+
+    def act(operation: GraphOperation) -> None:
+        forced, returned = replay.force_run(tasks, comment("forced", by, reason), by=by)
+        if not forced:
+            raise TransitionRefused(
+                "None of these tasks is BLOCKED or SKIPPED: there is nothing to force."
+            )
+        attempt_log.close_replayed_letters([*forced, *returned], by=by, reason=reason)
+
+    return _run_again(act, audited("tasks.force_run", by, reason), dry_run)
+
+
+def _some(done: Collection[uuid.UUID]) -> None:
+    if not done:
+        raise TransitionRefused(
+            "None of these tasks can be set to SUCCESS: they do not exist or have succeeded."
+        )
+
+
+# Gates --------------------------------------------------------------------------------------------
+
+
+def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """Open the approval that a task waits for. Raises TransitionRefused if it waits for none."""
+    return _at_gate(
+        task,
+        lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
+        comment("approved", by),
+        audited("task.approve", by, reason, task),
+        dry_run,
+    )
+
+
+def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """Cancel a task that waits for an approval; a replay waits for it again.
+
+    Raises TransitionRefused if it waits for none.
+    """
+
+    def act(operation: GraphOperation) -> None:
+        gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
+        transitions.lock_rows(sorted(below([task.pk])))
+        if not gates.update(outcome="REJECTED", resolved_by=by[:200], comment=reason[:500]):
+            raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
+        operation.cancel([task.pk], comment("REJECTED", by, reason))
+
+    return carry_out(act, audited("task.reject", by, reason, task), dry_run=dry_run)
+
+
+def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """Let a task that has not started wait for ``unhold``.
+
+    Raises TransitionRefused if it has started or is held already.
+    """
+
+    def act() -> None:
+        if not edit.place_gate(task.pk, Gate.HOLD, by=by, reason=reason):
+            raise TransitionRefused(f"Task {task.pk} is held already.")
+
+    entry_of = audited("task.hold", by, reason, task)
+    return _at_gate(task, act, comment("held", by, reason), entry_of, dry_run)
+
+
+def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+    """End the hold of a task. Raises TransitionRefused if it is not held."""
+    return _at_gate(
+        task,
+        lambda: edit.open_gate(task.pk, Gate.HOLD, by=by, reason=reason),
+        comment("released", by),
+        audited("task.unhold", by, reason, task),
+        dry_run,
+    )
+
+
+def _at_gate(
+    task: Task, act: Callable[[], Any], what: str, entry_of: AuditedOperation, dry_run: bool
+) -> GraphReport:
+    def named(operation: GraphOperation) -> None:
+        act()
+        operation.named[task.pk] = what
+
+    return carry_out(named, entry_of, dry_run=dry_run)
+
+
+# Edges --------------------------------------------------------------------------------------------
+
+
+def add_edge(
+    task: Task,
+    upstream: Task,
+    kind: str,
+    *,
+    by: str,
+    reason: str = "",
+    policy: str | None = None,
+    dry_run: bool = False,
+) -> GraphReport:
+    """Let a task that has not started wait for ``upstream``; ``kind`` is MUST_SUCCEED, MUST_FINISH
+    or MUST_FAIL.
+
+    ``policy`` overrides the task's policy for an upstream that ends otherwise. Raises
+    DependencyCycle with the path, InvalidDependency, InvalidOption or TransitionRefused.
+    """
+    edge = PlannedEdge(
+        upstream=upstream.pk,
+        kind=chosen("kind", kind, DependencyType),
+        policy=None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure),
+    )
+
+    def act(operation: GraphOperation) -> None:
+        if not edit.link(task.pk, {upstream.pk: edge}, by=by, reason=reason):
+            raise InvalidDependency(
+                f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}."
+            )
+        operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
+        operation.resolve_again.add(upstream.pk)
+
+    return carry_out(act, audited("dependency.add", by, reason, task), dry_run=dry_run)
+
+
+def remove_edge(
+    task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
+) -> GraphReport:
+    """Delete an edge of a BLOCKED task, which runs if nothing else blocks it.
+
+    Raises InvalidDependency if the edge does not exist, and TransitionRefused if the task is not
+    BLOCKED.
+    """
+
+    def act(operation: GraphOperation) -> None:
+        if not edges.edges().above([task.pk]).below([upstream.pk]).exists():
+            raise InvalidDependency(
+                f"Task {task.pk} does not wait for task {upstream.pk}: there is no such edge."
+            )
+        edit.unlink(task.pk, [upstream.pk])
+        operation.named[task.pk] = comment(
+            f"no longer waits for {upstream.step or upstream.name}", by, reason
+        )
+
+    return carry_out(act, audited("dependency.remove", by, reason, task), dry_run=dry_run)
+
+
+def _row(task: Task) -> Task:
+    row: Task | None = tables.tasks().filter(pk=task.pk).first()
+    if row is None:
+        raise TransitionRefused(
+            f"There is no task {task.pk}: it was never created, or its retention is over."
+        )
+    return row
