@@ -141,7 +141,7 @@ class CalendarOperations(Protocol):
 
 
 class ScheduleOperations(Protocol):
-    """The operations of RecurringTask and its manager, provided by ``engine/recurring/``."""
+    """The operations of RecurringTask and its manager, provided by ``schedules/``."""
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> Any:
         """Create or change the schedule of this name."""

@@ -42,7 +42,7 @@ are read once; restart processes after a change.
 _STATES = f"""{_MADE}
 # States and transitions
 
-A task has one status. Only the transitions below change it. The functions of `engine/transitions/` are the only writers.
+A task has one status. Only the transitions below change it. The functions of `states/` are the only writers.
 Each UPDATE requires the expected status (and epoch), so a late transition changes nothing.
 
 "Ready", "retrying" and "overdue" are not statuses but querysets: `Task.objects.due(now)`, `.retrying()`,

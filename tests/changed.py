@@ -33,27 +33,43 @@ _SQL = ("database", "crash_points")
 _PAGES = ("tests/database/admin@postgresql", "browser")
 
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("django_durable_tasks/rules/", ("unit",)),
     (
         "django_durable_tasks/diagrams/",
         ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
     ),
     ("django_durable_tasks/store/sql/", _SQL),
-    ("django_durable_tasks/engine/transitions/", _SQL),
-    ("django_durable_tasks/engine/", ("database", "crash_points@postgresql", SMOKE)),
+    ("django_durable_tasks/schedules/timetables/", ("unit",)),
+    ("django_durable_tasks/store/", _SQL),
+    ("django_durable_tasks/states/", ("unit", *_SQL)),
+    *(
+        (f"django_durable_tasks/{name}/", ("unit", "database", "crash_points@postgresql", SMOKE))
+        for name in ("outbox", "limits", "dependencies", "targets", "tasks", "tenants", "schedules")
+    ),
+    ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
+    ("django_durable_tasks/verify/", ("unit", "tests/database/verify", *_BROKER)),
+    ("django_durable_tasks/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
+    (
+        "django_durable_tasks/notifications/",
+        ("unit", "tests/database/notifications", "broker", SMOKE),
+    ),
     ("django_durable_tasks/models/", ("database", SMOKE)),
     ("django_durable_tasks/migrations/", ("database", SMOKE)),
     ("django_durable_tasks/celery/", ("tests/database/celery", "broker", SMOKE)),
-    ("django_durable_tasks/due_index/", ("tests/database/scheduler", *_BROKER)),
-    ("django_durable_tasks/notifier/", ("tests/database/scheduler", "broker", SMOKE)),
     ("django_durable_tasks/metrics/", ("tests/database/metrics", "unit")),
-    ("django_durable_tasks/scheduler/", ("tests/database/scheduler", *_PROCESSES)),
+    ("django_durable_tasks/scheduler/", ("tests/database/scheduler", "broker", *_PROCESSES)),
     ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
     ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),
     (
         "django_durable_tasks/workflows/",
-        ("unit", "tests/database/dependencies", "tests/database/workflows", SMOKE),
+        (
+            "unit",
+            "tests/database/dependencies",
+            "tests/database/workflows",
+            "crash_points@postgresql",
+            SMOKE,
+        ),
     ),
+    ("django_durable_tasks/command/", ("database@postgresql", "documentation", SMOKE)),
     ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
     ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
     ("django_durable_tasks/admin/", _PAGES),

@@ -356,7 +356,7 @@ def queue_message(
     # The kwargs of the run, with references replaced by results.
     allowed = conf.settings().QUEUE_ALLOW
     entries = (*allowed, *conf.settings().API_QUEUES)
-    named = any(queue_messages.TENANT in entry for entry in entries)
+    named = any(conf.TENANT in entry for entry in entries)
     tenant = self.durable.tenant.slug if named else None
     message = queue_messages.queue_message(live.kwargs, allowed, tenant)
     confirmed = queue_messages.publish(message, live.run.task_id, tenant)

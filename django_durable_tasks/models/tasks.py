@@ -297,7 +297,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 # Task: one intended execution. Its querysets only read.
 #
 # Every open task has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed
-# ``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``engine.transitions`` writes
+# ``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``states`` writes
 # ``status``.
 
 

@@ -173,7 +173,7 @@ def _converters() -> list[tuple[int, Any]]:
 # Makes tasks that a limit refuses wait, and makes them due again.
 #
 # A task that waits for a limit is PENDING, its ``due_at`` is NEVER, ``ready_at`` is the time since
-# which it is due, and ``waiting_for_limit`` is the scope without capacity. ``engine/limits/``
+# which it is due, and ``waiting_for_limit`` is the scope without capacity. ``limits/``
 # calls these functions. None of them waits for a locked row, except ``make_claimed_wait``, whose
 # rows the caller has locked, and ``repair_limit_wait``.
 

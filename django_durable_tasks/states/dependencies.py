@@ -1,6 +1,6 @@
 """The transitions of dependencies: release, block, skip, fail and force_run.
 
-``engine/dependencies/`` calls them.
+``dependencies/`` calls them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from django_durable_tasks.task_values import Run
 
 # Records which tasks an operation changes, and their status before it.
 #
-# ``workflows/operations.py`` uses this for previews and reports, and ``engine/audit`` for
+# ``workflows/operations.py`` uses this for previews and reports, and ``audit.py`` for
 # its entries. The transitions call ``touch``, and writers of other columns ``observe``.
 
 

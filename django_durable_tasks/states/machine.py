@@ -1,6 +1,6 @@
 """The state machine of tasks, as data: all statuses and all transitions between them.
 
-The functions of ``engine/transitions`` are the only writers. The table and the diagram in the
+The functions of this package are the only writers. The table and the diagram in the
 documentation are generated from this module. "Ready", "retrying" and "overdue" are querysets,
 not statuses.
 """

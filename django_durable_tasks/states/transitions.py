@@ -5,7 +5,7 @@ transition starts from, and the epoch that the caller read. If it matches no row
 changed, and the row count shows this. Transitions raise ``epoch``, except heartbeats and repeated
 messages. Rows are locked in primary-key order, unless locked rows are skipped. Each transition
 that changes rows sends ``tasks_transitioned``. Frequent transitions also have an SQL form in
-``db/sql/``, which passes the same tests as the ORM form.
+``store/sql/``, which passes the same tests as the ORM form.
 """
 
 from django_durable_tasks.states.batches import (

@@ -1,4 +1,4 @@
-"""What the engine uses of psycopg beyond Django: arrays, COPY, and statements without cursors."""
+"""What the store uses of psycopg beyond Django: arrays, COPY, and statements without cursors."""
 
 from __future__ import annotations
 

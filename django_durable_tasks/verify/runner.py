@@ -34,7 +34,7 @@ CHECKS: dict[str, Check] = {
         *installation.METRIC_CHECKS,
     )
 }
-"""All checks by name: those of the engine, and those that packages above it add with ``join``."""
+"""All checks by name: those of this package, and those that other packages add with ``join``."""
 MOST = 1_000
 """The default number of findings per check; a check stops when it reaches it."""
 Progress = Callable[[str, float], object]
@@ -72,7 +72,7 @@ class RepairResult:
 
 
 def join(*checks: Check) -> None:
-    """Add checks of packages above the engine; called once by ``apps.ready()``."""
+    """Add checks of other packages; called once by ``apps.ready()``."""
     CHECKS.update({check.name: check for check in checks})
 
 

@@ -1,8 +1,15 @@
-"""Checker of imports that users of the package should not need: the engine and its rules."""
+"""Checker of imports that users of the package should not need: its capabilities."""
 
 import ast
 
-INTERNAL = ("django_durable_tasks.engine", "django_durable_tasks.rules")
+CAPABILITIES = (
+    *("store", "states", "outbox", "audit", "limits", "dependencies", "targets", "tasks"),
+    *("tenants", "schedules", "cluster", "callbacks", "notifications", "scheduler", "verify"),
+    *("operations", "command", "choices", "masking", "option_values", "task_names"),
+    *("task_values", "internal_tasks", "workflows.builder", "workflows.graph_data"),
+    *("workflows.operations", "workflows.runs", "workflows.start"),
+)
+INTERNAL = tuple(f"django_durable_tasks.{name}" for name in CAPABILITIES)
 
 
 def internal_imports(source: str) -> list[str]:

@@ -142,7 +142,7 @@ def test_every_package_and_every_test_folder_has_a_row() -> None:
             if any(folder.glob("*.*")) and folder.name != "__pycache__"
         ]
         unknown = {folder.name for folder in folders} - {Path(prefix).name for prefix, _ in TABLE}
-        assert unknown <= {"project", "targets", "api", "metrics", "testing", "backends"}, unknown
+        assert unknown <= {"project", "testing", "backends"}, unknown
     assert DEFAULT not in dict(TABLE)
 
 

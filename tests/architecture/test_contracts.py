@@ -57,8 +57,8 @@ def test_a_module_without_a_layer_breaks_a_contract(copy: Path) -> None:
 
 
 def test_a_rule_that_imports_a_model_breaks_a_contract(copy: Path) -> None:
-    states = copy / PACKAGE / "rules" / "states.py"
-    states.write_text(states.read_text() + f"\nimport {PACKAGE}.models.tasks\n")
+    machine = copy / PACKAGE / "states" / "machine.py"
+    machine.write_text(machine.read_text() + f"\nimport {PACKAGE}.models.tasks\n")
     answer = _lint(copy)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     assert f"{PACKAGE}.states.machine -> {PACKAGE}.models.tasks" in answer.stdout

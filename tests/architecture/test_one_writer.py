@@ -1,4 +1,4 @@
-"""Only engine/transitions and store/sql write a Task's status, and SQL is in its own files."""
+"""Only states/ and store/sql write a Task's status, and SQL is in its own files."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.architecture.writers import (
     status_writers,
 )
 
-WRITER = f"{PACKAGE}/engine/transitions"
+WRITER = f"{PACKAGE}/states/"
 
 
 def test_only_the_transitions_write_status() -> None:

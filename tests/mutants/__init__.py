@@ -42,7 +42,7 @@ def _with_the_row_s_own(*tokens: str) -> None:
 
 
 def _without_the_guard_of_endings() -> None:
-    from django_durable_tasks.states import transitions
+    from django_durable_tasks.states import runs
     from django_durable_tasks.store.statements import statement
 
     def unguarded(operation: str) -> str | None:
@@ -53,7 +53,7 @@ def _without_the_guard_of_endings() -> None:
             raise LookupError("The mutant no longer finds the guard in succeed.postgresql.sql.")
         return sql.replace(_GUARD, "")
 
-    setattr(transitions.runs, "statement", unguarded)  # noqa: B010 - mypy knows it as a function
+    setattr(runs, "statement", unguarded)  # noqa: B010 - mypy knows it as a function
     _with_the_row_s_own("epoch", "run_id")
 
 

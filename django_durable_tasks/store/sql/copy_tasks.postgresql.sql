@@ -1,4 +1,4 @@
--- New tasks, in the order of COLUMNS in engine/transitions/copied_rows.py. COPY evaluates no expression: every time is
+-- New tasks, in the order of COLUMNS in states/inserts.py. COPY evaluates no expression: every time is
 -- given, so that all tasks of one COPY have the same.
 COPY durable_tasks_task
      (id, args, kwargs, shard_key, limit_key,
