@@ -175,7 +175,7 @@ def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
     }
 
 
-# Every function of the engine that an admin page, the API, a command or a manager calls to change
+# Every function that an admin page, the API, a command or a manager calls to change
 # rows runs its writes inside ``recorded``. The writers below report to the outermost one: the
 # transitions report the tasks they change, the writers of other tables their old and new values. A
 # write outside of ``recorded``, such as those of schedulers and workers, is not audited. An

@@ -162,6 +162,9 @@ def shortened(text: str, max_bytes: int) -> str:
     return f"{kept}{_CUT}"
 
 
+# Texts for tenants, who cannot change or read the settings of the installation.
+
+
 _SETTING = re.compile(r"DURABLE_TASKS\[(['\"])[A-Z_]+\1\]")
 _EXPLAINED = re.compile(rf"\({_SETTING.pattern}")
 _UNREADABLE = re.compile(r"\w+ of durable_tasks_\w+ [^\n]*")

@@ -10,6 +10,9 @@ from enum import StrEnum
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 
+# Names, keys and counts are checked, and durations are converted: numbers of seconds and timedeltas
+# in the API, floats of seconds internally.
+
 
 def chosen(option: str, value: object, names: type[StrEnum]) -> str:
     """Return one of the names; raises InvalidOption with the closest valid name."""
@@ -50,6 +53,9 @@ def instant(name: str, value: object) -> datetime:
             " datetime.datetime.now(datetime.UTC)."
         )
     return value
+
+
+# Suggestions for options that a durable task does not have.
 
 
 _ROW = (

@@ -10,10 +10,6 @@ from typing import Any, NamedTuple
 
 from django_durable_tasks.choices import Status, TargetType
 
-# UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
-# of every index.
-
-
 # The trace in which a task was created, stored among the options of its row.
 
 

@@ -23,8 +23,8 @@ from django_durable_tasks.store.connections import cursor
 from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying
 from django_durable_tasks.store.statements import recordset, statement
 
-# An edge is changed only under the lock of its task's row. The other modules of ``engine`` that
-# work on graphs call these functions.
+# An edge is changed only under the lock of its task's row. All modules that work on graphs
+# call these functions.
 
 
 def edges() -> TaskDependencyQuerySet:

@@ -131,7 +131,7 @@ def join_decision(join: int | None, tally: EdgeCounts, policy: str) -> JoinDecis
     return JoinDecision.RELEASE if needed(join, tally) == 0 else JoinDecision.STAY
 
 
-# Cycles -------------------------------------------------------------------------------------------
+# Cycles
 
 
 def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
@@ -185,6 +185,9 @@ def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
                     following.append(under)
         layer = following
     return found
+
+
+# Edges as callers give them: upstreams are tasks, ids, results or steps.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

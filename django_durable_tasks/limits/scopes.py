@@ -511,6 +511,9 @@ def share_of(window: int, tenants: int) -> int:
     return max(min(SMALLEST_SHARE, (window + 1) // 2), window // max(2, tenants))
 
 
+# What waits for a limit or for an overlap key, as values and sentences.
+
+
 @dataclass(frozen=True, slots=True)
 class Open:
     """An open task with an overlap key: whether it runs, and whether it waits for another one.

@@ -235,9 +235,6 @@ def skipped_to(nexts: Sequence[datetime], index: int, now: datetime, oldest: dat
     return due
 
 
-# The open tasks of queues, and the usage of limits, for a limited number of names.
-
-
 # What the charts of the counts per minute show: their periods, their points, and quantiles.
 
 

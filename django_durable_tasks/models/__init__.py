@@ -1,5 +1,5 @@
-"""The models, one table per module. The methods of their querysets only read; writes go through the
-engine.
+"""The models, by subject. The methods of their querysets only read. Writes go through the functions
+of the capabilities.
 """
 
 from django_durable_tasks.choices import DayKind, SpecialDay

@@ -297,8 +297,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 # Task: one intended execution. Its querysets only read.
 #
 # Every open task has one deadline: PENDING and QUEUED an indexed ``due_at``, RUNNING an unindexed
-# ``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``states`` writes
-# ``status``.
+# ``lease_until`` (so that heartbeats stay HOT on PostgreSQL). Only ``states`` writes ``status``.
 
 
 _RARE = sorted(status.value for status in REPLAYABLE)
@@ -909,6 +908,10 @@ class BulkOperation(GuardedModel):
         return f"{self.kind} {self.id}"
 
 
+# UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
+# of every index.
+
+
 def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
     """Return the UUIDv7 of this millisecond (UTC) and of 10 random bytes."""
     value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(randomness, "big")
@@ -920,6 +923,9 @@ def first_uuid7_of(unix_ms: int) -> uuid.UUID:
     id.
     """
     return uuid7(unix_ms, bytes(10))
+
+
+# ``target_config``: the form in which interfaces read and write name and arguments of a task.
 
 
 BUILT_IN_MEMBERS = frozenset(

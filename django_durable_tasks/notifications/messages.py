@@ -1,4 +1,4 @@
-"""Notifications: events, subscriptions, destinations and messages."""
+"""Notifications: the values of a setting, its destination, and the contents of messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from django_durable_tasks.outbox.events import DigestCount, DigestData, EventMes
 from django_durable_tasks.schedules.timetables.zones import zone_name
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS
-
-# The types of events about which notifications are sent, and what they contain.
-
 
 # Where the messages of a setting are sent: ``delivery_type`` and ``delivery_config`` are checked
 # and masked here.
@@ -133,9 +130,6 @@ def merged_config(
     return dict(known) if is_mask and delivery_type == known_type else config
 
 
-# ``Subscription``: what one setting asks for, and when its messages are due.
-
-
 # Checks the values of a notification setting, except its destination.
 
 
@@ -219,12 +213,6 @@ def check_together(values: Mapping[str, Any]) -> None:
         raise InvalidOption(f"{missing}=None: give both ends of the quiet hours, or none.")
     if begin is not None and begin == end:
         raise InvalidOption("quiet_until is equal to quiet_from: nothing would ever be sent.")
-
-
-# The JSON that webhooks of notification settings receive, as types.
-#
-# The code that builds a message is checked against these types, and the section ``webhooks`` of
-# the OpenAPI document is generated from them.
 
 
 # The contents of notifications: JSON for webhooks, blocks for Slack, text for e-mail.

@@ -28,6 +28,11 @@ OF_TRANSITION: Mapping[tuple[str, Status], tuple[EventType, ...]] = {
 """The event types of a transition. A setting that selects several of them gets the first one only:
 each failed task has a dead letter, and two messages about it would say the same.
 """
+
+
+# ``Subscription``: what one setting asks for, and when its messages are due.
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -126,6 +131,12 @@ def period_end(now: datetime, seconds: float) -> datetime:
     length = timedelta(seconds=seconds)
     # Timedeltas are whole microseconds, so no rounding can return an end that is not after now.
     return _EPOCH + ((now - _EPOCH) // length + 1) * length
+
+
+# The JSON that webhooks of notification settings receive, as types.
+#
+# The code that builds a message is checked against these types, and the section ``webhooks`` of
+# the OpenAPI document is generated from them.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,6 @@ from django_durable_tasks.choices import OPEN, OPEN_RUN, CatchUp, CatchUpOrder, 
 from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
 
-# Statuses of recurring tasks, outcomes of fire times, and the policies for misfires and overlaps.
-
-
 QUARANTINED = "QUARANTINED"
 """The status reason of a schedule that could not be triggered; the row also contains the error."""
 MAX_RUNS = "MAX_RUNS"

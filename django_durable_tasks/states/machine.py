@@ -1,8 +1,8 @@
-"""The state machine of tasks, as data: all statuses and all transitions between them.
+"""The state machine of tasks, as data: all transitions between the statuses.
 
-The functions of this package are the only writers. The table and the diagram in the
-documentation are generated from this module. "Ready", "retrying" and "overdue" are querysets,
-not statuses.
+The functions of this package are the only writers. The statuses are in ``choices.py``. The table
+and the diagram in the documentation are generated from this module. "Ready", "retrying" and
+"overdue" are querysets, not statuses.
 """
 
 from __future__ import annotations

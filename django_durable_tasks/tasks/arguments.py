@@ -1,6 +1,4 @@
-"""Arguments and results as JSON, the binding of a call to a signature, and the masking of
-secrets.
-"""
+"""Arguments and results as JSON. Invalid values are refused when the call is made."""
 
 from __future__ import annotations
 
@@ -17,12 +15,6 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
     UnserializableResult,
 )
-
-# Masks secrets: values under sensitive names are replaced wherever they are displayed.
-
-
-# Invalid values are refused when the call is made.
-
 
 # Levels of nesting of arguments and results, so that code that reads them recursively can do so.
 JSON_MAX_DEPTH = 16

@@ -1,4 +1,4 @@
-"""The options of a durable task and of one call, with durations, key templates and retries."""
+"""The options of a durable task and of one call, with key templates and retries."""
 
 from __future__ import annotations
 
@@ -34,13 +34,6 @@ from django_durable_tasks.option_values import (
     seconds,
 )
 from django_durable_tasks.tasks.arguments import encode
-
-# Conversion of durations: numbers of seconds and timedeltas in the API, floats of seconds
-# internally.
-
-
-# Suggestions for options that a durable task does not have.
-
 
 # The delay before the next attempt of a failed task.
 #
@@ -514,6 +507,10 @@ def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[s
         ) from None
     except Exception as error:  # noqa: BLE001 - formatting calls the arguments' own code
         raise InvalidOption(f"{option}={template!r}: {type(error).__name__}: {error}.") from None
+
+
+# ``Schedule``: returned by a task function to create another task in the transaction of its
+# success.
 
 
 @dataclass(frozen=True, slots=True)

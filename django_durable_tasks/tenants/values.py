@@ -1,4 +1,4 @@
-"""API keys, quotas, request rates and filters of tenants. Pure."""
+"""API keys, quotas, request rates and filters of tenants as values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.scopes import rate_of
 from django_durable_tasks.models.tasks import first_uuid7_of
-
-# Texts for tenants, who cannot change or read the settings of the installation.
-
 
 # The format of API keys: ``ddt_<live|test>_<id>_<secret><checksum>``.
 #

@@ -139,9 +139,6 @@ class Step:
         return self
 
 
-# Parses upstreams as callers give them: tasks, ids, results or steps, and types of edges.
-
-
 # Checks of a plan: no cycles, and references only to results of upstreams.
 
 
@@ -531,10 +528,6 @@ def _shifted(edge: PlannedEdge, first: int) -> PlannedEdge:
     if isinstance(edge.upstream, uuid.UUID):
         return edge
     return replace(edge, upstream=first + edge.upstream)
-
-
-# ``Schedule``: returned by a task function to create another task in the transaction of its
-# success.
 
 
 FollowUp = Schedule | Builder

@@ -16,7 +16,7 @@ from tests.worktree import CannotCompare, changes
 
 CLAIM = "django_durable_tasks/store/sql/claim.postgresql.sql"
 SCHEDULER = "django_durable_tasks/scheduler/loop.py"
-RULES = "django_durable_tasks/tasks/options.py"
+RULES = "django_durable_tasks/schedules/timetables/cron.py"
 ONE_TEST = "tests/processes/test_outages.py"
 
 
@@ -45,13 +45,13 @@ def test_checks_and_architecture_tests_run_after_every_change() -> None:
         (CLAIM, {"database", "crash_points"}),
         (
             "django_durable_tasks/tasks/claim.py",
-            {"database", "crash_points", SMOKE, PGBOUNCER},
+            {"unit", "database", "crash_points", SMOKE, PGBOUNCER},
         ),
         (
             "django_durable_tasks/celery/worker_node.py",
             {"database", "broker", SMOKE, PGBOUNCER},
         ),
-        (SCHEDULER, {"database", "processes", SMOKE, PGBOUNCER}),
+        (SCHEDULER, {"database", "broker", "processes", SMOKE, PGBOUNCER}),
         ("django_durable_tasks/admin/tasks.py", {"database", "browser"}),
         ("tests/mutants/graphs.py", {"mutants"}),
         ("tests/crash_points/__init__.py", {"crash_points"}),
