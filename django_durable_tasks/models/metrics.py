@@ -8,7 +8,6 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.metrics.series import SeriesKey
 from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
@@ -50,11 +49,6 @@ class MetricSeries(GuardedModel):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.queue} {self.name} {self.status}: {self.number}"
-
-    @property
-    def key(self) -> SeriesKey:
-        """The identity of the series."""
-        return SeriesKey(MetricKind(self.kind), self.tenant_id, self.queue, self.name, self.status)
 
 
 # MetricMinute: what was counted for one series in one minute, kept for METRICS_RETENTION.
