@@ -157,6 +157,17 @@ class Subcommand:
         )
 
 
+OPTIONAL_SUBCOMMANDS: list[Subcommand] = []
+"""The subcommands of optional apps, which follow those of the core in the help text."""
+
+
+def register_command(*subcommands: Subcommand) -> None:
+    """Add subcommands of an optional app to ``manage.py durable``; called in
+    ``AppConfig.ready()``.
+    """
+    OPTIONAL_SUBCOMMANDS.extend(subcommands)
+
+
 def refuse(why: str) -> NoReturn:
     """Write the message and exit with the code for wrong usage."""
     raise CommandError(why, returncode=REFUSED)

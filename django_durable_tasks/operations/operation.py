@@ -173,8 +173,9 @@ class Operation:
         return f"{self.target.replace(' ', '_').lower()}.{self.name}"
 
     def is_permitted(self, user: Any) -> bool:
-        """Return whether this user has the permission."""
-        return bool(user.has_perm(f"{APP}.{self.permission}"))
+        """Return whether this user has the permission. That of an optional app names its app."""
+        name = self.permission if "." in self.permission else f"{APP}.{self.permission}"
+        return bool(user.has_perm(name))
 
     def perform_on(self, rows: QuerySet[Any], *, by: str, reason: str) -> OperationResult:
         """Perform it on all rows of a queryset; if one row is refused, on none."""

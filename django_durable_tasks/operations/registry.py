@@ -25,3 +25,8 @@ _MODULES = (
 OPERATIONS: dict[str, Operation] = {
     operation.key: operation for module in _MODULES for operation in module.OPERATIONS
 }
+
+
+def register_operations(*operations: Operation) -> None:
+    """Add the operations of an optional app; called in ``AppConfig.ready()``."""
+    OPERATIONS.update({operation.key: operation for operation in operations})

@@ -61,6 +61,18 @@ class Job:
     dispatches: bool = True
 
 
+OPTIONAL_JOBS: list[Callable[[], Job]] = []
+"""What makes the jobs of optional apps. They run after those of the core, in this order."""
+
+
+def register_job(make: Callable[[], Job]) -> None:
+    """Let each leader run the job that ``make()`` returns; called in ``AppConfig.ready()``.
+
+    ``make`` is called once per scheduler, so a job may keep what it knows in its object.
+    """
+    OPTIONAL_JOBS.append(make)
+
+
 # Job: raise the priority of tasks that have waited for PRIORITY_AGING seconds.
 
 

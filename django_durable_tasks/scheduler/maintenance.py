@@ -57,7 +57,9 @@ _JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings")
 
 
 def jobs() -> tuple[Job, ...]:
-    """Return new instances of all jobs, in the order in which they run."""
+    """Return new instances of all jobs, in the order in which they run: those of optional apps
+    (``register_job``) last.
+    """
     return (
         Job("reap_dead_nodes", reap_dead_nodes, every=1.0),
         Job("mark_orphaned_runs", mark_orphaned_runs, every=1.0),
@@ -85,6 +87,7 @@ def jobs() -> tuple[Job, ...]:
             pause_factor=scheduler_jobs.PAUSE_FACTOR,
             dispatches=False,
         ),
+        *(make() for make in scheduler_jobs.OPTIONAL_JOBS),
     )
 
 

@@ -21,7 +21,14 @@ from django_durable_tasks.command.notify_actions import CHECK_URL, NOTIFY, SIGNI
 from django_durable_tasks.command.queue_actions import LIMIT, QUEUE_ACTIONS
 from django_durable_tasks.command.recurring import CALENDARS, SCHEDULE_ACTIONS, SYNC
 from django_durable_tasks.command.status import HEALTH, STATUS
-from django_durable_tasks.command.subcommand import EXIT_CODES, REFUSED, UNHEALTHY, Output, operator
+from django_durable_tasks.command.subcommand import (
+    EXIT_CODES,
+    OPTIONAL_SUBCOMMANDS,
+    REFUSED,
+    UNHEALTHY,
+    Output,
+    operator,
+)
 from django_durable_tasks.command.task_actions import EDIT_ACTIONS, TASK_ACTIONS
 from django_durable_tasks.command.tenant_actions import API_KEY, QUOTA, STAFF
 from django_durable_tasks.command.verify import VERIFY
@@ -62,6 +69,7 @@ SUBCOMMANDS = {
         ROTATE,
         CHECK_URL,
         SIGNING_SECRET,
+        *OPTIONAL_SUBCOMMANDS,
     )
 }
 
