@@ -34,7 +34,7 @@ WORKER = [
 WIDE_WINDOW = {"QUEUE_WINDOW": 10_000_000, "PAYLOAD_MAX_BYTES": 65_536}
 # Without workers no task ends. Therefore the windows are large, and tasks that are not started are
 # not republished during the measurement.
-UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600, "REPUBLISH_AFTER_MAX": 3_600}
+UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600}
 _RAN = """
     SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
     FROM durable_tasks_execution_log WHERE status = 'SUCCESS'

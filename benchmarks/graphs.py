@@ -19,7 +19,7 @@ from benchmarks.peers import tally
 from benchmarks.processes import Failed, figures, running, wait_until
 
 # Limits that a large graph does not reach.
-ROOMY = {"WORKFLOW_MAX_TASKS": 1_000_000, "WORKFLOW_MAX_EDGES": 2_000_000}
+ROOMY = {"WORKFLOW_MAX_TASKS": 1_000_000}
 EDGES_CHECKED = 10_000
 _READY = "SELECT count(*) FROM durable_tasks_node WHERE stopped_at IS NULL"
 _ENDED = "SELECT status FROM durable_tasks_workflow_run WHERE id = %s AND completed_at IS NOT NULL"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Q, TextField
@@ -508,7 +508,7 @@ def prune_audit(now: datetime, limit: int) -> int:
 
     Only the oldest ``limit`` entries are read, so that no index on ``at`` is needed.
     """
-    cutoff = now - timedelta(seconds=conf.settings().AUDIT_RETENTION)
+    cutoff = conf.kept_from("AUDIT", now)
     oldest = audit_entries().order_by("pk").values_list("pk", "at")[:limit]
     ids = [pk for pk, at in oldest if at < cutoff]
     if ids:

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -471,12 +471,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How long a published row waits for its start before the tasks of its queue are compared"
         " with the messages of the broker; also the time between two messages of one row.",
     )
-    REPUBLISH_AFTER_MAX: float = duration(
-        300,
-        "If a broker cannot count its messages, the wait between two messages of a task doubles up"
-        " to this. If other messages hide that all of a queue are lost, one row is republished"
-        " after this.",
-    )
     POLL: float = duration(1, "How long a scheduler sleeps when nothing is due.")
     LOOKAHEAD: float = duration(
         2,
@@ -484,17 +478,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         " wakes it.",
     )
     BATCH_SIZE: int = count(500, "How many rows one claim, sweep or prune statement takes at most.")
-    SKEW_MAX: float = duration(
-        2,
-        "A host clock further from the database's than this, and a step of the database's clock by"
-        " more than this, is logged, and makes `durable status` exit with 1.",
-    )
-    STALLED_AFTER: float = duration(
-        60,
-        "A scheduler is stalled if it has not polled for this time. A worker is stalled if it has"
-        " free processes and has started no task for this time, although tasks of its queues were"
-        " republished. `durable health` fails for a stalled node.",
-    )
     DATABASE: str = value(
         "default",
         "The alias of the database that holds the tables; another one than 'default' needs"
@@ -545,7 +528,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     WORKFLOW_MAX_TASKS: int = count(
         10_000, "The most tasks of one workflow, those added while it runs included."
     )
-    WORKFLOW_MAX_EDGES: int = count(50_000, "The most edges of one workflow.")
     RESULT_WRITE_TIMEOUT: float = duration(
         300, "How long an ending that cannot be written is tried again."
     )
@@ -555,11 +537,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How long nothing is published after the broker failed; to a queue that it rejects at"
         " first.",
     )
-    UNKNOWN_TASK_DELAY: float = duration(
-        30,
-        "How long a task waits at most after a worker without its function received it, while"
-        " another worker of its queue may have the function.",
-    )
     ACCEPT_PLAIN_MESSAGES: bool = value(
         False,
         "Let workers create tasks from plain messages for durable tasks, with the arguments that"
@@ -568,22 +545,15 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     )
     RETENTION: Mapping[str, Any] | None = value(
         None,
-        "How long ended tasks are kept, by status. Tasks of a status with None are never deleted."
-        " None: a week, FAILED 30 days.",
-    )
-    LEDGER_RETENTION: float = duration(
-        31_536_000,
-        "How long the ledger of recurring tasks is kept; a backfill cannot reach further back. One"
-        " year.",
+        "How long rows are kept; with None as a value they are never deleted. By the status of"
+        " ended tasks (FAILED 30 days, the others a week), 'LEDGER' of the fire times of schedules,"
+        " which also says how far back a backfill can reach, and 'AUDIT' (both a year):"
+        " {'SUCCESS': 86_400, 'AUDIT': None}.",
     )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = value(
         None,
         "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
         " sync` makes rows.",
-    )
-    TIMEZONE: str | None = value(
-        None,
-        "The zone of new schedules without `timezone=`. None: CELERY_TIMEZONE, else TIME_ZONE.",
     )
     SYNC_SCHEDULES_ON_MIGRATE: bool = value(
         False, "Do what `durable sync` does after each `migrate` of our tables."
@@ -609,7 +579,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
     )
-    AUDIT_RETENTION: float = duration(31_536_000, "How long audit entries are kept; a year.")
     ENCRYPTION_KEYS: Sequence[str] = value(
         (),
         "Keys that encrypt arguments, results and destinations of notifications in the database,"
@@ -662,29 +631,64 @@ def read(raw: Mapping[str, Any]) -> Settings:
     return found
 
 
+_YEAR = 31_536_000
 _KEPT = {
     "SUCCESS": 604_800,
     "FAILED": 2_592_000,
     "CANCELLED": 604_800,
     "SKIPPED": 604_800,
     "EXPIRED": 604_800,
+    "LEDGER": _YEAR,
+    "AUDIT": _YEAR,
 }
+_NO_STATUSES = ("LEDGER", "AUDIT")
+_BEFORE_ALL = datetime(1970, 1, 2, tzinfo=UTC)
+
+
+def _retention() -> dict[str, float | None]:
+    given = settings().RETENTION or {}
+    for key in given:
+        if key not in _KEPT:
+            raise InvalidSetting(
+                f"DURABLE_TASKS['RETENTION'] has no key {key!r}; it has: {', '.join(_KEPT)}."
+            )
+    return {
+        key: checked_seconds(f"RETENTION[{key}]", kept) for key, kept in {**_KEPT, **given}.items()
+    }
 
 
 def retention() -> dict[str, float | None]:
     """Return for each final status how long (seconds) its rows are kept; None keeps them
     indefinitely.
     """
-    given = settings().RETENTION or {}
-    for status in given:
-        if status not in _KEPT:
-            raise InvalidSetting(
-                f"DURABLE_TASKS['RETENTION'] has no status {status!r}; it has: {', '.join(_KEPT)}."
-            )
-    return {
-        status: checked_seconds(f"RETENTION[{status}]", kept)
-        for status, kept in {**_KEPT, **given}.items()
-    }
+    return {key: kept for key, kept in _retention().items() if key not in _NO_STATUSES}
+
+
+def kept_from(key: str, now: datetime) -> datetime:
+    """Return since when rows of this key of RETENTION that are no tasks are kept."""
+    kept = _retention()[key]
+    return _BEFORE_ALL if kept is None else now - timedelta(seconds=kept)
+
+
+def unknown_task_delay() -> float:
+    """Return the seconds after which a task is published again whose function a worker does not
+    have, while another worker of its queue may have it: two of the waits for a lost message.
+    """
+    return min(30.0, 2 * settings().REPUBLISH_AFTER)
+
+
+def republish_after_max() -> float:
+    """Return the seconds up to which the wait between two messages of a task doubles if a broker
+    cannot count its messages, or if other messages hide that all of a queue are lost.
+    """
+    return 20 * settings().REPUBLISH_AFTER
+
+
+SKEW_MAX = 2.0
+"""Seconds between the clock of a host and the database's, and of a step of the latter, above which
+it is logged and ``durable status`` exits with 1. NTP keeps hosts within some milliseconds; a lease
+of the leader of 4 s is safe with half of it.
+"""
 
 
 TENANT = "{tenant}"

@@ -172,7 +172,7 @@ class InvalidReference(DurableTasksError, ValueError):
 
 
 class WorkflowTooLarge(DurableTasksError, ValueError):
-    """A workflow has more tasks or edges than WORKFLOW_MAX_TASKS or WORKFLOW_MAX_EDGES allow."""
+    """A workflow has more tasks or edges than WORKFLOW_MAX_TASKS allows."""
 
 
 class UntranslatableCanvas(DurableTasksError, ValueError):

@@ -54,7 +54,7 @@ manage.py durable SUBCOMMAND ... # inspect and change tasks, workflows and sched
 
 These **problems** make `durable status` exit with 1: no scheduler is alive; no scheduler is the leader; a due task of a queue
 that is not paused waits for more than `OLDEST_DUE_MAX`; more dead letters are open than `DEAD_LETTERS_MAX`; the broker
-rejects the messages of a queue; a node has stalled; the clock of a node's host is further than `SKEW_MAX` from the
+rejects the messages of a queue; a node has stalled; the clock of a node's host is further than 2 s from the
 database's; the database's clock was set within the last hour.
 
 With `--deploy` only schedulers, the leader, nodes and rejected queues count: late tasks, dead letters and steps of the clock are

@@ -192,7 +192,7 @@ class NodeAdmin(ReadOnlyAdmin):
         if node.skew is None:
             return display.NOTHING
         text = f"{node.skew:+.3f} s"
-        return display.badge("failed", text) if abs(node.skew) > conf.settings().SKEW_MAX else text
+        return display.badge("failed", text) if abs(node.skew) > conf.SKEW_MAX else text
 
     @admin.display(description=_("releases"))
     def releases(self, node: Node) -> str:

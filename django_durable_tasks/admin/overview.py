@@ -304,11 +304,7 @@ def _troubles_of_node(node: Node, seen: Overview) -> Iterator[str]:
     if node.pk in seen.stalled:
         values = {"name": node.name, "why": seen.stalled[node.pk]}
         yield gettext("Node %(name)s has stalled: %(why)s. Restart it.") % values
-    if (
-        node.skew is not None
-        and abs(node.skew) > conf.settings().SKEW_MAX
-        and not seen.is_silent(node)
-    ):
+    if node.skew is not None and abs(node.skew) > conf.SKEW_MAX and not seen.is_silent(node):
         values = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
         yield (
             gettext("Node %(name)s: the clock of its host is %(skew)s s from the database's.")

@@ -512,11 +512,11 @@ def _message(request: Any, queue: str, name: str, number: int) -> _Message | Non
 
 def _publish_later(queue: str, name: str) -> None:
     """Record that this worker does not know the task. The next message is published after
-    UNKNOWN_TASK_DELAY, or after _REFUSED_PAUSE if another worker may have the task.
+    ``conf.unknown_task_delay``, or after _REFUSED_PAUSE if another worker may have the task.
     """
     try:
         with dedicated_connection():
-            delay = conf.settings().UNKNOWN_TASK_DELAY
+            delay = conf.unknown_task_delay()
             if not config.limits_in_force().lacks_worker(name, queue):
                 delay = min(delay, _REFUSED_PAUSE)
             batches.message_not_published([(queue, name)], delay)

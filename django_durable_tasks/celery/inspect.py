@@ -238,7 +238,7 @@ def _around(task: Task, situation: TaskSituation, *, led: bool) -> Iterator[str]
 # Finds the time zone of a new schedule without one, by the same rule in every process.
 
 
-OURS, CELERYS, DJANGOS = "DURABLE_TASKS['TIMEZONE']", "CELERY_TIMEZONE", "TIME_ZONE"
+CELERYS, DJANGOS = "CELERY_TIMEZONE", "TIME_ZONE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +250,9 @@ class NamedZone:
 
 
 def default_zone() -> NamedZone:
-    """Return the first zone that is set: DURABLE_TASKS['TIMEZONE'], CELERY_TIMEZONE, TIME_ZONE.
+    """Return the first zone that is set, as beat does: CELERY_TIMEZONE, TIME_ZONE.
 
-    Beat uses the last two. Raises InvalidSchedule if a setting contains an unknown zone.
+    Raises InvalidSchedule if a setting contains an unknown zone.
     """
     return next(_named())
 
@@ -263,13 +263,8 @@ def schedule_zone() -> str:
 
 
 def differing() -> tuple[NamedZone, NamedZone] | None:
-    """Return the default zone and the first setting that names another one; None if they agree.
-
-    What DURABLE_TASKS['TIMEZONE'] names was decided for schedules, and may differ.
-    """
+    """Return the default zone and the other setting if it names another one; None if they agree."""
     first = default_zone()
-    if first.setting == OURS:
-        return None
     return next(
         ((first, other) for other in _named() if _canonical(other.name) != _canonical(first.name)),
         None,
@@ -281,7 +276,6 @@ def _named() -> Iterator[NamedZone]:
     # setting alone.
     celerys = current_app.conf.get("timezone") or conf.celery_time_zone()
     for setting, value in (
-        (OURS, conf.settings().TIMEZONE),
         (CELERYS, celerys),
         (DJANGOS, conf.time_zone()),
     ):

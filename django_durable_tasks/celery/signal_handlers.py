@@ -129,7 +129,7 @@ class RefusedTasks:
 
     def delay(self, name: str) -> float:
         """Count and log a refused task of this name; return the seconds until it is due again."""
-        now, most = time.monotonic(), conf.settings().UNKNOWN_TASK_DELAY
+        now, most = time.monotonic(), conf.unknown_task_delay()
         self._unlogged[name] += 1
         if now - self._logged_at.get(name, float("-inf")) >= _LOG_EVERY:
             logger.error(

@@ -186,13 +186,13 @@ class _Clock:
         return self._skew
 
     def _log_if_grown(self, difference: float) -> None:
-        bound = conf.settings().SKEW_MAX
+        bound = conf.SKEW_MAX
         if difference <= bound:
             self._logged = 0.0
         elif difference > 1.5 * self._logged:
             self._logged = difference
             logger.error(
-                "The clock of this host is %.1f s from the database's (SKEW_MAX %g s).",
+                "The clock of this host is %.1f s from the database's (at most %g s are allowed).",
                 self._skew,
                 bound,
             )

@@ -232,7 +232,7 @@ _ALL = (
     ProjectFinding(
         "W014",
         "New schedules without timezone= use {zone} ({setting}), but {other} is {differs}.",
-        "Set DURABLE_TASKS['TIMEZONE'] to the intended zone, or give each schedule its timezone=.",
+        "Set both to the same zone, or give each schedule its timezone=.",
     ),
     ProjectFinding(
         "W015",

@@ -46,6 +46,11 @@ from django_durable_tasks.tasks.explanations import OutstandingMessage, TaskSitu
 # supervisor restarts it.
 
 
+STALLED_AFTER = 60.0
+"""Seconds without a poll after which a scheduler has stalled, and without a start a worker that has
+free processes while tasks of its queues wait. Three node timeouts: by then a paused process is back
+or was declared dead.
+"""
 CLOCK_STEP_SHOWN = timedelta(hours=1)
 """How long a step of the database's clock is reported. Afterwards nothing depends on it."""
 
@@ -80,7 +85,7 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
         if is_silent(node, now) or node.draining:
             continue
         still = _seconds_without_work(node, now)
-        if still is None or still <= conf.settings().STALLED_AFTER:
+        if still is None or still <= STALLED_AFTER:
             continue
         if node.kind == NodeKind.SCHEDULER:
             found[node.pk] = f"it has not polled for due tasks for {ago(still)}"
@@ -113,7 +118,7 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
     """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
     each with the oldest time.
     """
-    long_ago = now - timedelta(seconds=conf.settings().STALLED_AFTER)
+    long_ago = now - timedelta(seconds=STALLED_AFTER)
     paused = (
         QueueControl.objects.using(database())
         .filter(paused_at__isnull=False)

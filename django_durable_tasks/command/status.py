@@ -211,14 +211,14 @@ def node_problems(node: Node, seen: Overview) -> list[str]:
     """Return the problems of a live node: it makes no progress, or the clock of its host differs
     too much.
     """
-    found, bound = [], conf.settings().SKEW_MAX
+    found, bound = [], conf.SKEW_MAX
     if node.pk in seen.stalled:
         found.append(f"Node {node.name} has stalled: {seen.stalled[node.pk]}. Restart it.")
     if node.skew is not None and abs(node.skew) > bound and not seen.is_silent(node):
         way = "ahead of" if node.skew > 0 else "behind"
         found.append(
             f"Node {node.name}: the clock of {node.host} is {abs(node.skew):.1f} s {way} the"
-            f" database's (SKEW_MAX {bound:g} s)."
+            f" database's (at most {bound:g} s are allowed)."
         )
     return found
 

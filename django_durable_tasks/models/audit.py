@@ -33,7 +33,7 @@ class AuditEntry(GuardedModel):
     """
 
     instead: ClassVar[str] = (
-        "Each operation writes its entry, and a scheduler deletes old ones (AUDIT_RETENTION)."
+        "Each operation writes its entry, and a scheduler deletes old ones (RETENTION)."
     )
 
     id = models.BigAutoField(primary_key=True)

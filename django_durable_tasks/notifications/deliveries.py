@@ -598,7 +598,7 @@ def _overdue_schedules(now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _queues_without_worker(now: datetime) -> Iterator[tuple[str, str]]:
-    oldest = now - timedelta(seconds=conf.settings().STALLED_AFTER)
+    oldest = now - timedelta(seconds=status.STALLED_AFTER)
     for depth in queues.depths(now):
         waits = depth.oldest_due_at is not None and depth.oldest_due_at < oldest
         if waits and not depth.workers and depth.paused_at is None:
@@ -606,7 +606,7 @@ def _queues_without_worker(now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
-    most = conf.settings().SKEW_MAX
+    most = conf.SKEW_MAX
     alive = Node.objects.using(tables.database()).alive()
     hosts = dict[str, float]()
     for host, skew in alive.filter(skew__isnull=False).order_by("host").values_list("host", "skew"):

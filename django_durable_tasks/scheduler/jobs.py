@@ -15,7 +15,7 @@ from django_durable_tasks.audit import prune_audit
 from django_durable_tasks.celery import publisher
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.conf import settings
+from django_durable_tasks.conf import SKEW_MAX, settings
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.metrics.counts import (
@@ -156,7 +156,7 @@ class CorrectClockSteps:
         self._called = self._checked = self._until = float("-inf")
 
     def __call__(self, _: datetime, monitor: HeartbeatMonitor) -> int:
-        at, tolerance = self._clock(), settings().SKEW_MAX
+        at, tolerance = self._clock(), SKEW_MAX
         with dedicated_connection():
             step = self._detector.read() or 0.0
             if at - self._called > _GAP or at - self._checked > _CHECK_EVERY:

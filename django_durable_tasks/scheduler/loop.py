@@ -19,7 +19,7 @@ from django_durable_tasks import process_state
 from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.cluster.nodes import NodeReport
-from django_durable_tasks.conf import settings
+from django_durable_tasks.conf import settings, unknown_task_delay
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
@@ -142,7 +142,7 @@ class Scheduler:
             wakeups_state=self.listeners.source_state,
             failing=[
                 *self.steps.failing(),
-                *process_state.of(PostponedSchedules).failing(settings().UNKNOWN_TASK_DELAY),
+                *process_state.of(PostponedSchedules).failing(unknown_task_delay()),
             ],
             clock_step=self.maintenance.monitor.clock_step,
             rejected_queues=broker_outage.backoff.reasons(),

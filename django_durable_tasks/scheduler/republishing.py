@@ -12,11 +12,11 @@ Messages that belong to no QUEUED task raise the count and hide losses. Three ru
 1. Such messages of tasks (cancelled, edited, published twice) are dropped by the next worker.
 2. If a task that was published later has started, an older one that no worker holds is lost,
    because queues are first in, first out (``_overtaken``).
-3. If nothing was started, one task of the queue is republished per REPUBLISH_AFTER_MAX. Its start
-   makes place for a task that is published once, whose start leads to rule 2.
+3. If nothing was started, one task of the queue is republished per ``republish_after_max``. Its
+   start makes place for a task that is published once, whose start leads to rule 2.
 
 A broker that cannot count gets a message of each task after REPUBLISH_AFTER, twice that, four times
-that, up to REPUBLISH_AFTER_MAX.
+that, up to ``republish_after_max``.
 
 Every scheduler also counts the messages without a QUEUED task for its own windows
 (``PublishWindows.record_without_task``).
@@ -36,7 +36,7 @@ from django.db.models.functions import Coalesce
 
 from django_durable_tasks.celery import broker_outage, publisher
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.conf import settings
+from django_durable_tasks.conf import SKEW_MAX, republish_after_max, settings
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.limits.backpressure import Fleet
@@ -255,7 +255,7 @@ class Comparison:
         """Read when the tasks that run now were published, if that was once. What is later than now
         was written by a clock that was ahead.
         """
-        latest = self._now + timedelta(seconds=settings().SKEW_MAX)
+        latest = self._now + timedelta(seconds=SKEW_MAX)
         running = tables.tasks().running().filter(publish_count=1, in_batch=False).order_by()
         last_published = Max(Coalesce("queued_at", "created_at"))
         self._started = {
@@ -286,7 +286,7 @@ class Comparison:
         except BrokerUnavailable:
             return 0
         if in_broker is None:
-            return self._republish(self._overdue(one.queue), settings().REPUBLISH_AFTER_MAX)
+            return self._republish(self._overdue(one.queue), republish_after_max())
         rows = self._overdue(one.queue, _early() if is_early else settings().REPUBLISH_AFTER)
         missing = self._missing(one, in_broker)
         if not missing and one.overdue:
@@ -300,7 +300,7 @@ class Comparison:
                 break
         aged_at = look.aged_at
         if not missing and in_broker > one.total and one.overdue:
-            longest = settings().REPUBLISH_AFTER_MAX
+            longest = republish_after_max()
             if at >= aged_at + longest:
                 number, aged_at = (
                     self._republish(

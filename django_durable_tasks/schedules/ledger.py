@@ -192,7 +192,7 @@ def prune_ledger(now: datetime, limit: int) -> int:
     ``ledger_from`` of each schedule is set to the last deleted fire time, so that a backfill does
     not repeat it. Entries of a schedule that another transaction has locked are skipped.
     """
-    cutoff = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    cutoff = conf.kept_from("LEDGER", now)
     locked = set[uuid.UUID]()
     while True:
         before = len(locked)

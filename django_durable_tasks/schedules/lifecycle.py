@@ -490,7 +490,7 @@ def _make_room(row: RecurringTask, now: datetime) -> None:
     """
     if _overrides(row).count() < _MOST:
         return
-    kept_from = now - timedelta(seconds=conf.settings().LEDGER_RETENTION)
+    kept_from = conf.kept_from("LEDGER", now)
     past = _overrides(row).filter(fire_time__lt=kept_from)
     past.exclude(move_to__gte=kept_from).delete()
     if _overrides(row).count() >= _MOST:

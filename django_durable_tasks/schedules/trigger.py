@@ -328,7 +328,7 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
             text = f"{error} {_NEWER}" if isinstance(error, UnknownTask) else str(error)
             logger.warning("Recurring task %s is postponed: %s", row.name, text)
             postponed.add(row.pk, row.name, text)
-            later = tick.now + timedelta(seconds=conf.settings().UNKNOWN_TASK_DELAY)
+            later = tick.now + timedelta(seconds=conf.unknown_task_delay())
             waiting.append(Move(state.id, state.revision, later, state.watermark_at))
         except Error:
             raise  # the transaction is aborted, and the schedule is not the cause

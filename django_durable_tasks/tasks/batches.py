@@ -103,13 +103,13 @@ def reserve_messages(
     those to publish after the commit.
 
     ``consumed``: whether workers consume these queues. Without one, the wait for the next message
-    grows up to REPUBLISH_AFTER_MAX, and ``publish_again`` is called for the first worker.
+    grows up to ``conf.republish_after_max``, and ``publish_again`` is called for the first worker.
     """
     if not pairs:
         return []
     settings, ordered = conf.settings(), sorted(set(pairs))
     first = min(FIRST_WAIT, settings.REPUBLISH_AFTER)
-    longest = settings.REPUBLISH_AFTER if consumed else settings.REPUBLISH_AFTER_MAX
+    longest = settings.REPUBLISH_AFTER if consumed else conf.republish_after_max()
     sql = statement("reserve_batch_messages")
     if sql is not None:
         queues, names = (list(column) for column in zip(*ordered, strict=True))

@@ -421,9 +421,9 @@ def return_unknown_task(
     """Return a task to PENDING that is not registered in this worker; no failure is counted.
 
     If another worker of its queue has registered it, it is due again in ``delay`` seconds, by
-    default UNKNOWN_TASK_DELAY. Otherwise it waits until one registers it. The other published tasks
-    of its name in its queue then wait too, so that they leave the window of the queue. ``queues``:
-    only a task of one of these queues.
+    default ``conf.unknown_task_delay``. Otherwise it waits until one registers it. The other
+    published tasks of its name in its queue then wait too, so that they leave the window of the
+    queue. ``queues``: only a task of one of these queues.
     """
     queryset = tables.tasks().queued().filter(pk=task_id, epoch=epoch)
     row = queryset.values_list("name", "queue").first()
@@ -431,7 +431,7 @@ def return_unknown_task(
         return 0
     name, queue = row
     if not config.limits_in_force().lacks_worker(name, queue):
-        wait = conf.settings().UNKNOWN_TASK_DELAY if delay is None else delay
+        wait = conf.unknown_task_delay() if delay is None else delay
         return transitions.return_to_pending(queryset, wait, {task_id: epoch})
     published = tables.tasks().queued().filter(queue=queue, name=name)
     with tables.atomic():

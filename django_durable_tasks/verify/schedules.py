@@ -91,7 +91,7 @@ def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> WrongFiel
             stored=row.next_run_at,
             paused_until=row.paused_until,
             following=_following(row, calendars) if is_active else None,
-            put_off=conf.settings().UNKNOWN_TASK_DELAY,
+            put_off=conf.unknown_task_delay(),
         )
     )
 
@@ -241,14 +241,14 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
         Q(ledger_from__isnull=True) | Q(ledger_from__lt=OuterRef("fire_time")),
         pk=OuterRef("recurring_task"),
     )
-    kept = timedelta(seconds=conf.settings().LEDGER_RETENTION) - _DAY
+    kept_from = conf.kept_from("LEDGER", context.now) + _DAY
     found = rows.filter(
         Exists(schedule),
         ~Exists(by_hand),
         ~Exists(own.filter(task=OuterRef("pk"))),
         recurring_task__isnull=False,
         fire_time__isnull=False,
-        created_at__gt=context.now - kept,
+        created_at__gt=kept_from,
     ).annotate(other=Exists(own.filter(task__isnull=False)))
     return [
         finding(

@@ -381,14 +381,14 @@ class Builder:
         scopes: list[Scope] = []
         self._place(tasks, scopes, parent=None, end=None, before=())
         edges = sum(len(task.edges) for task in tasks)
-        for what, number, most, key in (
-            ("tasks", len(tasks), most_tasks, "WORKFLOW_MAX_TASKS"),
-            ("edges", edges, most_edges, "WORKFLOW_MAX_EDGES"),
+        for what, number, most in (
+            ("tasks", len(tasks), most_tasks),
+            ("edges", edges, most_edges),
         ):
             if number > most:
                 raise WorkflowTooLarge(
                     f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"
-                    f" allowed (DURABLE_TASKS[{key!r}])."
+                    f" allowed (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
                 )
         check_cycle(tasks)
         check_references(tasks)

@@ -222,6 +222,10 @@ Progress = Callable[[int, int], object]
 
 LARGE = 10_000
 """A start with more tasks than this is written in batches."""
+_EDGES_PER_TASK = 5
+"""A workflow may have this many edges for each of WORKFLOW_MAX_TASKS: a join over all tasks of a
+stage needs one edge for each of them, and a stage seldom has more than a few joins.
+"""
 BATCH = 2_000
 """Rows per transaction of a large start."""
 ABANDONED_AFTER = 600.0
@@ -234,10 +238,8 @@ def planned(builder: Builder) -> Plan:
     """Return the validated graph of a workflow. Raises an error if it exceeds the limits of the
     settings.
     """
-    settings = conf.settings()
-    return builder.plan(
-        most_tasks=settings.WORKFLOW_MAX_TASKS, most_edges=settings.WORKFLOW_MAX_EDGES
-    )
+    most = conf.settings().WORKFLOW_MAX_TASKS
+    return builder.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
 
 
 def start_after(run: Run, plan: Plan) -> WorkflowRun:

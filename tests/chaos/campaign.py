@@ -180,8 +180,9 @@ class Campaign:
                 with suppress(ProcessLookupError):
                     program.process.terminate()
                 stage.forget(program)
-        # A task that was refused is published again after UNKNOWN_TASK_DELAY, 30 s by default.
-        over = bodies.now() + stage.plan.settings.get("UNKNOWN_TASK_DELAY", 30.0)
+        # A task that was refused is published again after two waits for lost messages, at most
+        # 30 s.
+        over = bodies.now() + min(30.0, 2 * stage.plan.settings.get("REPUBLISH_AFTER", 15.0))
         self.windows.append(Window("old-release", 99, began, over, 0.0, "a deployment"))
 
     def supervision(self) -> Supervision:

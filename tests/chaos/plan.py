@@ -17,7 +17,6 @@ SETTINGS: dict[str, float] = {
     "LEADER_RENEW": 1,
     "REPUBLISH_AFTER": 5,
     "POLL": 0.2,
-    "UNKNOWN_TASK_DELAY": 1,
     "BROKER_BACKOFF": 1,
     "RESULT_WRITE_TIMEOUT": 60,
 }

@@ -31,7 +31,6 @@ SHORT: Mapping[str, float] = {
     "LEADER_RENEW": 0.5,
     "REPUBLISH_AFTER": 3,
     "POLL": 0.2,
-    "UNKNOWN_TASK_DELAY": 1,
     "BROKER_BACKOFF": 1,
     "RESULT_WRITE_TIMEOUT": 30,
 }

@@ -9,6 +9,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from django_durable_tasks.cluster import status as cluster_status
 from django_durable_tasks.cluster.status import vitals
 from django_durable_tasks.models import Node, SchedulerLease, Task
 from django_durable_tasks.store.clock import database_now
@@ -67,12 +70,13 @@ def test_a_stopping_worker_finishes_its_run_and_leaves_the_others_to_the_next(
 
 
 def test_a_worker_whose_child_is_stuck_sends_heartbeats_and_fails_its_probe_until_it_starts_again(
-    cluster: Cluster, tmp_path: Path, settings: Any
+    cluster: Cluster, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent sends heartbeats while its child reads nothing from the pipe. Only the reported
     values show it.
     """
-    settings.DURABLE_TASKS = {**SHORT, "STALLED_AFTER": 2}
+    settings.DURABLE_TASKS = SHORT
+    monkeypatch.setattr(cluster_status, "STALLED_AFTER", 2.0)
     worker = cluster.worker(slots=1)
     cluster.scheduler()
     cluster.ready()

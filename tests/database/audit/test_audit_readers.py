@@ -170,7 +170,7 @@ def test_entries_are_deleted_after_their_retention(settings: Any) -> None:
     AuditEntry.objects.unguarded().filter(pk__in=[old, older]).update(at=long_ago)
     assert [audit.prune_audit(now, 1) for _ in range(3)] == [1, 1, 0]
     assert AuditEntry.objects.count() == 1
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "AUDIT_RETENTION": 1e-6}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RETENTION": {"AUDIT": 1e-6}}
     assert audit.prune_audit(now + timedelta(hours=1), 100) == 1
 
 

@@ -204,7 +204,7 @@ def test_a_message_from_another_queue_or_of_an_unknown_task_starts_nothing(tmp_p
 def test_the_message_of_an_unknown_task_is_published_again_without_growing_times(
     settings: Any,
 ) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "UNKNOWN_TASK_DELAY": 7}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "REPUBLISH_AFTER": 3.5}
     name = "task.of.another.release"
     a_task(name=name, in_batch=True)
     for _ in range(5):

@@ -309,8 +309,7 @@ def test_pruning_an_endless_backlog_of_tasks_still_prunes_the_ledger(
     monkeypatch.setattr("django_durable_tasks.scheduler.jobs._SLICE", 0.0)
     settings.DURABLE_TASKS = {
         "BATCH_SIZE": 1,
-        "RETENTION": {"CANCELLED": 0.001},
-        "LEDGER_RETENTION": 0.001,
+        "RETENTION": {"CANCELLED": 0.001, "LEDGER": 0.001},
     }
     many_tasks(10, Status.CANCELLED)
     row = a_schedule()

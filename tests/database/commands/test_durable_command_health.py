@@ -104,14 +104,12 @@ def test_tasks_published_only_once_count_because_only_lost_messages_are_repeated
     assert _stalled() == {worker.pk}
 
 
-def test_a_scheduler_that_no_longer_polls_is_stalled(settings: Any) -> None:
+def test_a_scheduler_that_no_longer_polls_is_stalled() -> None:
     _scheduler(idle=30)
     node = _scheduler(idle=LONG)
     never = _scheduler(last_scan_at=None)
     _scheduler(last_scan_at=None, started_at=_ago(5))
     assert _stalled() == {node.pk, never.pk}
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "STALLED_AFTER": 7_200}
-    assert _stalled() == set()
 
 
 def test_status_names_stalled_nodes_and_clock_skew() -> None:
@@ -124,7 +122,7 @@ def test_status_names_stalled_nodes_and_clock_skew() -> None:
     assert answer.code == 1
     problems = "\n".join(answer.data["problems"])
     assert "has stalled: it has not polled for due tasks for 2 min" in problems
-    assert "300.0 s behind the database's (SKEW_MAX 2 s)" in problems
+    assert "300.0 s behind the database's (at most 2 s are allowed)" in problems
     assert {row["state"] for row in answer.data["nodes"]} == {"leads", "stalled", "alive"}
 
 

@@ -1,6 +1,4 @@
-"""The default zone of a schedule: DURABLE_TASKS['TIMEZONE'], otherwise CELERY_TIMEZONE, otherwise
-TIME_ZONE.
-"""
+"""The default zone of a schedule: CELERY_TIMEZONE, otherwise TIME_ZONE."""
 
 from __future__ import annotations
 
@@ -43,8 +41,6 @@ def test_the_most_specific_setting_is_used(settings: Any) -> None:
     assert schedule_zone() == "Europe/Berlin"
     with celery_configured(timezone="Asia/Tokyo"):
         assert schedule_zone() == "Asia/Tokyo"
-        settings.DURABLE_TASKS = {"TIMEZONE": "America/New_York"}
-        assert schedule_zone() == "America/New_York"
 
 
 def test_celerys_zone_may_be_an_object_or_only_a_setting(settings: Any) -> None:
@@ -57,8 +53,8 @@ def test_celerys_zone_may_be_an_object_or_only_a_setting(settings: Any) -> None:
 
 @pytest.mark.parametrize("name", ["Mars/Phobos", "localtime"])
 def test_a_setting_with_an_unknown_zone_is_refused_with_its_name(settings: Any, name: str) -> None:
-    settings.DURABLE_TASKS = {"TIMEZONE": name}
-    with pytest.raises(InvalidSchedule, match=r"^DURABLE_TASKS\['TIMEZONE'\] names no time zone: "):
+    settings.CELERY_TIMEZONE = name
+    with pytest.raises(InvalidSchedule, match=r"^CELERY_TIMEZONE names no time zone: "):
         _upsert()
     assert not RecurringTask.objects.exists()
 
@@ -127,16 +123,13 @@ def test_a_check_reports_a_zone_that_differs_from_another_setting(settings: Any)
         [message] = check_settings()
         assert message.id == "durable_tasks.W014"
         assert "use UTC (CELERY_TIMEZONE), but TIME_ZONE is Europe/Berlin" in message.msg
-        settings.DURABLE_TASKS = {"TIMEZONE": "UTC"}
-        assert check_settings() == []
     settings.TIME_ZONE = "Etc/UTC"
     with celery_configured(timezone="UTC"):
-        settings.DURABLE_TASKS = {}
         assert check_settings() == []
 
 
 def test_an_unknown_zone_of_schedules_is_an_error(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"TIMEZONE": "Mars/Phobos"}
+    settings.CELERY_TIMEZONE = "Mars/Phobos"
     [message] = check_settings()
     assert message.id == "durable_tasks.E001"
-    assert "DURABLE_TASKS['TIMEZONE']" in message.msg
+    assert "CELERY_TIMEZONE" in message.msg

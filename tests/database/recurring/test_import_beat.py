@@ -269,7 +269,7 @@ def test_a_one_off_shows_its_only_fire_here_and_in_beat(when: dict[str, Any]) ->
 
 
 def test_an_import_keeps_the_zone_of_beat_whatever_the_default_zone(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"TIMEZONE": "Asia/Tokyo"}
+    settings.CELERY_TIMEZONE = "Asia/Tokyo"
     of_beat(cron="0 9 * * *", zone="UTC")
     durable("import-beat")
     assert _row().time_zone == "UTC"

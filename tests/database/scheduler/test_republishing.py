@@ -213,7 +213,7 @@ def test_a_start_by_a_clock_that_was_ahead_overtakes_nothing(
 def test_one_task_is_republished_after_the_longest_wait_if_foreign_messages_hide_all_losses(
     settings: Any,
 ) -> None:
-    settings.DURABLE_TASKS = {"REPUBLISH_AFTER_MAX": 120}
+    settings.DURABLE_TASKS = {"REPUBLISH_AFTER": 6}
     _foreign(50)
     rows = [a_task(Status.QUEUED, due=-200 + place) for place in range(3)]
     leader = Leader()

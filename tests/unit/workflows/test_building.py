@@ -344,7 +344,7 @@ def test_a_workflow_over_its_limits_is_refused_with_both_numbers() -> None:
     assert _plan(flow, 10, 17).edges == 17
     with pytest.raises(WorkflowTooLarge, match=r"10 tasks, at most 9 .*WORKFLOW_MAX_TASKS"):
         _plan(flow, 9, 17)
-    with pytest.raises(WorkflowTooLarge, match=r"17 edges, at most 16 .*WORKFLOW_MAX_EDGES"):
+    with pytest.raises(WorkflowTooLarge, match=r"17 edges, at most 16 .*WORKFLOW_MAX_TASKS"):
         _plan(flow, 10, 16)
 
 
