@@ -234,21 +234,17 @@ class Eager(Protocol):
 class DueChanges(Protocol):
     """Receives changes of waiting tasks in the transaction that writes them.
 
-    After its commit the due index is updated and schedulers are notified. Errors of their servers
-    are not raised. Without Redis and PostgreSQL notifications it does nothing.
+    After its commit schedulers are notified of what is due soon. Errors of their servers are not
+    raised. Without Redis and PostgreSQL notifications it does nothing.
     """
 
     def created(self, rows: Sequence[Any]) -> None:
         """Record that these tasks (``NewTask``) were created."""
 
-    def rescheduled(self, ids: Sequence[uuid.UUID], at: Any = None) -> None:
-        """Record that the ``due_at`` of these tasks changed.
-
-        ``at`` is the new time, as a datetime or an expression. Without it no scheduler is notified.
+    def rescheduled(self, at: Any) -> None:
+        """Record that tasks are due at another time, a datetime or an expression, of which this is
+        the earliest.
         """
-
-    def removed(self, ids: Sequence[uuid.UUID]) -> None:
-        """Record that these tasks left PENDING."""
 
     def leader_work(self, at: Any = None) -> None:
         """Record that the leader has ending events to process, or a schedule to fire at ``at``."""

@@ -27,7 +27,6 @@ from django_durable_tasks.metrics.counts import (
 )
 from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.notifications.deliveries import prune_events
-from django_durable_tasks.scheduler import redis_index, shared_index
 from django_durable_tasks.schedules import recompute
 from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger, prune_shadow_fires
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
@@ -265,17 +264,6 @@ def end_late_workflows(now: datetime, monitor: HeartbeatMonitor) -> int:
         while time.monotonic() < end and (number := runs.cancel_called_off(batch)):
             reached += number
     return reached
-
-
-# Job: load tasks that are due within the next five minutes into the due index in Redis.
-
-
-def fill_due_index(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Fill the due index; does nothing without REDIS_URL. Returns 0: no task has changed."""
-    if redis_index.url() is not None:
-        with dedicated_connection():
-            shared_index.fill_redis(now)
-    return 0
 
 
 # Job: find edges whose upstream task was deleted, so that dependents do not wait for it.

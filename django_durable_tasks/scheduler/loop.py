@@ -25,9 +25,9 @@ from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.maintenance import Maintenance
+from django_durable_tasks.scheduler.redis_index import due_index
 from django_durable_tasks.scheduler.releasing import Releasing
 from django_durable_tasks.scheduler.republishing import Republishing
-from django_durable_tasks.scheduler.shared_index import due_index
 from django_durable_tasks.scheduler.threads import Steps, Waiter
 from django_durable_tasks.scheduler.triggering import Triggering
 from django_durable_tasks.schedules.trigger import PostponedSchedules

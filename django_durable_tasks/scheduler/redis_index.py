@@ -7,18 +7,16 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.circuit_breaker import CircuitBreaker
-from django_durable_tasks.scheduler.due_index import DueEntry
-from django_durable_tasks.store.errors import Unreadable
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex, MemoryDueIndex
 
 # The Redis client of a process: short timeouts and a pause after a failure, so that callers do not
 # wait for Redis.
@@ -158,28 +156,59 @@ def close_idle() -> None:
         each.close()
 
 
-# The score is the due time in milliseconds, the member is ``queue|priority|shard|id``. A hash maps
-# each id to its member, so that the entry of a moved task is found. Both keys expire when they are
-# no longer written. A mark contains the instant up to which the leader has filled the set. Without
-# the mark (after a flush, or before the first fill) the set is not used.
+# Each scheduler adds the tasks that its polls find in advance, and removes those that are due. The
+# score is the due time in milliseconds, the member is the id of the task. A hash contains priority,
+# shard and queue of each. Both keys expire when they are no longer written.
 #
-# No content of Redis raises an exception. A member or mark that cannot be parsed (format of
-# another release, foreign bytes) and a key of another type are removed, counted and logged. The
-# poll of the database finds the tasks.
+# An entry is a hint: the claim refuses a wrong one, and a poll finds a task without one. So nothing
+# is repaired here. No content of Redis raises an exception: entries of other programs or releases
+# are removed, counted and logged when they are due, keys of another type at once.
 
 
-_SCRIPTS = ("add", "discard", "pop", "peek", "filled")
 _BATCH = 500
+"""Entries per request, so that none takes long enough for a time-out."""
 _FARTHEST = 5_000
-_SPARE = 3_600_000
-# How far ahead of their time tasks are in the set. It must exceed the time that the leader needs to
-# fill the set and a failover, and bounds the size of the set.
-HORIZON = timedelta(seconds=300)
+"""How many due entries one pop reads at most to find those of its own shards."""
+_LIFE_MS = 3_600_000
+"""Milliseconds without a write after which the keys expire: no installation pauses its polls for an
+hour.
+"""
+_REMEMBERED = 20_000
+"""How many added entries a scheduler remembers, several times what it reads in advance."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WRONG_TYPE = "WRONGTYPE"
-EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
-"""The range of ``datetime`` in milliseconds since 1970: years 1 to 9999. The script ``drop`` uses
-the same numbers.
+_EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
+"""The range of ``datetime`` in milliseconds since 1970: years 1 to 9999."""
+_POP = """
+-- KEYS: the set, the hash. ARGV: now (ms), the limit, how many entries to read, the shards: '' for
+-- all of them, otherwise ',3,17,'. Returns id, score and details of each entry that was removed.
+local limit, left, offset = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
+local found, taken = {}, {}
+while #taken < limit and left > 0 do
+  local size = math.min(left, math.max(limit, 100))
+  local page = redis.call(
+    'ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'WITHSCORES', 'LIMIT', offset, size)
+  for i = 1, #page, 2 do
+    local details = redis.call('HGET', KEYS[2], page[i]) or ''
+    local shard = string.match(details, '^[^|]*|(%d+)|')
+    local mine = ARGV[4] == '' or not shard
+      or string.find(ARGV[4], ',' .. shard .. ',', 1, true)
+    if #taken < limit and mine then
+      taken[#taken + 1] = page[i]
+      for _, value in ipairs({ page[i], page[i + 1], details }) do
+        found[#found + 1] = value
+      end
+    end
+  end
+  if #page < 2 * size then
+    break
+  end
+  offset, left = offset + size, left - size
+end
+for _, id in ipairs(taken) do
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('HDEL', KEYS[2], id)
+end
+return found
 """
 
 
@@ -192,14 +221,9 @@ def scope() -> str:
 
 
 def keys() -> list[str]:
-    """Return the keys of the set, the hash and the mark."""
+    """Return the keys of the set and the hash."""
     names = scope()
-    return [f"{names}:due_tasks", f"{names}:due_members", f"{names}:due_filled"]
-
-
-def life_ms() -> int:
-    """Return after how many milliseconds without a write the set expires."""
-    return round(2_000 * HORIZON.total_seconds()) + _SPARE
+    return [f"{names}:due_tasks", f"{names}:due_details"]
 
 
 def instant_ms(at: datetime) -> int:
@@ -207,52 +231,16 @@ def instant_ms(at: datetime) -> int:
     return math.ceil((at - _EPOCH) / timedelta(milliseconds=1))
 
 
-def from_ms(value: int) -> datetime:
-    """Return the instant (UTC) of a number of milliseconds since 1970."""
-    return _EPOCH + timedelta(milliseconds=value)
-
-
-def score_ms(score: float) -> int:
-    """Return a score in milliseconds, limited to the range of ``datetime``."""
-    return math.floor(max(EARLIEST_MS, min(score, LATEST_MS)))
-
-
-def mark_of(text: str | None) -> datetime | None:
-    """Return the instant (UTC) of a mark; None if there is no mark, or if it is not in the format
-    that ``filled`` writes.
+def from_ms(value: float) -> datetime:
+    """Return the instant (UTC) of a number of milliseconds since 1970, within the years 1 to
+    9999.
     """
-    try:
-        found = from_ms(int(text or ""))
-    except (ValueError, OverflowError):
-        return None
-    return found if str(instant_ms(found)) == text else None
-
-
-@cache
-def script(name: str) -> str:
-    """Return the source of a Lua script, which Redis executes atomically."""
-    return (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
-
-
-def member_of(due: DueEntry) -> str:
-    """Return the member of an entry."""
-    return f"{due.queue}|{due.priority}|{due.shard}|{due.task_id}"
-
-
-def _due_of(member: str, score: str) -> DueEntry | None:
-    """Return the entry of a member and its score; None if they cannot be parsed."""
-    try:
-        member.encode()
-        queue, priority, shard, task_id = member.rsplit("|", 3)
-        return DueEntry(
-            from_ms(score_ms(float(score))), queue, uuid.UUID(task_id), int(priority), int(shard)
-        )
-    except (ValueError, OverflowError):
-        return None
+    return _EPOCH + timedelta(milliseconds=math.floor(max(_EARLIEST_MS, min(value, _LATEST_MS))))
 
 
 class RedisDueIndex:
-    """The shared ``DueIndex``. While Redis is unavailable it is empty and ignores additions.
+    """A ``DueIndex`` that the schedulers of a region share. Entries that are added while Redis is
+    unavailable stay in the memory of this process, and are returned from there.
 
     With ``probe=False`` it does not test whether Redis is available again; another caller must do
     that.
@@ -260,278 +248,141 @@ class RedisDueIndex:
 
     def __init__(self, connection: RedisConnection, *, probe: bool = True) -> None:
         self._connection, self._probe = connection, probe
-        self._keys = keys()
-        self._scripts = {name: connection.client.register_script(script(name)) for name in _SCRIPTS}
-        self._change_lost = False
-        self._filled_until: datetime | None = None
+        self._set, self._details = self._keys = keys()
+        self._own = MemoryDueIndex()
+        self._added: dict[uuid.UUID, DueEntry] = {}
+        self._pop = connection.client.register_script(_POP)
         self.unreadable = 0
-        """How many members, marks and keys this process removed because they could not be parsed.
-        """
-
-    @property
-    def filled_until(self) -> datetime | None:
-        """The instant (UTC) up to which the set was complete when it was last read; None if it is
-        not usable.
-        """
-        return self._filled_until if self._connection.open() else None
+        """How many entries and keys this process removed because they could not be parsed."""
 
     @property
     def state(self) -> str:
         """``redis``, or the reason and the interval of polling the database."""
         removed = f"; {self.unreadable} unreadable entries were removed" if self.unreadable else ""
-        if self.filled_until is not None:
+        if self._connection.open():
             return f"redis{removed}"
-        why = self._connection.why or "the set in Redis is not filled"
-        return f"polling every {conf.settings().POLL:g} s: {why}{removed}"
+        return f"polling every {conf.settings().POLL:g} s: {self._connection.why}{removed}"
 
     def add(self, rows: Iterable[DueEntry]) -> None:
-        """Add these entries; while Redis is unavailable they are left to the poll."""
-        life = str(life_ms())
-        for batch in _batches(rows):
-            fields = [
-                part
-                for due in batch
-                for part in (str(due.task_id), member_of(due), str(instant_ms(due.at)))
-            ]
-            self._change("add", [life, *fields])
+        """Add these entries, each once: polls find them several times."""
+        if len(self._added) > _REMEMBERED:
+            self._added.clear()
+        new = [due for due in rows if self._added.get(due.task_id) != due]
+        for first in range(0, len(new), _BATCH):
+            batch = new[first : first + _BATCH]
+            scores = {str(due.task_id): instant_ms(due.at) for due in batch}
+            details = {str(due.task_id): f"{due.priority}|{due.shard}|{due.queue}" for due in batch}
+            if self._request(partial(self._write, scores, details), False):
+                self._added.update((due.task_id, due) for due in batch)
+            else:
+                # What was added before may be lost too.
+                self._added.clear()
+                self._own.add(batch)
+
+    def _write(self, scores: Mapping[str, int], details: Mapping[str, str], client: Any) -> bool:
+        with client.pipeline() as pipeline:
+            pipeline.zadd(self._set, scores)
+            pipeline.hset(self._details, mapping=details)
+            for key in self._keys:
+                pipeline.pexpire(key, _LIFE_MS)
+            pipeline.execute()
+        return True
 
     def discard(self, ids: Iterable[uuid.UUID]) -> int:
         """Remove the entries of these tasks; return how many there were."""
-        return sum(
-            self._change("discard", [str(task_id) for task_id in batch]) for batch in _batches(ids)
-        )
+        gone = list(ids)
+        removed = self._own.discard(gone)
+        for task_id in gone:
+            self._added.pop(task_id, None)
+        for first in range(0, len(gone), _BATCH):
+            batch = [str(task_id) for task_id in gone[first : first + _BATCH]]
+            removed += self._request(partial(self._remove, batch), 0)
+        return removed
+
+    def _remove(self, batch: Sequence[str], client: Any) -> int:
+        with client.pipeline() as pipeline:
+            pipeline.zrem(self._set, *batch)
+            pipeline.hdel(self._details, *batch)
+            return int(pipeline.execute()[0])
 
     def next_at(self) -> datetime | None:
         """Return when the earliest entry is due."""
-        answer = self._read("peek", [])
-        return from_ms(score_ms(float(answer[1]))) if answer and answer[1] else None
+        first: list[tuple[str, float]] = self._request(
+            lambda client: client.zrange(self._set, 0, 0, withscores=True), []
+        )
+        instants = [self._own.next_at(), *(from_ms(score) for _, score in first)]
+        return min((at for at in instants if at is not None), default=None)
 
     def pop_due(
         self, now: datetime, limit: int, shards: frozenset[int] | None = None
     ) -> list[DueEntry]:
         """Remove and return due entries; each entry is returned to one node only."""
-        if limit < 1:
-            return []
-        allowed_shards = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
-        past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
-        answer = self._read("pop", [past, limit, max(_FARTHEST, 2 * limit), allowed_shards])
-        read = {answer[n]: _due_of(answer[n], answer[n + 1]) for n in range(1, len(answer), 2)}
-        self._removed([member for member, due in read.items() if due is None])
-        return [due for due in read.values() if due is not None]
+        found = self._own.pop_due(now, limit, shards)
+        if limit <= len(found):
+            return found
+        past, most = math.floor((now - _EPOCH) / timedelta(milliseconds=1)), limit - len(found)
+        allowed = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
+        arguments = [past, most, max(_FARTHEST, 2 * most), allowed]
+        popped: list[str] = self._request(lambda _: self._pop(keys=self._keys, args=arguments), [])
+        for entry in zip(*[iter(popped)] * 3, strict=True):
+            due = _due_of(*entry)
+            if due is None:
+                self._count_unreadable(entry[0])
+            else:
+                self._added.pop(due.task_id, None)
+                found.append(due)
+        return found
 
     def __len__(self) -> int:
-        return int(self._call(lambda client: client.zcard(self._keys[0]), 0))
+        return len(self._own) + int(self._request(lambda client: client.zcard(self._set), 0))
 
     def close(self) -> None:
-        """Release this object. The set stays in Redis, because other schedulers use it."""
-        self._filled_until = None
+        """Remove the entries in memory. The set stays in Redis, because other schedulers use it."""
+        self._own.close()
 
-    def filled(self, until: datetime) -> bool:
-        """Write the mark: all tasks that are due before ``until`` are in the set. The mark expires
-        at that time.
-
-        Returns False and writes no mark if the mark that this process read last has been removed,
-        because another process lost a change.
-        """
-        seen = "" if self._filled_until is None else str(instant_ms(self._filled_until))
-        mark = self._scripts["filled"]
-        done = self._call(
-            lambda _: mark(keys=self._keys[2:], args=[str(instant_ms(until)), seen]), 0
-        )
-        self._filled_until = until if done else None
-        return bool(done)
-
-    def forget_mark(self) -> None:
-        """Remove the mark, so that the leader fills the set again."""
-        self._call(lambda client: client.delete(self._keys[2]), 0)
-        self._filled_until = None
-
-    def _call(self, act: Callable[[Any], T], otherwise: T) -> T:
-        return self._connection.call(
-            lambda client: self._in_our_types(client, act), otherwise, probe=self._probe
-        )
-
-    def _in_our_types(self, client: Any, act: Callable[[Any], T]) -> T:
-        """Return the result of ``act``. If Redis reports a key of another type, the keys are
+    def _request(self, act: Callable[[Any], T], otherwise: T) -> T:
+        """Return the result of ``act``. If Redis reports a key of another type, both keys are
         removed first.
-
-        All three keys are removed together: a set without its hash, or a mark without its set,
-        would be taken for complete.
         """
-        from redis import ResponseError  # noqa: PLC0415 - see redis_client._client
+        from redis import ResponseError  # noqa: PLC0415 - see _client
 
-        try:
+        def call(client: Any) -> T:
+            try:
+                return act(client)
+            except ResponseError as error:
+                if "WRONGTYPE" not in str(error):
+                    raise
+            client.delete(*self._keys)
+            self._count_unreadable(self._set)
             return act(client)
-        except ResponseError as error:
-            if _WRONG_TYPE not in str(error):
-                raise
-        client.delete(*self._keys)
-        self._removed(self._keys)
-        return act(client)
 
-    def _removed(self, texts: Sequence[str]) -> None:
-        if not texts:
-            return
+        return self._connection.call(call, otherwise, probe=self._probe)
+
+    def _count_unreadable(self, text: str) -> None:
         if not self.unreadable:
             logger.error(
                 "Removed entries of the due index in Redis that this release cannot read, such as"
                 " %a. Their tasks are found by polling. Another program or release may write to the"
                 " keys of %s.",
-                texts[0][:200],
+                text[:200],
                 scope(),
             )
-        self.unreadable += len(texts)
-
-    def _change(self, name: str, arguments: Sequence[str]) -> int:
-        """Change the set; return the answer of the script, 0 if there was none. If the change is
-        lost, the mark is removed, so that the leader fills the set again.
-        """
-
-        def act(client: Any) -> int:
-            if self._change_lost:
-                client.delete(self._keys[2])
-            return int(self._scripts[name](keys=self._keys[:2], args=arguments) or 0)
-
-        answer: int | None = self._call(act, None)
-        self._change_lost = answer is None
-        return answer or 0
-
-    def _read(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        answer: list[Any] = self._call(
-            lambda _: self._scripts[name](keys=self._keys, args=arguments), []
-        )
-        self._filled_until = mark_of(answer[0]) if answer else None
-        if answer and answer[0] and self._filled_until is None:
-            self.forget_mark()
-            self._removed([answer[0]])
-        return answer
+        self.unreadable += 1
 
 
-def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:
-    found = list(values)
-    for first in range(0, len(found), _BATCH):
-        yield found[first : first + _BATCH]
-
-
-# Reads and repairs single entries of the due index in Redis, to compare them with the tasks.
-#
-# Unlike the index itself it raises an exception if Redis does not respond.
-
-
-_SCAN = 500
-
-
-def id_of(member: str) -> uuid.UUID | None:
-    """Return the id of the task of a member; None if the member cannot be parsed."""
+def _due_of(task_id: str, score: str, details: str) -> DueEntry | None:
+    """Return an entry; None if it cannot be parsed."""
     try:
-        return uuid.UUID(member.rpartition("|")[2])
+        details.encode()
+        priority, shard, queue = details.split("|", 2)
+        return DueEntry(from_ms(float(score)), queue, uuid.UUID(task_id), int(priority), int(shard))
     except ValueError:
         return None
 
 
-class RedisEntries:
-    """The entries of the set: members as ``member_of`` formats them, scores in milliseconds since
-    1970.
-
-    Each call raises Unreadable if Redis does not respond, and sends one request per 500 members or
-    ids.
+def due_index() -> DueIndex:
+    """Return the index for a scheduler of this process: the shared one if Redis is configured,
+    otherwise one in memory.
     """
-
-    def __init__(self, connection: RedisConnection) -> None:
-        self._connection, (self._set, self._hash, self._mark) = connection, keys()
-
-    def filled_until(self) -> datetime | None:
-        """Return the instant (UTC) of the mark; None if there is none."""
-        (mark,) = self._read(lambda client: [client.get(self._mark)])
-        return mark_of(mark)
-
-    def number(self) -> int:
-        """Return how many entries there are."""
-        return self._read(lambda client: int(client.zcard(self._set)))
-
-    def pages(self) -> Iterator[dict[str, int]]:
-        """Yield the entries in pages of members with their scores. An entry that stays in the set
-        is returned at least once.
-        """
-        cursor, begun = 0, False
-        while cursor or not begun:
-            cursor, found = self._read(lambda client: client.zscan(self._set, cursor, count=_SCAN))  # noqa: B023
-            begun = True
-            yield {member: score_ms(score) for member, score in found}
-
-    def scores(self, members: Sequence[str]) -> dict[str, int]:
-        """Return the scores of those of these members that are in the set."""
-        found: dict[str, int] = {}
-        for some in _batches_of_ids(members):
-            scores = self._read(lambda client: client.zmscore(self._set, some))  # noqa: B023
-            found |= {
-                member: score_ms(score)
-                for member, score in zip(some, scores, strict=True)
-                if score is not None
-            }
-        return found
-
-    def members(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
-        """Return the members of these tasks, as the hash maps them."""
-        found: dict[uuid.UUID, str] = {}
-        for some in _batches_of_ids(ids):
-            members = self._read(lambda client: client.hmget(self._hash, list(map(str, some))))  # noqa: B023
-            found |= {
-                task_id: member
-                for task_id, member in zip(some, members, strict=True)
-                if member is not None
-            }
-        return found
-
-    def instants(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
-        """Return the due times (milliseconds) of those of these tasks that have an entry."""
-        members = self.members(ids)
-        scores = self.scores(list(members.values()))
-        return {task_id: scores[member] for task_id, member in members.items() if member in scores}
-
-    def put(self, rows: Iterable[DueEntry], seen: Mapping[uuid.UUID, str]) -> set[uuid.UUID]:
-        """Write the entries of tasks whose members are still those in ``seen``; return the ids that
-        were written.
-        """
-        done: set[uuid.UUID] = set()
-        for some in _batches_of_ids(list(rows)):
-            arguments_ = [
-                part
-                for due in some
-                for part in (
-                    str(due.task_id),
-                    member_of(due),
-                    str(instant_ms(due.at)),
-                    seen.get(due.task_id, ""),
-                )
-            ]
-            done |= {
-                uuid.UUID(written) for written in self._run("repair", [str(life_ms()), *arguments_])
-            }
-        return done
-
-    def drop(self, entries: Mapping[str, int]) -> set[str]:
-        """Remove entries that still have these scores; return the removed members."""
-        gone: set[str] = set()
-        for some in _batches_of_ids(list(entries.items())):
-            gone.update(self._run("drop", [str(part) for entry in some for part in entry]))
-        return gone
-
-    def _run(self, name: str, arguments: Sequence[str]) -> list[str]:
-        def act(client: Any) -> list[str]:
-            return list(
-                client.register_script(script(name))(keys=[self._set, self._hash], args=arguments)
-            )
-
-        return self._read(act)
-
-    def _read(self, act: Callable[[Any], T]) -> T:
-        found = self._connection.call(lambda client: (act(client),), None)
-        if found is None:
-            raise Unreadable(self._connection.why or "Redis does not answer.")
-        return found[0]
-
-
-def _batches_of_ids(values: Sequence[T]) -> Iterator[list[T]]:
-    for first in range(0, len(values), _SCAN):
-        yield list(values[first : first + _SCAN])
+    shared = connection()
+    return MemoryDueIndex() if shared is None else RedisDueIndex(shared, probe=False)

@@ -16,7 +16,6 @@ from django.db.models import Case, F, Value, When
 from django_durable_tasks import ports
 from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -210,20 +209,9 @@ def release_met(
     queued = [task for status, task in released if status == Status.QUEUED]
     announce("release", Status.PENDING, [task.id for task in pending])
     announce("release", Status.QUEUED, [task.id for task in queued])
-    _notify_of(pending)
+    if pending:
+        ports.due.rescheduled(min(task.run_at for task in pending))
     return Released(number, more, left, len(released), queued)
-
-
-def _notify_of(released: Sequence[ClaimedTask]) -> None:
-    """Notify the schedulers of tasks that have become PENDING.
-
-    If all of them are due already, one is enough to wake the schedulers.
-    """
-    if not released:
-        return
-    now = host_now()
-    later = [task.id for task in released if task.run_at > now]
-    ports.due.rescheduled(later or [released[0].id], min(task.run_at for task in released))
 
 
 def block(queryset: TaskQuerySet) -> list[uuid.UUID]:

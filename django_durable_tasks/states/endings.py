@@ -252,7 +252,7 @@ def move_waits(now: datetime, tolerance: float, limit: int) -> int:
         whens = [When(pk=pk, then=constant(due)) for pk, due in moved.items()]
         these = tasks().filter(matches_epochs(epochs.items()), status__standing=[Status.PENDING])
         number = these.update(due_at=Case(*whens, default=F("due_at")), updated_at=NOW)
-        ports.due.rescheduled(list(epochs), min(moved.values()))
+        ports.due.rescheduled(min(moved.values()))
         return number
 
 

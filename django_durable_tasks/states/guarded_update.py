@@ -18,7 +18,7 @@ from django.db.models import F, Q
 from django.db.models.lookups import In
 
 from django_durable_tasks import conf, ports
-from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
+from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -363,13 +363,10 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
         record_endings(ids, status)
         if name not in LOGGED:
             record_uncounted(ids, status)
-    elif status == Status.PENDING:
+    elif status == Status.PENDING and name != "return_to_pending" and "due_at" in writes:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.
-        ports.due.rescheduled(ids, None if name == "return_to_pending" else writes.get("due_at"))
-    # Not for claims: the due index has removed claimed tasks, or their next claim matches no row.
-    if Status.PENDING in sources and status not in WITH_DUE_AT:
-        ports.due.removed(ids)
+        ports.due.rescheduled(writes["due_at"])
     announce(name, status, ids)
     return changed
 

@@ -559,8 +559,8 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
         pairs = locked(queryset.filter(status__in=TRANSITIONS["edit"].sources), limit)
         observe([task_id for task_id, _ in pairs])
         at = changes.get("due_at", changes.get("run_at"))
-        if at is not None:
-            ports.due.rescheduled([task_id for task_id, _ in pairs], at)
+        if at is not None and pairs:
+            ports.due.rescheduled(at)
         if "run_at" in changes:
             changes["due_at"] = Case(
                 When(status=Status.PENDING, then=constant(changes["run_at"])), default=None

@@ -13,7 +13,6 @@ from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 from django.db.models.functions import Cast
 
-from django_durable_tasks import ports
 from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
@@ -267,7 +266,6 @@ def end(ends: Sequence[EndingDecision]) -> int:
         updated_at=DatabaseNow(),
         **NO_OWNER,
     )
-    ports.due.rescheduled([end.task_id for end in ends if end.verdict.status == Status.PENDING])
     for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
         group = [
             end.task_id

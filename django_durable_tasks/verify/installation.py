@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Case, Count, Exists, Min, Model, OuterRef, Q, Value, When
 from django.db.models.functions import TruncMinute
 
-from django_durable_tasks import __version__, conf, ports
+from django_durable_tasks import __version__, conf
 from django_durable_tasks.choices import OPEN, MetricKind
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.metrics.counts import minutes
@@ -338,7 +338,6 @@ def _write_shards(context: VerifyContext, findings: Sequence[Finding]) -> Mappin
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
-    ports.due.rescheduled(keys)  # the due index stores the shard of each task
     return dict.fromkeys(keys, "written")
 
 

@@ -17,17 +17,19 @@ from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.notify_on_commit import CHANNEL, Notification, NotificationKind
 from django_durable_tasks.states import transitions
 from tests.broker.listening_schedulers import (
+    BY_BOTH,
     BY_POSTGRESQL,
     Recorder,
     notifying_unlimited,
     recorder,
     soon,
 )
+from tests.broker.test_redis_away import frozen, url
 from tests.processes.cluster import SHORT
 from tests.project import bodies
 from tests.waiting import until
 
-__all__ = ["recorder"]
+__all__ = ["recorder", "url"]
 
 
 def test_a_task_due_soon_sends_a_notification_and_a_later_one_does_not(
@@ -267,3 +269,17 @@ def _listening() -> int:
             [f"LISTEN {CHANNEL}"],
         )
         return int(cursor.fetchone()[0])
+
+
+def test_notifications_are_sent_by_redis_and_by_postgresql_while_it_is_frozen(
+    recorder: Callable[..., Recorder], url: str
+) -> None:
+    sleeper, first, second = recorder(BY_BOTH, REDIS_URL=url), soon(), soon(0.5)
+    bodies.add.schedule(1, 2, run_at=first)
+    # Its repetition shows that this process may send the next one.
+    until(lambda: sleeper.received(first) and len(sleeper.woken) > 1, within=20)
+    with frozen(url):
+        bodies.add.schedule(1, 2, run_at=second)
+        until(lambda: sleeper.received(second), within=20)
+        until(lambda: sleeper.wakeups.state == BY_POSTGRESQL, within=20)
+    until(lambda: sleeper.wakeups.state == BY_BOTH, within=30)

@@ -61,14 +61,6 @@ def frozen(url: str) -> Iterator[None]:
         other.close()
 
 
-def filled(index: RedisDueIndex) -> RedisDueIndex:
-    """Mark the index as filled, as the leader does."""
-    index.next_at()
-    assert index.filled(datetime.now(UTC) + timedelta(seconds=60))
-    assert index.state == "redis"
-    return index
-
-
 def serves(index: RedisDueIndex) -> Callable[[], bool]:
     """Return a condition: a newly added entry is returned."""
 
@@ -85,14 +77,16 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_logged_once(
     url: str, redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis_connection._breaker._pause = lambda: 30.0
-    index, done = filled(RedisDueIndex(redis_connection)), threading.Event()
+    index, done = RedisDueIndex(redis_connection), threading.Event()
+    assert index.next_at() is None
+    assert index.state == "redis"
 
     def requests() -> None:
         for number in range(400):
             index.add([due(number)])
             index.discard([due(number).task_id])
             assert index.pop_due(NOW, 10) == []
-            assert index.next_at() is None
+            index.next_at()
         done.set()
 
     with frozen(url):
@@ -107,47 +101,43 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_logged_once(
     assert url not in caplog.text
 
 
-def test_an_index_whose_redis_was_frozen_works_again_and_requests_a_fill(
+def test_an_index_whose_redis_was_frozen_works_again_and_keeps_what_was_added_meanwhile(
     url: str, redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = filled(RedisDueIndex(redis_connection))
+    index = RedisDueIndex(redis_connection)
     with frozen(url):
         index.add([due(1)])
         index.add([due(2)])
-        assert index.filled_until is None
-    until(serves(index), within=20)
+        assert "polling every 1 s: Redis does not serve" in index.state
+        assert index.pop_due(NOW, 1) == [due(1)]
+    until(lambda: (index.next_at(), index.state)[1] == "redis", within=20)
+    assert serves(index)()
     assert caplog.text.count(AWAY) == caplog.text.count(BACK) == 1
-    assert "not filled" in index.state, (
-        "what was added meanwhile is missing: the leader must fill the set again"
-    )
-    filled(index)
 
 
-def test_a_node_that_lost_a_change_removes_the_mark_for_all(
+def test_what_was_added_before_an_outage_is_added_again_after_it(
     url: str, redis_connection: RedisConnection
 ) -> None:
-    """The other nodes never noticed an outage and would rely on an index in which a task is
-    missing.
-    """
-    writer, reader_connection = filled(RedisDueIndex(redis_connection)), RedisConnection(url)
-    reader = RedisDueIndex(reader_connection)
+    """Redis may have lost it. A poll that reads the same tasks again puts them back."""
+    index = RedisDueIndex(redis_connection)
+    index.add([due(1)])
+    redis_connection.client.flushall()
+    index.add([due(1)])
+    assert len(index) == 0, "it is added once for each due time"
     with frozen(url):
-        writer.add([due(1)])
-    reader.pop_due(NOW - timedelta(seconds=1), 1)
-    assert reader.state == "redis"
-    until(serves(writer), within=20)
-    reader.pop_due(NOW - timedelta(seconds=1), 1)
-    assert reader.filled_until is None
-    reader_connection.close()
+        index.add([due(2)])
+    until(lambda: (index.next_at(), index.state)[1] == "redis", within=20)
+    index.add([due(1)])
+    assert due(1).task_id in {row.task_id for row in index.pop_due(NOW + timedelta(seconds=1), 10)}
 
 
-def test_an_emptied_redis_is_not_relied_on(redis_connection: RedisConnection) -> None:
-    index = filled(RedisDueIndex(redis_connection))
+def test_a_redis_that_was_emptied_or_lost_its_scripts_serves(
+    redis_connection: RedisConnection,
+) -> None:
+    index = RedisDueIndex(redis_connection)
     index.add([due(1)])
     redis_connection.client.flushall()
     assert index.pop_due(NOW + timedelta(seconds=1), 10) == []
-    assert index.state == "polling every 1 s: the set in Redis is not filled"
-    until(serves(index), within=20)
     redis_connection.client.script_flush()
     until(serves(index), within=20)
 
@@ -155,7 +145,7 @@ def test_an_emptied_redis_is_not_relied_on(redis_connection: RedisConnection) ->
 def test_a_full_redis_is_logged_and_used_again_when_it_has_space(
     redis_connection: RedisConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = filled(RedisDueIndex(redis_connection))
+    index = RedisDueIndex(redis_connection)
     redis_connection.client.config_set("maxmemory-policy", "noeviction")
     redis_connection.client.config_set("maxmemory", "1mb")
     try:
@@ -171,8 +161,7 @@ def test_a_missing_redis_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     redis_connection = RedisConnection("redis://127.0.0.1:1/0")
     index = RedisDueIndex(redis_connection)
     index.add([due(1)])
-    assert not index.filled(NOW)
-    assert (len(index), index.next_at(), index.pop_due(NOW, 5)) == (0, None, [])
+    assert (len(index), index.next_at(), index.pop_due(NOW, 5)) == (1, NOW, [due(1)])
     assert caplog.text.count(AWAY) == 1
     assert caplog.records[0].levelno == logging.ERROR
     index.close()
@@ -180,10 +169,10 @@ def test_a_missing_redis_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_index_expires_when_no_node_writes_to_it(redis_connection: RedisConnection) -> None:
-    index = filled(RedisDueIndex(redis_connection))
+    index = RedisDueIndex(redis_connection)
     index.add([due(1)])
     assert all(redis_connection.client.pttl(key) > 0 for key in redis_connection.client.keys("*"))
-    assert len(redis_connection.client.keys("*")) == 3
+    assert len(redis_connection.client.keys("*")) == 2
 
 
 def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:

@@ -23,14 +23,14 @@ _NUMBERS = count()
 
 @fault(31, "index-unreadable")
 def write_garbage(stage: Stage) -> None:
-    """Unreadable entries, marks, notifications and keys of other types are written into the due index
+    """Unreadable entries, notifications and keys of other types are written into the due index
     in Redis.
     """
     assert settings.DURABLE_TASKS.get("REDIS_URL"), "there is no Redis for the due index"
     connection = redis_index.connection()
     assert connection is not None
     client, before = connection.client, _removed()
-    ways = cycle((_entry, _mark, _entry, _other_type))
+    ways = cycle((_entry, _entry, _other_type))
 
     def write() -> None:
         try:
@@ -70,12 +70,8 @@ def _entry(client: Any) -> None:
     client.zadd(keys()[0], {f"not an entry {next(_NUMBERS)}": 0})
 
 
-def _mark(client: Any) -> None:
-    client.set(keys()[2], f"not a mark {next(_NUMBERS)}")
-
-
 def _other_type(client: Any) -> None:
     """Replace one of the keys by a list."""
-    name = keys()[next(_NUMBERS) % 3]
+    name = keys()[next(_NUMBERS) % 2]
     client.delete(name)
     client.rpush(name, "not of this type")

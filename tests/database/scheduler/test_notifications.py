@@ -9,11 +9,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.scheduler import notify_on_commit, redis_index, shared_index
+from django_durable_tasks.scheduler import notify_on_commit, redis_index
 from django_durable_tasks.scheduler.due_index import MemoryDueIndex
 from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.notify_on_commit import Notification, NotificationKind
-from django_durable_tasks.scheduler.shared_index import due_index
+from django_durable_tasks.scheduler.redis_index import due_index
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -63,7 +63,6 @@ def test_only_tasks_due_soon_are_announced(settings: Any) -> None:
 
 def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
     assert isinstance(due_index(), MemoryDueIndex)
-    assert shared_index.fill_redis(timezone.now()) == 0
 
 
 def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:
