@@ -18,6 +18,7 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.metrics",
     "benchmarks.project",
 ]
 ROOT_URLCONF = "benchmarks.project.rest"

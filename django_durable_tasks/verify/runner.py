@@ -31,7 +31,6 @@ CHECKS: dict[str, Check] = {
         *schedules.CHECKS,
         *installation.NODE_CHECKS,
         *installation.SHARD_CHECKS,
-        *installation.METRIC_CHECKS,
     )
 }
 """All checks by name: those of this package, and those that other packages add with ``join``."""

@@ -13,11 +13,9 @@ from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
-    MetricMinute,
     NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
@@ -30,7 +28,6 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.store.clock import database_now
 from tests.database.dependencies.worker_and_leader import of, succeed
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,
@@ -39,7 +36,7 @@ from tests.database.verify.healthy_rows import (
     ago,
     an_ended_workflow,
 )
-from tests.factories import QUEUE, a_dead_letter, a_node, a_task, many_tasks
+from tests.factories import QUEUE, a_dead_letter, a_node, a_task
 
 
 def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
@@ -261,15 +258,6 @@ def _old_fire_of_beat() -> Any:
     return ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(700_000)).pk
 
 
-def _miscounted_minute() -> Any:
-    many_tasks(3, Status.SUCCESS)
-    count_attempts(database_now(), 1_000)
-    row = MetricMinute.objects.filter(series__status="SUCCESS").first()
-    assert row is not None
-    _alter(MetricMinute.objects.all(), row.pk, number=row.number - 1)
-    return "ATTEMPT"
-
-
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
@@ -310,7 +298,6 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "orphan-ledger-entries": _orphan_entry,
     "orphan-overrides": _orphan_override,
     "shadow-rows": _old_fire_of_beat,
-    "metric-counts": _miscounted_minute,
 }
 FOR_PEOPLE = frozenset(
     {
@@ -320,7 +307,6 @@ FOR_PEOPLE = frozenset(
         "occurrence-tasks",
         "unserved-shards",
         "shard-maps",
-        "metric-counts",
     }
 )
 """The checks whose findings cannot be repaired automatically."""
