@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf, ports
+
+# Imported on use, because it needs the extra [metrics].
+_EXPOSITION = "django_durable_tasks.contrib.metrics.exposition."
 
 
 class MetricsConfig(AppConfig):
@@ -45,17 +49,14 @@ class MetricsConfig(AppConfig):
         """Return the metrics and their content type, in the format that ``Accept`` asks for.
         Raises ImportError without the extra [metrics].
         """
-        from django_durable_tasks.contrib.metrics import exposition
-
-        return exposition.written(accept)
+        found: tuple[bytes, str] = import_string(_EXPOSITION + "written")(accept)
+        return found
 
     def server(self, host: str, port: int) -> Any:
         """Return a server of the metrics, not started. Raises ImportError without the extra
         [metrics], and OSError if the address cannot be bound.
         """
-        from django_durable_tasks.contrib.metrics import exposition
-
-        return exposition.MetricsServer(host, port)
+        return import_string(_EXPOSITION + "MetricsServer")(host, port)
 
 
 def _traces_are_wanted() -> bool:
