@@ -40,13 +40,10 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.notifications import task as notification_task  # noqa: F401
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
-        from django_durable_tasks.verify import due_index as verify_due_index
-        from django_durable_tasks.verify import runner
 
         filesystem.register()
         call_guard.install()
         _bind_ports()
-        runner.join(*verify_due_index.CHECKS)
         signal_handlers.connect()
         worker_node.connect()
         checks.register()

@@ -596,8 +596,8 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     )
     VERIFY_CRON: str | None = value(
         None,
-        "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync`"
-        " makes the schedule.",
+        "When the tables are verified by themselves: a cron text, '40 3 * * *'; needs"
+        " `django_durable_tasks.contrib.verify`. `durable sync` makes the schedule.",
     )
     DEAD_LETTERS_MAX: int = count(
         0, "More open dead letters than this warn and make `durable status` exit with 1."

@@ -46,7 +46,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
         for name in ("outbox", "limits", "dependencies", "targets", "tasks", "tenants", "schedules")
     ),
     ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
-    ("django_durable_tasks/verify/", ("unit", "tests/database/verify", *_BROKER)),
+    ("django_durable_tasks/contrib/verify/", ("unit", "tests/database/verify", *_BROKER)),
     ("django_durable_tasks/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
     (
         "django_durable_tasks/notifications/",

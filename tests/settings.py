@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "django_celery_results",
     "django_durable_tasks",
     "django_durable_tasks.contrib.metrics",
+    "django_durable_tasks.contrib.verify",
     "tests.project",
 ]
 MIDDLEWARE = [

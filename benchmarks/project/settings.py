@@ -19,6 +19,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django_durable_tasks",
     "django_durable_tasks.contrib.metrics",
+    "django_durable_tasks.contrib.verify",
     "benchmarks.project",
 ]
 ROOT_URLCONF = "benchmarks.project.rest"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import ports
+from django_durable_tasks.contrib.verify import runner
+from django_durable_tasks.contrib.verify.check import read_context
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.scheduler import redis_index, shared_index
 from django_durable_tasks.scheduler.due_index import DueEntry
@@ -21,8 +23,6 @@ from django_durable_tasks.scheduler.redis_index import (
     member_of,
 )
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.verify import runner
-from django_durable_tasks.verify.check import read_context
 from tests.broker.test_redis_away import frozen, url
 from tests.broker.test_redis_loader import redis_connection, rows_due, taken
 from tests.database.commands.durable_command import durable

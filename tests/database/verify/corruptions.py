@@ -21,7 +21,6 @@ from django_durable_tasks.models import (
     OccurrenceRecord,
     RecurringTask,
     SchedulerLease,
-    ShadowFire,
     Task,
     TaskDependency,
     TaskExecutionLog,
@@ -171,16 +170,6 @@ def _late_schedule() -> Any:
     )
 
 
-def _quarantined_row() -> Any:
-    values = {
-        "status": "PAUSED",
-        "status_reason": "QUARANTINED",
-        "next_run_at": None,
-        "error": "Broken: no",
-    }
-    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, **values)
-
-
 def _miscounted_schedule() -> Any:
     return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, runs_count=5)
 
@@ -254,10 +243,6 @@ def _orphan_override() -> Any:
     return overrides.create(recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP").pk
 
 
-def _old_fire_of_beat() -> Any:
-    return ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(700_000)).pk
-
-
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
@@ -283,7 +268,6 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "stuck-on-limit": _waiting_for_limit,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,
-    "quarantined": _quarantined_row,
     "runs-counts": _miscounted_schedule,
     "occurrence-tasks": _fire_without_task,
     "occurrence-entries": _task_without_entry,
@@ -297,13 +281,11 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "orphan-edges": _orphan_edge,
     "orphan-ledger-entries": _orphan_entry,
     "orphan-overrides": _orphan_override,
-    "shadow-rows": _old_fire_of_beat,
 }
 FOR_PEOPLE = frozenset(
     {
         "unpublished",
         "late-schedules",
-        "quarantined",
         "occurrence-tasks",
         "unserved-shards",
         "shard-maps",

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.verify import check as verify_check
+from django_durable_tasks.contrib.verify import runner
+from django_durable_tasks.contrib.verify.check import Finding, Severity
+from django_durable_tasks.contrib.verify.runner import CHECKS, RepairResult
 from django_durable_tasks.models import (
     DeadLetter,
     OccurrenceRecord,
@@ -18,10 +22,6 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.verify import check as verify_check
-from django_durable_tasks.verify import runner
-from django_durable_tasks.verify.check import Finding, Severity
-from django_durable_tasks.verify.runner import CHECKS, RepairResult
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (
     of,

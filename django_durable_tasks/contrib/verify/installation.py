@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db.models import Case, Exists, Model, OuterRef, Q, Value, When
@@ -11,22 +11,30 @@ from django.db.models import Case, Exists, Model, OuterRef, Q, Value, When
 from django_durable_tasks import __version__, conf, ports
 from django_durable_tasks.choices import OPEN
 from django_durable_tasks.cluster import nodes
+from django_durable_tasks.contrib.verify.check import (
+    PATIENCE,
+    Check,
+    Finding,
+    Rows,
+    Severity,
+    VerifyContext,
+    Wrong,
+    check,
+    ground_rows,
+)
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     Node,
     NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
-    RecurringTask,
     SchedulerLease,
-    ShadowFire,
     Task,
     TaskDependency,
     TaskExecutionLog,
     Tenant,
 )
 from django_durable_tasks.models.cluster import lease_name, region_of
-from django_durable_tasks.schedules.ledger import SHADOW_RETENTION, prune_shadow_fires
 from django_durable_tasks.states.demand import (
     SHARDS,
     UNSERVED_AFTER,
@@ -36,16 +44,6 @@ from django_durable_tasks.states.demand import (
 )
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
-from django_durable_tasks.verify.check import (
-    PATIENCE,
-    Check,
-    Finding,
-    Rows,
-    Severity,
-    VerifyContext,
-    finding,
-    ground_rows,
-)
 
 # Checks of seed rows, leases and nodes, and of rows whose owner was deleted.
 
@@ -58,7 +56,15 @@ _HOUR = 3_600.0
 # Seed rows and leases -----------------------------------------------------------------------------
 
 
-def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "seed-rows",
+    SchedulerLease,
+    "Do the rows written by the migrations exist?",
+    group="nodes",
+    lock=list,
+    repair="insert it",
+)
+def missing(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
@@ -67,33 +73,25 @@ def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
         ("tenant", Tenant, DEFAULT_TENANT_ID),
     )
     return [
-        finding(
-            "seed-rows",
-            table,
-            str(key),
-            "row",
-            None,
-            "the row that the migrations insert",
-            repair="insert it",
-        )
+        Wrong(str(key), "row", None, "the row that the migrations insert", table=table)
         for table, model, key in wanted
         if not ground_rows(model).filter(pk=key).exists()
     ]
 
 
+@missing.repaired_by
 def _write_nodes(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     tables.write_first_rows(using=tables.database())
     return dict.fromkeys((one.key for one in findings), "inserted")
 
 
-def leases(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check("leases", SchedulerLease, "Can a scheduler become leader?", group="nodes")
+def leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Leases that expire too far in the future, and expired leases that no running
     scheduler takes.
     """
     found = [
-        finding(
-            "leases",
-            "lease",
+        Wrong(
             name,
             "expires_at",
             until,
@@ -110,9 +108,7 @@ def leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     lease_names = {lease_name(region) for region in settled.values_list("region", flat=True)}
     over = rows.filter(expires_at__lt=context.ago(PATIENCE)).values_list("name", "expires_at")
     return found + [
-        finding(
-            "leases",
-            "lease",
+        Wrong(
             name,
             "expires_at",
             until,
@@ -125,6 +121,7 @@ def leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
+@leases.repaired_by
 def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     ended = [one.key for one in findings if one.repair]
     ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=context.ago(-_LONGEST)).update(
@@ -136,7 +133,15 @@ def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
 # Nodes --------------------------------------------------------------------------------------------
 
 
-def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "nodes-without-heartbeat",
+    Node,
+    "Is each node that missed its heartbeats declared dead?",
+    group="nodes",
+    repair="declare it dead; the leader then marks its runs LOST",
+    severity=Severity.LATE,
+)
+def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not context.led or not context.is_steady_for(patience):
@@ -147,20 +152,12 @@ def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Finding]:
         region=conf.settings().REGION,
     )
     return [
-        finding(
-            "nodes-without-heartbeat",
-            "node",
-            pk,
-            "last_seen_at",
-            seen,
-            "declared dead, because it missed its heartbeats",
-            severity=Severity.LATE,
-            repair="declare it dead; the leader then marks its runs LOST",
-        )
+        Wrong(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
         for pk, seen in found.values_list("pk", "last_seen_at")
     ]
 
 
+@without_heartbeat.repaired_by
 def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     nodes.declare_dead(keys)
@@ -170,134 +167,39 @@ def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mappin
 # Rows whose owner was deleted ---------------------------------------------------------------------
 
 
-def _orphans(
-    check: str, table: str, column: str, owner: type[Model]
-) -> Callable[[VerifyContext, Rows], list[Finding]]:
-    def find(context: VerifyContext, rows: Rows) -> list[Finding]:
+def _orphan_check(name: str, question: str, ground: type[Model], column: str) -> Check:
+    owner: Any = ground._meta.get_field(column).related_model
+
+    @check(name, ground, question, group="orphans", repair="delete it")
+    def orphans(context: VerifyContext, rows: Rows) -> list[Wrong]:
         found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
+        right = f"a {owner._meta.verbose_name} that exists"
         return [
-            finding(
-                check,
-                table,
-                pk,
-                column,
-                key,
-                f"a {owner._meta.verbose_name} that exists",
-                repair="delete it",
-            )
-            for pk, key in found.values_list("pk", f"{column}_id")
+            Wrong(pk, column, key, right) for pk, key in found.values_list("pk", f"{column}_id")
         ]
 
-    return find
-
-
-def _delete(ground: type[Model]) -> Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]:
-    def repair(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    @orphans.repaired_by
+    def _delete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
         keys = [one.key for one in findings]
         ground_rows(ground).filter(pk__in=keys).delete()
         return dict.fromkeys(keys, "deleted")
 
-    return repair
+    return orphans
 
 
-def _orphan_check(
-    name: str, question: str, ground: type[Model], column: str, owner: type[Model]
-) -> Check:
-    table = str(ground._meta.verbose_name)
-    return Check(
-        name=name,
-        group="orphans",
-        question=question,
-        ground=ground,
-        repair=_delete(ground),
-        find=_orphans(name, table, column, owner),
+ORPHANS = tuple(
+    _orphan_check(name, f"Does the {of} exist?", ground, column)
+    for name, of, ground, column in (
+        ("orphan-log-entries", "task of each log entry", TaskExecutionLog, "task"),
+        ("orphan-edges", "task of each edge", TaskDependency, "task"),
+        (
+            "orphan-ledger-entries",
+            "schedule of each ledger entry",
+            OccurrenceRecord,
+            "recurring_task",
+        ),
+        ("orphan-overrides", "schedule of each override", OccurrenceOverride, "recurring_task"),
     )
-
-
-def unpruned(context: VerifyContext, rows: Rows) -> list[Finding]:
-    """Recorded fire times of Celery beat whose retention is over."""
-    kept = SHADOW_RETENTION.total_seconds() + _HOUR
-    if not context.led or not context.is_steady_for(_HOUR):
-        return []
-    found = rows.filter(recorded_at__lt=context.ago(kept))
-    return [
-        finding(
-            "shadow-rows",
-            "fire of beat",
-            pk,
-            "recorded_at",
-            recorded_at,
-            "pruned after a week",
-            severity=Severity.LATE,
-            repair="prune",
-        )
-        for pk, recorded_at in found.values_list("pk", "recorded_at")
-    ]
-
-
-def _prune(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    prune_shadow_fires(context.now, len(findings))
-    return dict.fromkeys((one.key for one in findings), "pruned")
-
-
-NODE_CHECKS = (
-    Check(
-        name="seed-rows",
-        group="nodes",
-        question="Do the rows written by the migrations exist?",
-        ground=SchedulerLease,
-        find=missing,
-        lock=list,
-        repair=_write_nodes,
-    ),
-    Check(
-        name="leases",
-        group="nodes",
-        question="Can a scheduler become leader?",
-        ground=SchedulerLease,
-        find=leases,
-        repair=_end,
-    ),
-    Check(
-        name="nodes-without-heartbeat",
-        group="nodes",
-        question="Is each node that missed its heartbeats declared dead?",
-        ground=Node,
-        find=without_heartbeat,
-        repair=_declare_dead,
-    ),
-    _orphan_check(
-        "orphan-log-entries",
-        "Does the task of each log entry exist?",
-        TaskExecutionLog,
-        "task",
-        Task,
-    ),
-    _orphan_check(
-        "orphan-edges", "Does the task of each edge exist?", TaskDependency, "task", Task
-    ),
-    _orphan_check(
-        "orphan-ledger-entries",
-        "Does the schedule of each ledger entry exist?",
-        OccurrenceRecord,
-        "recurring_task",
-        RecurringTask,
-    ),
-    _orphan_check(
-        "orphan-overrides",
-        "Does the schedule of each override exist?",
-        OccurrenceOverride,
-        "recurring_task",
-        RecurringTask,
-    ),
-    Check(
-        name="shadow-rows",
-        group="orphans",
-        question="Are recorded fires of Celery beat pruned?",
-        ground=ShadowFire,
-        find=unpruned,
-        repair=_prune,
-    ),
 )
 
 
@@ -311,24 +213,24 @@ NODE_CHECKS = (
 # The shard of a task ------------------------------------------------------------------------------
 
 
-def wrong_keys(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "shard-keys",
+    Task,
+    "Is each open task in the shard computed from its id?",
+    group="shards",
+    repair="write it",
+)
+def wrong_keys(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Open tasks whose shard does not match their id."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     return [
-        finding(
-            "shard-keys",
-            "task",
-            pk,
-            "shard_key",
-            shard,
-            f"{shard_of(pk)}, by its id",
-            repair="write it",
-        )
+        Wrong(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
         for pk, shard in found
         if shard != shard_of(pk)
     ]
 
 
+@wrong_keys.repaired_by
 def _write_shards(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
@@ -357,7 +259,14 @@ def _restricted_to(node: Node) -> frozenset[int] | None:
     return frozenset(node.shards or ()) if node.keeps_to_shards else None
 
 
-def unserved(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "unserved-shards",
+    SchedulerLease,
+    "Does a scheduler serve each shard?",
+    group="shards",
+    severity=Severity.LATE,
+)
+def unserved(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Regions whose schedulers are all restricted to some shards and leave others unserved."""
     schedulers = _schedulers(context)
     found = {
@@ -365,14 +274,11 @@ def unserved(context: VerifyContext, rows: Rows) -> list[Finding]:
         for name in rows.values_list("name", flat=True)
     }
     return [
-        finding(
-            "unserved-shards",
-            "lease",
+        Wrong(
             name,
             "unserved shards",
             spell_shards(missing),
             f"none, because their tasks start {UNSERVED_AFTER:g} s late",
-            severity=Severity.LATE,
             advice=(
                 f"Run a scheduler with --shards {spell_shards(missing)}, or one without --shards,"
                 " which serves the shards that no other serves."
@@ -399,7 +305,14 @@ def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) ->
     )
 
 
-def contradicted(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "shard-maps",
+    Node,
+    "Does each scheduler serve the shards assigned to it?",
+    group="shards",
+    severity=Severity.LATE,
+)
+def contradicted(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Schedulers whose shards do not match the division computed for their region, which has not
     changed recently.
     """
@@ -411,14 +324,11 @@ def contradicted(context: VerifyContext, rows: Rows) -> list[Finding]:
         for pk, right in _division(context, region).items()
     }
     return [
-        finding(
-            "shard-maps",
-            "node",
+        Wrong(
             node.pk,
             "shards",
             spell_shards(node.shards),
             f"{spell_shards(right)}, by the division among the running schedulers",
-            severity=Severity.LATE,
             advice="Restart it: it does not read the other schedulers.",
         )
         for pk, (node, right) in maps.items()
@@ -441,33 +351,12 @@ def _division(
     return {node.pk: (node, shards_of(node.pk, kept)) for node in nodes_of_region}
 
 
-SHARD_CHECKS = (
-    Check(
-        name="shard-keys",
-        group="shards",
-        question="Is each open task in the shard computed from its id?",
-        ground=Task,
-        find=wrong_keys,
-        repair=_write_shards,
-    ),
-    Check(
-        name="unserved-shards",
-        group="shards",
-        question="Does a scheduler serve each shard?",
-        ground=SchedulerLease,
-        find=unserved,
-    ),
-    Check(
-        name="shard-maps",
-        group="shards",
-        question="Does each scheduler serve the shards assigned to it?",
-        ground=Node,
-        find=contradicted,
-    ),
-)
-
-
 CHECKS = (
-    *NODE_CHECKS,
-    *SHARD_CHECKS,
+    missing,
+    leases,
+    without_heartbeat,
+    *ORPHANS,
+    wrong_keys,
+    unserved,
+    contradicted,
 )

@@ -12,28 +12,32 @@ from typing import Any
 
 from django.db import Error, IntegrityError
 
+from django_durable_tasks.contrib.verify import due_index, installation, schedules, tasks, workflows
+from django_durable_tasks.contrib.verify.check import (
+    Check,
+    Finding,
+    Page,
+    batches,
+    distinct,
+    read_context,
+)
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.store.errors import Unreadable
-from django_durable_tasks.verify import installation, schedules, tasks, workflows
-from django_durable_tasks.verify.check import Check, Finding, Page, batches, distinct, read_context
 
 logger = logging.getLogger("django_durable_tasks.verify")
 
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
-        *workflows.DEPENDENCY_CHECKS,
-        *workflows.WORKFLOW_CHECKS,
-        *tasks.TASK_CHECKS,
-        *tasks.STUCK_TASK_CHECKS,
-        *tasks.LIMIT_CHECKS,
+        *workflows.CHECKS,
+        *tasks.CHECKS,
         *schedules.CHECKS,
-        *installation.NODE_CHECKS,
-        *installation.SHARD_CHECKS,
+        *installation.CHECKS,
+        *due_index.CHECKS,
     )
 }
-"""All checks by name: those of this package, and those that other packages add with ``join``."""
+"""All checks by name."""
 MOST = 1_000
 """The default number of findings per check; a check stops when it reaches it."""
 Progress = Callable[[str, float], object]
@@ -68,11 +72,6 @@ class RepairResult:
     finding: Finding
     done: str = ""
     left: str = ""
-
-
-def join(*checks: Check) -> None:
-    """Add checks of other packages; called once by ``apps.ready()``."""
-    CHECKS.update({check.name: check for check in checks})
 
 
 def groups() -> tuple[str, ...]:

@@ -18,6 +18,19 @@ from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.verify.check import (
+    PATIENCE,
+    Finding,
+    Page,
+    Rows,
+    Severity,
+    UnlockedCheck,
+    VerifyContext,
+    Wrong,
+    check,
+    ground_rows,
+    shown,
+)
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.scheduler import redis_index
 from django_durable_tasks.scheduler.due_index import DueEntry
@@ -30,18 +43,6 @@ from django_durable_tasks.scheduler.redis_index import (
 )
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.errors import Unreadable
-from django_durable_tasks.verify.check import (
-    PATIENCE,
-    Finding,
-    Page,
-    Rows,
-    Severity,
-    UnlockedCheck,
-    VerifyContext,
-    finding,
-    ground_rows,
-    shown,
-)
 
 _MARGIN = timedelta(seconds=5)
 """Tasks that are due this soon may have been popped already, to be claimed."""
@@ -91,7 +92,7 @@ def _idle() -> str:
 # Wrong entries ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EntryCheck(UnlockedCheck):
     """A check that scans the set instead of a table; its keys are members."""
 
@@ -113,7 +114,16 @@ class EntryCheck(UnlockedCheck):
         return Entries(_entries().scores(keys))  # type: ignore[return-value]
 
 
-def stale(context: VerifyContext, entries: Any) -> list[Finding]:
+@check(
+    "due-entries",
+    Entries,
+    "Does each entry of the due index belong to a waiting task?",
+    group="due-index",
+    severity=Severity.LATE,
+    idle=_idle,
+    kind=EntryCheck,
+)
+def stale(context: VerifyContext, entries: Any) -> list[Wrong]:
     """Find entries of tasks that are deleted, not PENDING, or due at another instant."""
     task_ids = {task_id for member in entries.scores if (task_id := id_of(member)) is not None}
     columns = ("pk", "status", "due_at", "updated_at")
@@ -125,14 +135,12 @@ def stale(context: VerifyContext, entries: Any) -> list[Finding]:
         for member, score in entries.scores.items()
     }
     return [
-        finding(
-            "due-entries",
-            "due entry",
+        Wrong(
             member,
             "instant",
             from_ms(entries.scores[member]),
             text,
-            severity=Severity.LATE,
+            table="due entry",
             **_remedy(member, rows),
         )
         for member, text in right.items()
@@ -166,6 +174,7 @@ def _right(context: VerifyContext, row: Sequence[Any] | None, score: int) -> str
     return "" if instant_ms(due_at) == score else f"{shown(due_at)}, when the task is due"
 
 
+@stale.repaired_by
 def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     gone = _entries().drop({one.key: instant_ms(one.found) for one in findings})
     return dict.fromkeys(gone, "removed")
@@ -174,7 +183,17 @@ def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any,
 # Tasks without an entry ---------------------------------------------------------------------------
 
 
-def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "due-missing",
+    Task,
+    "Does the due index contain every task it should contain?",
+    group="due-index",
+    repair="add it",
+    severity=Severity.LATE,
+    idle=_idle,
+    kind=UnlockedCheck,
+)
+def missing(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Find PENDING tasks that are due before the mark and have no entry."""
     entries = _entries()
     until = entries.filled_until()
@@ -188,15 +207,11 @@ def missing(context: VerifyContext, rows: Rows) -> list[Finding]:
     again = _coming(context, rows.filter(pk__in=list(absent)), until) if absent else {}
     found = {pk: None if score is None else from_ms(score) for pk, score in absent.items()}
     return [
-        finding(
-            "due-missing",
-            "task",
+        Wrong(
             pk,
             "entry in the due index",
             found[pk],
             f"{shown(due_at)}, because the index claims all that is due before {shown(until)}",
-            severity=Severity.LATE,
-            repair="add it",
         )
         for pk, due_at in again.items()
         if due_at == coming[pk]
@@ -217,6 +232,7 @@ def _coming(context: VerifyContext, rows: Rows, until: datetime) -> dict[uuid.UU
     return dict(_soon(context, rows, until).values_list("pk", "due_at"))
 
 
+@missing.repaired_by
 def _add(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys, entries = [one.key for one in findings], _entries()
     until, seen = entries.filled_until(), entries.members(keys)
@@ -231,22 +247,6 @@ def _add(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
 
 
 CHECKS = (
-    EntryCheck(
-        name="due-entries",
-        group="due-index",
-        question="Does each entry of the due index belong to a waiting task?",
-        ground=Entries,
-        find=stale,
-        repair=_remove,
-        idle=_idle,
-    ),
-    UnlockedCheck(
-        name="due-missing",
-        group="due-index",
-        question="Does the due index contain every task it should contain?",
-        ground=Task,
-        find=missing,
-        repair=_add,
-        idle=_idle,
-    ),
+    stale,
+    missing,
 )
