@@ -42,8 +42,6 @@ class Severity(StrEnum):
     """A guarantee of the engine is violated."""
     LATE = "LATE"
     """A step that should have been done by now is missing."""
-    REMARK = "REMARK"
-    """The data is consistent, but an operator has to look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

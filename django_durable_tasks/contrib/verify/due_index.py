@@ -140,24 +140,21 @@ def stale(context: VerifyContext, entries: Any) -> list[Wrong]:
             "instant",
             from_ms(entries.scores[member]),
             text,
+            *_remedy(member, rows),
             table="due entry",
-            **_remedy(member, rows),
         )
         for member, text in right.items()
         if text
     ]
 
 
-def _remedy(member: str, rows: Mapping[uuid.UUID, Any]) -> dict[str, str]:
-    """Return the repair or the advice for an entry. If the task does not exist, the entry may
+def _remedy(member: str, rows: Mapping[uuid.UUID, Any]) -> tuple[str, str]:
+    """Return the advice and the repair for an entry. If the task does not exist, the entry may
     belong to another installation.
     """
     task_id = id_of(member)
-    return (
-        {"repair": "remove it"}
-        if task_id is None or task_id in rows
-        else {"advice": _FOREIGN_ENTRY}
-    )
+    is_ours = task_id is None or task_id in rows
+    return ("", "remove it") if is_ours else (_FOREIGN_ENTRY, "")
 
 
 def _right(context: VerifyContext, row: Sequence[Any] | None, score: int) -> str:

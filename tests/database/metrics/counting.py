@@ -88,7 +88,11 @@ def a_minute(
             counted.observe(duration, seconds or 0.0)
     for span in (Span.MINUTE, Span.TOTAL):
         value = counted if span == Span.MINUTE else CountedDurations()
-        columns: dict[str, Any] = {**key._asdict(), "durations": value.durations_as_json()}
+        columns: Any = key._asdict()
         MetricMinute.objects.unguarded().create(
-            span=span, minute=minute_of(minute), number=value.number, **columns
+            span=span,
+            minute=minute_of(minute),
+            number=value.number,
+            durations=value.durations_as_json(),
+            **columns,
         )
