@@ -9,9 +9,7 @@ from django.apps import AppConfig
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
-from django_durable_tasks import conf, ports
-
-_NO_OTEL = "DURABLE_TASKS['TRACES'] is True: install django-durable-tasks[otel]."
+from django_durable_tasks import ports
 
 
 class DurableTasksConfig(AppConfig):
@@ -88,16 +86,3 @@ def _bind_ports() -> None:
         zone_port=inspect.schedule_zone,
         requests_port=requests.apply_of,
     )
-    if _traces_are_wanted():
-        try:
-            from django_durable_tasks.metrics.tracing import OpenTelemetryTraces
-        except ImportError as error:
-            raise conf.InvalidSetting(_NO_OTEL) from error
-        ports.bind_traces(OpenTelemetryTraces())
-
-
-def _traces_are_wanted() -> bool:
-    try:
-        return conf.settings().TRACES
-    except conf.InvalidSetting:
-        return False  # the check E001 reports it

@@ -191,19 +191,6 @@ class SpecialDay:
     until: time | None = None
 
 
-class MetricKind(StrEnum):
-    """What the number of a series counts.
-
-    ATTEMPT: entries of the attempt log. CREATED: created tasks. ENDED: tasks that ended without an
-    attempt. OCCURRENCE: fire times of recurring tasks.
-    """
-
-    ATTEMPT = "ATTEMPT"
-    CREATED = "CREATED"
-    ENDED = "ENDED"
-    OCCURRENCE = "OCCURRENCE"
-
-
 class EventType(StrEnum):
     """The ``type`` of a message. Receivers distinguish messages by it."""
 

@@ -243,7 +243,8 @@ class MonitoringOptions:
     METRICS: bool = value(
         False,
         "Count attempts, created tasks and fire times per minute for the metrics, and answer"
-        " requests for them. Set it for all processes.",
+        " requests for them; needs `django_durable_tasks.contrib.metrics`. Set it for all"
+        " processes.",
     )
     METRICS_TENANTS: bool = value(
         False, "Count for each tenant, and add the label `tenant` to the metrics of tasks."
@@ -254,12 +255,12 @@ class MonitoringOptions:
         " comes later is counted under the name `other`.",
     )
     METRICS_RETENTION: float = duration(
-        172_800, "How long the counts per minute are kept; two days. Totals are kept indefinitely."
+        172_800, "How long the counts for charts are kept; two days. Totals are kept indefinitely."
     )
     TRACES: bool = value(
         False,
-        "Create spans of OpenTelemetry for the creation and the attempts of tasks; needs the extra"
-        " [otel].",
+        "Create spans of OpenTelemetry for the creation and the attempts of tasks; needs"
+        " `django_durable_tasks.contrib.metrics` and the extra [otel].",
     )
 
 
@@ -565,8 +566,8 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
     )
     VERIFY_CRON: str | None = value(
         None,
-        "When the tables are verified by themselves: a cron text, '40 3 * * *'; `durable sync`"
-        " makes the schedule.",
+        "When the tables are verified by themselves: a cron text, '40 3 * * *'; needs"
+        " `django_durable_tasks.contrib.verify`. `durable sync` makes the schedule.",
     )
     DEAD_LETTERS_MAX: int = count(
         0, "More open dead letters than this warn and make `durable status` exit with 1."

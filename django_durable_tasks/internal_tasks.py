@@ -4,7 +4,6 @@ workflows, maps, plain Celery tasks, verification and the watchdog.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,11 +27,9 @@ from django_durable_tasks.targets.http_request import http_request
 from django_durable_tasks.task_names import (
     BULK_OPERATION_TASK,
     PLAIN_CELERY_TASK,
-    VERIFY_TASK,
     WATCHDOG_TASK,
 )
 from django_durable_tasks.tenants import bulk_operations, quotas
-from django_durable_tasks.verify import runner
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP
 
 # ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
@@ -116,42 +113,6 @@ def send_plain_celery_task(
         task, args, kwargs or {}, options or {}, self.durable.idempotency_key
     )
     return {"status": "SENT", "task": task, "celery_id": celery_id}
-
-
-# ``django_durable_tasks.verify`` runs the checks of ``durable verify`` at the times of
-# VERIFY_CRON. It repairs nothing.
-
-
-logger = logging.getLogger("django_durable_tasks.verify")
-_LOGGED = 20
-
-
-class VerificationIncomplete(DurableTasksError):
-    """Some of the tables could not be read, so their state is unknown."""
-
-
-@durable_task(name=VERIFY_TASK, bind=True, max_attempts=3)
-def audit(self: Any) -> dict[str, Any]:
-    """Run all checks. Log the findings as errors and return their numbers. Raises
-    VerificationIncomplete.
-    """
-    answers = runner.verify(
-        progress=lambda table, part: self.durable.progress(round(100 * part), 100, table)
-    )
-    wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
-    for finding in [finding for one in answers for finding in one.findings][:_LOGGED]:
-        logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
-    if wrong:
-        logger.error(
-            "%d findings in total. Run `manage.py durable verify` to list them.",
-            sum(wrong.values()),
-        )
-    unread = {one.check.name: one.error for one in answers if one.error}
-    if unread:
-        raise VerificationIncomplete(
-            "; ".join(f"{name}: {error}" for name, error in unread.items())
-        )
-    return {"checks": len(answers), "findings": sum(wrong.values()), "by_check": wrong}
 
 
 # ``django_durable_tasks.watchdog`` sends a request to WATCHDOG_URL.

@@ -272,7 +272,7 @@ class ApplyRequests(Protocol):
 
 
 class Traces(Protocol):
-    """Creates the spans of tasks, provided by ``metrics.tracing.py`` if TRACES is set."""
+    """Creates the spans of tasks, provided by ``contrib.metrics`` if TRACES is set."""
 
     def created(
         self, name: str, queue: str, task_id: str, number: int, upstreams: Sequence[str]
@@ -316,7 +316,7 @@ traces: Traces | None = None
 
 
 def bind_traces(given: Traces | None) -> None:
-    """Assign ``traces``; called once by ``apps.ready()``."""
+    """Assign ``traces``; called in ``AppConfig.ready()``."""
     global traces
     traces = given
 

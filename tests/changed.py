@@ -46,7 +46,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
         for name in ("outbox", "limits", "dependencies", "targets", "tasks", "tenants", "schedules")
     ),
     ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
-    ("django_durable_tasks/verify/", ("unit", "tests/database/verify", *_BROKER)),
+    ("django_durable_tasks/contrib/verify/", ("unit", "tests/database/verify", *_BROKER)),
     ("django_durable_tasks/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
     (
         "django_durable_tasks/notifications/",
@@ -55,7 +55,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/models/", ("database", SMOKE)),
     ("django_durable_tasks/migrations/", ("database", SMOKE)),
     ("django_durable_tasks/celery/", ("tests/database/celery", "broker", SMOKE)),
-    ("django_durable_tasks/metrics/", ("tests/database/metrics", "unit")),
+    ("django_durable_tasks/contrib/metrics/", ("tests/database/metrics", "unit")),
     ("django_durable_tasks/scheduler/", ("tests/database/scheduler", "broker", *_PROCESSES)),
     ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
     ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),

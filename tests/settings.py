@@ -45,6 +45,8 @@ INSTALLED_APPS = [
     "django.contrib.admin",
     "django_celery_results",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.metrics",
+    "django_durable_tasks.contrib.verify",
     "tests.project",
 ]
 MIDDLEWARE = [

@@ -18,6 +18,8 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.metrics",
+    "django_durable_tasks.contrib.verify",
     "benchmarks.project",
 ]
 ROOT_URLCONF = "benchmarks.project.rest"

@@ -1,25 +1,17 @@
-"""The overview and the charts of the installation."""
+"""The overview of the installation."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
-from django.utils import timezone
-from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
-from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
@@ -31,236 +23,9 @@ from django_durable_tasks.cluster.queues import (
     totals,
 )
 from django_durable_tasks.cluster.status import Overview, overview
-from django_durable_tasks.diagrams.charts import (
-    LINE_COLOURS,
-    OTHER_COLOUR,
-    STATUS_COLOURS,
-    ChartFrame,
-    ChartSeries,
-    lines,
-    seconds,
-    stacked_bars,
-    swatch,
-)
 from django_durable_tasks.limits.operator_limits import limit_waits
-from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
-from django_durable_tasks.metrics.series import PERIODS, ChartPeriod, ChartPoint, Duration
 from django_durable_tasks.models import Node, NodeKind
-from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
-
-# The charts: endings per minute by status, and how long tasks waited and ran.
-
-
-ADDRESS = "admin:django_durable_tasks_charts"
-_TITLES = {
-    "1h": _("1 hour"),
-    "24h": _("24 hours"),
-    "7d": _("7 days"),
-}
-_TICK_MINUTES = {"1h": 10, "24h": 180, "7d": 1_440}
-_QUANTILES = (("p50", 0.5), ("p95", 0.95))
-_DURATIONS = (
-    (Duration.RUN, _("Run time of attempts")),
-    (Duration.SCHEDULER_WAIT, _("Wait for a scheduler: from due to claimed")),
-    (Duration.BROKER_WAIT, _("Wait for a worker: from claimed to started")),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnChart:
-    """A chart as the page shows it: the drawing, its legend, and its values as a table."""
-
-    title: str
-    svg: SafeString
-    legend: Sequence[tuple[SafeString, str]]
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class ChartQuery:
-    """The query string of the page. Unknown periods are replaced by the first one."""
-
-    period: ChartPeriod
-    queue: str
-    name: str
-
-    @classmethod
-    def of(cls, request: HttpRequest) -> ChartQuery:
-        """Return the query of a request."""
-        period = PERIODS.get(request.GET.get("period", ""), next(iter(PERIODS.values())))
-        return cls(period, request.GET.get("queue", ""), request.GET.get("name", ""))
-
-    def periods(self) -> Iterator[dict[str, Any]]:
-        """Yield the links to each period with the same queue and name."""
-        for name in PERIODS:
-            given = {"period": name, "queue": self.queue, "name": self.name}
-            query = urlencode({key: value for key, value in given.items() if value})
-            yield {
-                "title": _TITLES[name],
-                "url": f"?{query}",
-                "is_current": name == self.period.name,
-            }
-
-
-def charts_of(queue: str) -> str:
-    """Return the address of the charts of a queue."""
-    return f"{reverse(ADDRESS)}?{urlencode({'queue': queue})}"
-
-
-def _drawn(svg: str) -> SafeString:
-    return mark_safe(svg)  # noqa: S308 -- diagrams/svg/markup escapes each text
-
-
-def _moments(points: Sequence[ChartPoint], period: ChartPeriod) -> list[str]:
-    layout = "%H:%M" if period.name == "1h" else "%Y-%m-%d %H:%M"
-    return [f"{timezone.localtime(point.start):{layout}}" for point in points]
-
-
-def _ticks(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[tuple[int, str]]:
-    """Yield the points at round times of the site's zone, with their labels."""
-    each = _TICK_MINUTES[period.name]
-    for index, point in enumerate(points):
-        local = timezone.localtime(point.start)
-        if (local.hour * 60 + local.minute) % each == 0:
-            yield index, f"{local:%m-%d}" if each == 1_440 else f"{local:%H:%M}"
-
-
-def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFrame:
-    moments = _moments(data.points, query.period)
-    description = gettext(
-        "%(points)d points of %(minutes)d min from %(first)s to %(last)s. The table below contains"
-        " the values."
-    ) % {
-        "points": len(moments),
-        "minutes": query.period.step,
-        "first": moments[0],
-        "last": moments[-1],
-    }
-    ticks = list(_ticks(data.points, query.period))
-    return ChartFrame(f"durable-chart-{key}", title, description, moments, ticks)
-
-
-def _endings(data: ChartData, query: ChartQuery) -> DrawnChart:
-    """Draw the endings per minute; the legend contains the totals of the period."""
-    totals = Counter[str]()
-    for point in data.points:
-        totals.update(point.numbers)
-    known = [status for status in STATUS_COLOURS if totals[status]]
-    statuses = [*known, *sorted(set(totals) - set(known))]
-    title = gettext("Endings per minute")
-    frame = _frame("endings", title, data, query)
-    rows = [
-        ChartSeries(
-            status,
-            STATUS_COLOURS.get(status, OTHER_COLOUR),
-            [point.rate(status) for point in data.points],
-        )
-        for status in statuses
-    ]
-    return DrawnChart(
-        title,
-        _drawn(stacked_bars(frame, rows)),
-        [(_drawn(swatch(row.colour)), f"{row.name} {totals[row.name]:,}") for row in rows],
-        statuses,
-        [
-            (moment, [f"{point.rate(status):,.3g}" for status in statuses])
-            for moment, point in zip(frame.moments, data.points, strict=True)
-        ],
-    )
-
-
-def _durations(
-    duration: Duration, title: str, data: ChartData, query: ChartQuery
-) -> DrawnChart | None:
-    """Draw the quantiles of a duration; None if none was counted."""
-    rows = [
-        ChartSeries(name, colour, [point.quantile(duration, share) for point in data.points])
-        for (name, share), colour in zip(_QUANTILES, LINE_COLOURS, strict=True)
-    ]
-    if all(value is None for value in rows[0].values):
-        return None
-    frame = _frame(duration.value.replace("_", "-"), title, data, query)
-    return DrawnChart(
-        title,
-        _drawn(lines(frame, rows)),
-        [(_drawn(swatch(row.colour)), row.name) for row in rows],
-        [row.name for row in rows],
-        [
-            (moment, [seconds(row.values[index]) for row in rows])
-            for index, moment in enumerate(frame.moments)
-        ],
-    )
-
-
-def _charts(data: ChartData, query: ChartQuery) -> Iterator[DrawnChart]:
-    if any(point.numbers for point in data.points):
-        yield _endings(data, query)
-        for duration, title in _DURATIONS:
-            drawn = _durations(duration, str(title), data, query)
-            if drawn is not None:
-                yield drawn
-
-
-def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterator[str]:
-    """Yield why the charts are empty or shorter than the period."""
-    settings = conf.settings()
-    if not settings.METRICS:
-        yield gettext("Nothing is counted: METRICS is not set in DURABLE_TASKS.")
-    if staff_tenants.is_limited(request) and not settings.METRICS_TENANTS:
-        yield gettext(
-            "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
-            " is counted for each tenant."
-        )
-    if query.period.minutes * 60 > settings.METRICS_RETENTION:
-        yield gettext("Counts per minute are kept for %s (METRICS_RETENTION).") % ago(
-            settings.METRICS_RETENTION
-        )
-    if data.is_cut:
-        first = data.points[0].start
-        yield (
-            gettext(
-                "The charts begin at %s, because the period has too many counts. Choose a queue or"
-                " a task to see all of it."
-            )
-            % f"{timezone.localtime(first):%Y-%m-%d %H:%M}"
-        )
-
-
-def _chart_facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
-    query = ChartQuery.of(request)
-    found = ending_series(staff_tenants.tenants_of(request))
-    ids = found.selected(query.queue, query.name)
-    data = read_points(ids, query.period, now)
-    return {
-        "query": query,
-        "periods": query.periods(),
-        "queue_choices": sorted({*found.queues(), query.queue} - {""}),
-        "name_choices": sorted({*found.names(), query.name} - {""}),
-        "remarks": list(_remarks(request, data, query)),
-        "charts": list(_charts(data, query)),
-        "asked_at": now,
-    }
-
-
-def charts_view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
-    """Return the view of the charts, inside the site of this screen."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        if not screen.has_view_permission(request):
-            raise PermissionDenied
-        context = {
-            **screen.admin_site.each_context(request),
-            **_chart_facts(request, database_now()),
-            "opts": screen.opts,
-            "media": screen.media,
-            "title": gettext("Charts"),
-        }
-        return TemplateResponse(request, "admin/django_durable_tasks/charts.html", context)
-
-    return view
-
 
 # The overview: backlog, running tasks, leader, live nodes and problems.
 
@@ -374,7 +139,6 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
             "pending": shown_count(depth.pending),
             "due": shown_count(depth.due),
             "age": since(depth.oldest_due_at, now),
-            "charts": charts_of(depth.queue),
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
             "urls": {
                 status: list_of("task", queue=depth.queue, status__exact=status)

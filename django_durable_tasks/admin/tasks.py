@@ -388,7 +388,6 @@ class TaskAdmin(NewestRowsAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         screen = self.admin_site.admin_view(overview.view_for(self))
-        drawn = self.admin_site.admin_view(overview.charts_view_for(self))
         edited = self.admin_site.admin_view(replay_view_for(self))
         graph_view = self.admin_site.admin_view(graphs.task_view(self))
         chosen = self.admin_site.admin_view(graphs.chosen_view(self))
@@ -406,7 +405,6 @@ class TaskAdmin(NewestRowsAdmin):
                 name="django_durable_tasks_task_graph",
             ),
             path("overview/", screen, name="django_durable_tasks_overview"),
-            path("charts/", drawn, name="django_durable_tasks_charts"),
             path("<uuid:object_id>/replay/", edited, name="django_durable_tasks_task_replay"),
             *super().get_urls(),
         ]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
@@ -105,6 +106,9 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         known = ", ".join(sorted(connections.settings))
         return [*found, FINDINGS["E002"](alias=settings.DATABASE, known=known)]
     found += [*_listening(settings), *_routing(settings), *_zones()]
+    if not apps.is_installed("django_durable_tasks.contrib.metrics"):
+        names = [name for name in ("METRICS", "TRACES") if getattr(settings, name)]
+        found += [FINDINGS["W022"](setting=name) for name in names]
     timeout, beat, renew = nodes.timeout(), settings.NODE_HEARTBEAT, settings.HEARTBEAT
     if timeout < 2 * beat:
         found.append(FINDINGS["E004"](timeout=timeout, beat=beat))

@@ -273,6 +273,11 @@ _ALL = (
         "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
         " = 'json' as soon as no other task needs it.",
     ),
+    ProjectFinding(
+        "W022",
+        "DURABLE_TASKS[{setting!r}] has no effect without django_durable_tasks.contrib.metrics.",
+        "Add 'django_durable_tasks.contrib.metrics' to INSTALLED_APPS, and migrate.",
+    ),
 )
 
 

@@ -13,12 +13,6 @@ from django_durable_tasks.models.cluster import (
     SchedulerLease,
 )
 from django_durable_tasks.models.limits import Limit, LimitBucket
-from django_durable_tasks.models.metrics import (
-    MetricMinute,
-    MetricPosition,
-    MetricSeries,
-    UncountedEnding,
-)
 from django_durable_tasks.models.notifications import Alert, NotificationEvent, NotificationSetting
 from django_durable_tasks.models.schedules import (
     Calendar,
@@ -66,9 +60,6 @@ __all__ = [
     "IdempotentRequest",
     "Limit",
     "LimitBucket",
-    "MetricMinute",
-    "MetricPosition",
-    "MetricSeries",
     "Node",
     "NodeKind",
     "NotificationEvent",
@@ -89,6 +80,5 @@ __all__ = [
     "Tenant",
     "TenantQuota",
     "TenantRequests",
-    "UncountedEnding",
     "WorkflowRun",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,6 @@ from django_durable_tasks.operations.operation import (
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import batches, claim, key_rotation, retention
-from django_durable_tasks.verify import runner
 
 logger = logging.getLogger("django_durable_tasks.operations")
 Progress = Callable[[str], None]
@@ -142,16 +141,6 @@ def _import_beat(
     return OperationResult({"imported": 1}, value=row)
 
 
-def _repair(answers: Sequence[runner.Answer], *, by: str, reason: str) -> OperationResult:
-    """Repair the findings of these answers; ``value`` is the list of results."""
-    checks = sorted({answer.check.name for answer in answers})
-    record_start("installation.repair", by=by, reason=reason, checks=checks)
-    results = runner.repair(answers)
-    done = sum(bool(result.done) for result in results)
-    _log("repair", done, by, reason)
-    return OperationResult({"repaired": done}, value=results)
-
-
 def _log(name: str, number: int, by: str, reason: str) -> None:
     logger.info("Operation %s has changed %d objects; by: %s; reason: %s", name, number, by, reason)
 
@@ -252,18 +241,6 @@ IMPORT_BEAT = Operation(
     confirm=False,
     not_in_admin="it is used once per migration",
 )
-REPAIR = Operation(
-    target=Target.INSTALLATION,
-    name="repair",
-    title=_("Repair findings of verify"),
-    help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
-    permission="",
-    perform=_repair,
-    not_in_api=_INSTALLATION,
-    dry_run=True,
-    not_in_admin="it reads whole tables",
-)
-
 ROTATE_KEYS = Operation(
     target=Target.INSTALLATION,
     name="rotate_keys",
@@ -288,4 +265,4 @@ ROTATE_KEYS = Operation(
     not_in_admin="it can change more rows than a web request has time for",
 )
 
-OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, REPAIR, ROTATE_KEYS)
+OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, ROTATE_KEYS)

@@ -18,13 +18,6 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import SKEW_MAX, settings
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
-from django_durable_tasks.metrics.counts import (
-    CreationCounter,
-    count_attempts,
-    count_endings_without_attempt,
-    count_occurrences,
-    prune_minutes,
-)
 from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.notifications.deliveries import prune_events
 from django_durable_tasks.schedules import recompute
@@ -204,39 +197,6 @@ def count_endings(now: datetime, monitor: HeartbeatMonitor) -> int:
     return counted
 
 
-# Job: count attempts, created tasks, endings without an attempt and fire times for the metrics.
-
-
-METRICS_EVERY = 5.0
-"""Seconds between two counts, and so the age of the totals."""
-_BATCHES = 4
-
-
-class CountMetrics:
-    """Count for one slice; does nothing unless METRICS is set.
-
-    Returns how many rows are certainly left, so that the job runs again soon only after a full
-    batch. Otherwise a steady load would make it run without a pause, for a few rows each time.
-    """
-
-    def __init__(self) -> None:
-        self._count_creations = CreationCounter()
-
-    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
-        if not settings().METRICS:
-            return 0
-        end, batch = time.monotonic() + SLICE, _BATCHES * settings().BATCH_SIZE
-        left = 0
-        with dedicated_connection():
-            for count in (count_attempts, count_endings_without_attempt, count_occurrences):
-                while (number := count(now, batch)) >= batch and time.monotonic() < end:
-                    continue
-                left += number if number >= batch else 0
-            while (more := self._count_creations(now, 10 * batch)) and time.monotonic() < end:
-                continue
-        return left + more
-
-
 # Job: create the tasks that deliver due events of notification settings.
 
 
@@ -348,7 +308,6 @@ class Prune:
                     retention.prune_buckets,
                     prune_shadow_fires,
                     prune_requests,
-                    prune_minutes,
                     prune_operations,
                     prune_events,
                     prune_audit,

@@ -18,10 +18,8 @@ from django_durable_tasks.conf import settings
 from django_durable_tasks.scheduler import jobs as scheduler_jobs
 from django_durable_tasks.scheduler.jobs import (
     CLOCK_EVERY,
-    METRICS_EVERY,
     AgePriorities,
     CorrectClockSteps,
-    CountMetrics,
     FindDeletedUpstreams,
     Job,
     ProbeWorkers,
@@ -75,7 +73,6 @@ def jobs() -> tuple[Job, ...]:
         Job("correct_clock_steps", CorrectClockSteps(), every=CLOCK_EVERY),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
-        Job("count_metrics", CountMetrics(), every=METRICS_EVERY, dispatches=False),
         Job("watch_alerts", watch_alerts, every=10.0),
         Job("probe_workers", ProbeWorkers(), every=5.0),
         Job(

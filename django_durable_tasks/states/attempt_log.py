@@ -1,4 +1,4 @@
-"""What transitions record beside the task: attempts, ending events, dead letters and counts."""
+"""What transitions record beside the task: attempts, ending events and dead letters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Count, Q
+from django.db.models import Q
+from django.dispatch import Signal
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Resolution, Status
@@ -16,14 +17,12 @@ from django_durable_tasks.models import (
     EndingEvent,
     Task,
     TaskExecutionLog,
-    UncountedEnding,
 )
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
 from django_durable_tasks.states.decisions import Outcome, fingerprint
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.tables import database, tasks
 from django_durable_tasks.task_values import Run
 
 # Inserts log entries of attempts and ending events.
@@ -208,28 +207,10 @@ def close_replayed_letters(tasks: Sequence[uuid.UUID], *, by: str, reason: str) 
     )
 
 
-# Records how many tasks ended without an attempt, for the metrics. Attempts have a log entry.
+# Sent in the transaction of a transition that ended tasks without an attempt, of which therefore no
+# log entry exists. Arguments: ``task_ids`` and ``status``; tasks whose status is another one were
+# not changed. An error of a receiver rolls the transition back.
+ended_without_attempt = Signal()
 
-
+# Transitions without a run whose callers insert a log entry.
 LOGGED = frozenset({"force_complete"})
-"""Transitions without a run whose callers insert a log entry, by which they are counted."""
-
-
-def record_uncounted(ids: Sequence[uuid.UUID], status: Status) -> None:
-    """Insert one row for each queue, name and tenant of these tasks; nothing unless METRICS is set.
-
-    Must be called in the transaction of the transition. Tasks whose status is not ``status`` are
-    left out, because the transition did not change them.
-    """
-    if not conf.settings().METRICS:
-        return
-    ended = tasks().filter(pk__in=list(ids), status=status).order_by()
-    groups = ended.values_list("tenant_id", "queue", "name").annotate(number=Count("pk"))
-    UncountedEnding.objects.using(database()).unguarded().bulk_create(
-        [
-            UncountedEnding(
-                tenant_id=tenant_id, queue=queue, name=name, status=status, number=number
-            )
-            for tenant_id, queue, name, number in groups
-        ]
-    )

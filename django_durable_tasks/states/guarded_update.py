@@ -26,9 +26,9 @@ from django_durable_tasks.outbox.capture import capture_successes, capture_trans
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states.attempt_log import (
     LOGGED,
+    ended_without_attempt,
     insert_ending_events,
     insert_return_events,
-    record_uncounted,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.tables import atomic, callers_transaction, database, tasks
@@ -362,7 +362,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     if status in TERMINAL:
         record_endings(ids, status)
         if name not in LOGGED:
-            record_uncounted(ids, status)
+            ended_without_attempt.send(Task, task_ids=ids, status=status)
     elif status == Status.PENDING and name != "return_to_pending" and "due_at" in writes:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.

@@ -25,7 +25,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store import tables
 
 # Recognizes errors of databases by their codes. Their texts are in the language of the server.
@@ -332,7 +331,3 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, DataError | IntegrityError):
         return f"the database refused a value ({kind})"
     return f"the database refused a statement ({kind}: {str(error).partition(chr(10))[0]})"
-
-
-class Unreadable(DurableTasksError):
-    """A check could not read a service other than the database."""

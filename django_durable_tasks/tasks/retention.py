@@ -8,6 +8,7 @@ import math
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,6 @@ from django_durable_tasks.choices import OPEN, TERMINAL, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import config, scopes
-from django_durable_tasks.metrics.counts import uncounted
 from django_durable_tasks.models import (
     DeadLetter,
     DeliveryAttempt,
@@ -90,6 +90,17 @@ class PruningPositions:
         return bool(self._cut)
 
 
+_HOLDS: list[Callable[[], datetime | None]] = []
+
+
+def register_hold(hold: Callable[[], datetime | None]) -> None:
+    """Keep the tasks and workflows that ended after the time that ``hold()`` returns, if any.
+
+    Called in ``AppConfig.ready()`` of an optional app that still has to read them.
+    """
+    _HOLDS.append(hold)
+
+
 def prune(
     now: datetime, limit: int, positions: PruningPositions | None = None, deadline: float = math.inf
 ) -> int:
@@ -102,10 +113,11 @@ def prune(
     and ``positions.more()`` is True.
     """
     positions = positions or PruningPositions()
-    deleted = _prune_workflows(now, limit, positions, deadline)
+    held = min((at for hold in _HOLDS if (at := hold()) is not None), default=now)
+    deleted = _prune_workflows(now, held, limit, positions, deadline)
     for status, kept in conf.retention().items():
         if kept is not None:
-            cutoff = now - timedelta(seconds=kept)
+            cutoff = min(now - timedelta(seconds=kept), held)
             deleted += _prune_ended(status, cutoff, now, limit - deleted, positions, deadline)
     endpoints.prune(now)
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
@@ -198,8 +210,6 @@ def _prune(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) 
                 "pk", flat=True
             )
         )
-        waiting = uncounted(deletable, now)
-        deletable = [pk for pk in deletable if pk not in waiting]
         _delete(deletable)
     return len(deletable)
 
@@ -256,11 +266,16 @@ def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQue
 
 
 def _prune_workflows(
-    now: datetime, limit: int, positions: PruningPositions, deadline: float
+    now: datetime,
+    held: datetime,
+    limit: int,
+    positions: PruningPositions,
+    deadline: float,
 ) -> int:
     deleted, past = 0, positions.past(_WORKFLOW_RUNS)
+    cutoff = min(_workflow_cutoff(now), held)
     while deleted < limit:
-        page = _page(workflow_runs().ended_before(_workflow_cutoff(now), past), limit)
+        page = _page(workflow_runs().ended_before(cutoff, past), limit)
         number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
         deleted += number
         if len(page) < limit:
@@ -310,8 +325,6 @@ def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
         if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
             return 0
         if edges.endings().filter(Q(task_id__in=found) | Q(workflow_id__in=keys)).exists():
-            return 0
-        if uncounted(found, now):
             return 0
         _delete(found)
         if not rows.exists():

@@ -35,6 +35,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.admin",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.metrics",
+    "django_durable_tasks.contrib.verify",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "billing",

@@ -13,7 +13,7 @@ from tests.database.metrics.counting import a_minute
 
 pytestmark = pytest.mark.timeout(300)
 
-CHARTS = "/admin/django_durable_tasks/task/charts/"
+CHARTS = "/admin/durable_tasks_metrics/metricminute/"
 
 
 def test_an_operator_sees_the_charts_of_a_queue_and_their_values(

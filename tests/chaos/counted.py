@@ -2,66 +2,64 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Sum
 
-from django_durable_tasks.choices import MetricKind
-from django_durable_tasks.metrics.counts import CreationCounter, read_position
-from django_durable_tasks.metrics.series import DELAYS
-from django_durable_tasks.models import (
-    MetricMinute,
-    MetricSeries,
-    OccurrenceRecord,
-    TaskExecutionLog,
-    UncountedEnding,
+from django_durable_tasks.contrib.metrics.counts import (
+    DELAYS,
+    CountMetrics,
+    read_totals,
+    settled_until,
 )
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import MINUTE, MetricKind, Span
+from django_durable_tasks.models import OccurrenceRecord, TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
 from tests.chaos.records import CreationCounts, Series
 from tests.chaos.watching import creation_counts
 
 _LATER = DELAYS[-1] + timedelta(minutes=10)
 """How far ahead the last count of every minute of a run is due."""
-_IDS = 100_000
 
 
 def counting_has_begun() -> bool:
-    """Return whether a leader has counted: tasks of earlier minutes are never counted."""
-    return bool(read_position(MetricKind.CREATED).details)
+    """Return whether a leader has counted: tasks of much earlier minutes are never counted."""
+    return settled_until() is not None
 
 
 def all_is_counted() -> bool:
     """Return whether the totals have as many attempts, endings and fire times as the tables."""
     fires = OccurrenceRecord.objects.aggregate(number=Sum("count"))["number"] or 0
     return (
-        not UncountedEnding.objects.exists()
-        and _sum(MetricSeries.objects.filter(kind="ATTEMPT")) == TaskExecutionLog.objects.count()
-        and _sum(MetricSeries.objects.filter(kind="OCCURRENCE")) == fires
+        not MetricMinute.objects.filter(span=Span.NEW).exists()
+        and _sum(MetricKind.ATTEMPT) == TaskExecutionLog.objects.count()
+        and _sum(MetricKind.OCCURRENCE) == fires
     )
 
 
-def _sum(rows: QuerySet[MetricSeries]) -> int:
-    number: int = rows.aggregate(number=Sum("number"))["number"] or 0
-    return number
+def _sum(kind: MetricKind) -> int:
+    return sum(counted.number for key, counted in read_totals() if key.kind == kind)
 
 
 def creations() -> CreationCounts:
-    """Count the created tasks as a leader does an hour later; return all counts with the time of
-    this one.
+    """Count and settle all minutes as a leader does an hour later; return the counts of created
+    tasks with the time of this one.
     """
     begun = database_now()
-    position = read_position(MetricKind.CREATED)
-    count = CreationCounter()
-    while count(begun + _LATER, _IDS):
+    until = begun - 2 * MINUTE
+    job = CountMetrics()
+    for _ in job.count(begun + _LATER):
         continue
-    return CreationCounts(creation_counts(), float(position.details[0]), begun.timestamp())
+    return CreationCounts(creation_counts(), until.timestamp(), begun.timestamp())
 
 
 def counted() -> dict[Series, tuple[int, int]]:
     """Return the total of each series, and the sum of its minutes."""
-    rows = MetricMinute.objects.order_by().values_list("series_id")
-    minutes = dict(rows.annotate(number=Sum("number")))
-    return {
-        (row.kind, row.queue, row.name, row.status): (row.number, minutes.get(row.pk, 0))
-        for row in MetricSeries.objects.all()
-    }
+    totals, minutes = Counter[Series](), Counter[Series]()
+    for key, counted_ in read_totals():
+        totals[str(key.kind), key.queue, key.name, key.status] += counted_.number
+    for row in MetricMinute.objects.filter(span__in=(Span.MINUTE, Span.QUARTER)):
+        minutes[row.kind, row.queue, row.name, row.status] += row.number
+    return {series: (totals[series], minutes[series]) for series in totals}

@@ -147,8 +147,8 @@ _CREATIONS = """
 CREATE FUNCTION chaos_note_creations() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_creations (minute, queue, name, number)
-    SELECT NEW.minute, queue, name, NEW.number FROM durable_tasks_metric_series
-     WHERE id = NEW.series_id AND kind = 'CREATED';
+    SELECT NEW.minute, NEW.queue, NEW.name, NEW.number
+     WHERE NEW.span = 1 AND NEW.kind = 'CREATED';
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos_note_creations AFTER INSERT OR UPDATE ON durable_tasks_metric_minute

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics import counts
-from django_durable_tasks.metrics.counts import count_attempts
+from django_durable_tasks.contrib.metrics import counts
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
-from tests.concurrency.racing import no_errors, on_another_connection, race
+from tests.concurrency.racing import no_errors, race
 from tests.database.metrics.counting import count_all, minute_totals, recount, totals
 from tests.database.transitions.transition_calls import FAILURE, end, succeed
 from tests.factories import many_tasks
@@ -33,30 +33,27 @@ def _end_all(tasks: list[Task]) -> int:
     return len(tasks)
 
 
-def _count_repeatedly() -> int:
-    return sum(count_attempts(database_now(), 7) for _ in range(40))
+def _count_repeatedly() -> None:
+    job = count_all()
+    for _ in range(20):
+        count_all(job=job)
 
 
-@pytest.mark.postgresql
-@pytest.mark.mariadb
-def test_of_two_counts_of_the_same_attempts_one_is_written(
+def test_a_minute_that_another_leader_has_settled_is_not_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _end_all(many_tasks(6, Status.RUNNING))
-    now, record = database_now(), counts.record_counts
-    answers: list[int] = []
+    now, write = database_now(), counts.raise_minute
 
-    def after_another(*given: Any) -> bool:
-        monkeypatch.setattr(counts, "record_counts", record)
-        answers.append(on_another_connection(partial(count_attempts, now, 100)))
-        return record(*given)
+    def after_another(*given: Any) -> None:
+        monkeypatch.setattr(counts, "raise_minute", write)
+        count_all(now + timedelta(hours=2))
+        write(*given)
 
-    monkeypatch.setattr(counts, "record_counts", after_another)
-    assert count_attempts(now, 100) == 0
-    assert answers == [6]
+    monkeypatch.setattr(counts, "raise_minute", after_another)
+    count_all(now)
+    count_all(now + timedelta(hours=2))
     assert sum(recount().values()) == 6
-    assert totals() == minute_totals() == recount()
-    count_all()
     assert totals() == minute_totals() == recount()
 
 

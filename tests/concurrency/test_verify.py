@@ -17,6 +17,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_durable_tasks.choices import REPLAYABLE, Status
+from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency, WorkflowRun
@@ -24,7 +25,6 @@ from django_durable_tasks.schedules import trigger
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, claim, operator_actions
-from django_durable_tasks.verify import runner
 from django_durable_tasks.workflows import Workflow, runs
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all

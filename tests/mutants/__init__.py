@@ -200,7 +200,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "followups": crashes.with_followups_after_the_commit,
     "callers": graphs.with_locks_of_running_rows_in_callers_transactions,
     "marks": graphs.without_the_marks_of_upstreams_that_run,
-    "counts": counts.without_the_revision,
+    "counts": counts.without_the_position,
     "batch_crashes": batches.with_counted_crashes,
     "hand_over": batches.with_a_hand_over_that_counts_nothing,
     "batch_return": batches.without_the_owner_of_undone_starts,

@@ -40,7 +40,7 @@ WATCH: dict[str, tuple[str, ...]] = {
     "halves": (f"{CRASHES}[ending]",),
     "followups": (f"{CRASHES}[ending]",),
     "counts": (
-        "concurrency/test_metric_races.py::test_of_two_counts_of_the_same_attempts_one_is_written",
+        "concurrency/test_metric_races.py::test_a_minute_that_another_leader_has_settled_is_not_written_again",
     ),
     "batch_crashes": (f"{CRASHES}[batch]",),
     "hand_over": (f"{CRASHES}[hand over]",),

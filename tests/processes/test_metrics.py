@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_durable_tasks.models import MetricPosition, MetricSeries
+from django_durable_tasks.contrib.metrics.models import MetricMinute
 from tests.database.metrics.counting import recount, totals
 from tests.processes.cluster import SHORT, Program, cluster_in
 from tests.processes.rows import ended
@@ -43,8 +43,7 @@ def _executed(address: str) -> dict[str, int]:
 def test_totals_equal_a_recount_after_workers_and_the_leader_were_killed_under_load(
     rows: None, tmp_path: Path, settings: Any
 ) -> None:
-    MetricSeries._base_manager.all().delete()
-    MetricPosition._base_manager.all().delete()
+    MetricMinute._base_manager.all().delete()
     settings.DURABLE_TASKS = {**SHORT, "METRICS": True}
     with cluster_in(tmp_path, {**SHORT, "METRICS": True}) as cluster:
         worker, leader = cluster.worker(), cluster.scheduler("--metrics-port", "0")

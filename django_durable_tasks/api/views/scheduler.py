@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+from django.apps import apps
 from django.db import Error
 from django.http import HttpResponse
-from django.utils.module_loading import import_string
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -243,10 +242,6 @@ ACTIONS = (
 # ``/metrics``: the metrics of the installation as text for Prometheus or OpenMetrics.
 
 
-_WRITTEN = "django_durable_tasks.metrics.exposition.written"
-"""Imported on use, because it needs the extra [metrics]."""
-
-
 class MetricsEndpoint(ApiEndpoint):
     """The metrics of all tenants."""
 
@@ -259,14 +254,13 @@ class MetricsEndpoint(ApiEndpoint):
         """Return the metrics; 404 unless METRICS is set."""
         if not conf.settings().METRICS:
             raise Problem(problems.NOT_FOUND, "The setting METRICS is off.")
-        body, content_type = _written()(request.headers.get("Accept", ""))
+        try:
+            metrics: Any = apps.get_app_config("durable_tasks_metrics")
+            body, content_type = metrics.text(request.headers.get("Accept", ""))
+        except LookupError:
+            text = "The server lacks django_durable_tasks.contrib.metrics in INSTALLED_APPS."
+            raise Problem(problems.NOT_FOUND, text) from None
+        except ImportError:
+            text = "The server lacks the extra django-durable-tasks[metrics]."
+            raise Problem(problems.NOT_FOUND, text) from None
         return HttpResponse(body, content_type=content_type)
-
-
-def _written() -> Callable[[str], Any]:
-    try:
-        found: Callable[[str], Any] = import_string(_WRITTEN)
-    except ImportError:
-        text = "The server lacks the extra django-durable-tasks[metrics]."
-        raise Problem(problems.NOT_FOUND, text) from None
-    return found

@@ -31,7 +31,6 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.command.task_actions import EDIT_ACTIONS, TASK_ACTIONS
 from django_durable_tasks.command.tenant_actions import API_KEY, QUOTA, STAFF
-from django_durable_tasks.command.verify import VERIFY
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
 from django_durable_tasks.exceptions import DurableTasksError
@@ -64,7 +63,6 @@ SUBCOMMANDS = {
         SYNC,
         IMPORT_BEAT,
         SHADOW,
-        VERIFY,
         AUDIT,
         ROTATE,
         CHECK_URL,

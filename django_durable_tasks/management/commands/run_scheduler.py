@@ -9,9 +9,9 @@ import signal
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import Any
 
+from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
-from django.utils.module_loading import import_string
 
 from django_durable_tasks.command.recurring import load_declarations
 from django_durable_tasks.conf import settings
@@ -29,8 +29,8 @@ from django_durable_tasks.store.errors import is_unmigrated, reason_of
 # of the tick.
 _COLLECT_AFTER = 10_000
 _PORT_MAX = 65_535
-_METRICS_SERVER = "django_durable_tasks.metrics.exposition.MetricsServer"
-"""Imported on use, because it needs the extra [metrics]."""
+# The label of the optional app that serves the metrics.
+_METRICS_APP = "durable_tasks_metrics"
 
 
 def _shards(text: str) -> frozenset[int]:
@@ -124,7 +124,12 @@ class Command(BaseCommand):
         if not settings().METRICS:
             raise CommandError("--metrics-port needs DURABLE_TASKS['METRICS'] = True.")
         try:
-            server = import_string(_METRICS_SERVER)(*address)
+            metrics: Any = apps.get_app_config(_METRICS_APP)
+            server = metrics.server(*address)
+        except LookupError as error:
+            raise CommandError(
+                "--metrics-port needs django_durable_tasks.contrib.metrics in INSTALLED_APPS."
+            ) from error
         except ImportError as error:
             raise CommandError(
                 f"--metrics-port needs django-durable-tasks[metrics]: {error}"

@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_durable_tasks.metrics import counts
+from django_durable_tasks.contrib.metrics import charts
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tenants import access
@@ -43,7 +43,7 @@ def ann() -> Client:
 
 
 def _open(client: Client, **query: str) -> Any:
-    return client.get(reverse("admin:django_durable_tasks_charts"), query)
+    return client.get(reverse("admin:durable_tasks_metrics_metricminute_changelist"), query)
 
 
 def _table(answer: Any, number: int) -> list[list[str]]:
@@ -119,7 +119,7 @@ def test_a_period_longer_than_the_retention_is_explained(
 def test_a_shortened_period_is_explained(
     ann: Client, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "row_limit", lambda: 1)
+    monkeypatch.setattr(charts, "ROWS_MAX", 1)
     for ago in range(3):
         a_minute(now - timedelta(minutes=ago))
     assert "The charts begin at" in text(_open(ann))
@@ -194,14 +194,14 @@ def test_the_page_needs_as_many_statements_for_one_series_as_for_fifty(
 
 def test_other_pages_link_to_the_charts(ann: Client) -> None:
     a_paused_queue("mail & more")
-    address = reverse("admin:django_durable_tasks_charts")
+    address = reverse("admin:durable_tasks_metrics_metricminute_changelist")
     for page in (
         list_of("task"),
         reverse("admin:django_durable_tasks_overview"),
         reverse("admin:app_list", args=["django_durable_tasks"]),
     ):
         assert f'href="{address}"' in ann.get(page).content.decode(), page
-    of_queue = f'href="{address}?queue=mail+%26+more"'
+    of_queue = f'href="{address}?queue=mail%20%26%20more"'
     assert of_queue in ann.get(list_of("queuecontrol")).content.decode()
     without = staff("view_queuecontrol").get(list_of("queuecontrol")).content.decode()
     assert "mail &amp; more" in without

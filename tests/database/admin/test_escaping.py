@@ -147,7 +147,7 @@ def _addresses() -> list[str]:
             f"{reverse('admin:django_durable_tasks_recurringtask_do', args=[schedule.pk, 'override'])}?fire_time={EVIL}"
         ),
         reverse("admin:django_durable_tasks_overview"),
-        f"{reverse('admin:django_durable_tasks_charts')}?queue={EVIL}",
+        f"{reverse('admin:durable_tasks_metrics_metricminute_changelist')}?queue={EVIL}",
         reverse("admin:django_durable_tasks_task_replay", args=[task.pk]),
         reverse("admin:django_durable_tasks_task_history", args=[task.pk]),
         f"{reverse('admin:django_durable_tasks_queuecontrol_pause')}?queue=%3Cscript%3Ealert(1)%3C/script%3E",

@@ -10,8 +10,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from django_durable_tasks.contrib.verify.runner import CHECKS
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.verify.runner import CHECKS
 from tests.database.commands.durable_command import durable
 from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import led, write_healthy_rows

@@ -10,11 +10,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.choices import MetricKind as Kind
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics import counts as chart_points
-from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
-from django_durable_tasks.metrics.series import MINUTE, PERIODS, Duration, minute_of
+from django_durable_tasks.contrib.metrics import charts
+from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartData, endings, read_points
+from django_durable_tasks.contrib.metrics.series import MINUTE, Duration, minute_of
+from django_durable_tasks.contrib.metrics.series import MetricKind as Kind
 from django_durable_tasks.store.clock import database_now
 from tests.database.metrics.counting import a_minute, count_all, recount
 from tests.factories import a_task, many_tasks
@@ -33,7 +33,8 @@ def now() -> datetime:
 
 
 def _read(period: str, now: datetime, queue: str = "", name: str = "") -> ChartData:
-    return read_points(ending_series(None).selected(queue, name), PERIODS[period], now)
+    chosen = {field: value for field, value in (("queue", queue), ("name", name)) if value}
+    return read_points(endings(None).filter(**chosen), PERIODS[period], now)
 
 
 def _totals(data: ChartData) -> Counter[str]:
@@ -52,6 +53,19 @@ def test_the_points_of_real_endings_equal_a_recount() -> None:
     assert _totals(data) == recount() == {"SUCCESS": 1, "FAILED": 3}
     (point,) = (one for one in data.points if one.numbers)
     assert 0.5 <= (point.quantile(Duration.RUN, 0.5) or 0) <= 2.5
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("minutes", [1, 7, 62, 200])
+def test_settled_minutes_are_counted_in_the_same_points(minutes: int) -> None:
+    many_tasks(3, Status.SUCCESS)
+    now = database_now()
+    job = count_all(now)
+    count_all(now + timedelta(minutes=minutes), job)
+    data = _read("24h", now + timedelta(minutes=minutes))
+    (point,) = (one for one in data.points if one.numbers)
+    assert point.start <= now < point.start + 15 * MINUTE
+    assert sum(point.durations["run"].numbers) == 3
 
 
 @pytest.mark.parametrize("period", PERIODS)
@@ -103,31 +117,33 @@ def test_a_queue_and_a_task_are_selected(now: datetime) -> None:
         ("none", ""): 0,
         ("none", "send"): 0,
     }
-    assert (ending_series(None).queues(), ending_series(None).names()) == (
-        ["bulk", "mail"],
-        ["read", "send"],
-    )
 
 
 def test_the_series_of_other_tenants_and_of_all_are_left_out(now: datetime) -> None:
     for tenant in (0, 1, 2):
         a_minute(now, 1, tenant=tenant, queue=f"queue{tenant}")
-    assert ending_series({1}).queues() == ["queue1"]
-    assert ending_series(set()).queues() == []
-    assert ending_series(None).queues() == ["queue0", "queue1", "queue2"]
+    found = {
+        tenants: set(endings(tenants).values_list("queue", flat=True))
+        for tenants in (frozenset({1}), frozenset(), None)
+    }
+    assert found == {
+        frozenset({1}): {"queue1"},
+        frozenset(): set(),
+        None: {"queue0", "queue1", "queue2"},
+    }
 
 
 def test_a_period_with_too_many_rows_begins_later(
     now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chart_points, "row_limit", lambda: 10)
+    monkeypatch.setattr(charts, "ROWS_MAX", 10)
     for ago in range(30):
         a_minute(now - timedelta(minutes=ago), 1)
     data = _read("24h", now)
     assert data.is_cut
     assert _totals(data) == {"SUCCESS": 10}
     assert sum(point.minutes for point in data.points) == 10
-    monkeypatch.setattr(chart_points, "row_limit", lambda: 30)
+    monkeypatch.setattr(charts, "ROWS_MAX", 30)
     whole = _read("24h", now)
     assert not whole.is_cut
     assert _totals(whole) == {"SUCCESS": 30}
@@ -137,7 +153,7 @@ def test_a_period_with_too_many_rows_begins_later(
 def test_the_number_of_statements_does_not_depend_on_the_rows(
     now: datetime, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(chart_points, "row_limit", lambda: limit)
+    monkeypatch.setattr(charts, "ROWS_MAX", limit)
     counts = set()
     for number in (1, 50):
         for ago in range(number):
@@ -145,4 +161,4 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
         with CaptureQueriesContext(connection) as captured:
             _read("7d", now)
         counts.add(len(captured))
-    assert counts == {3 if limit == 10 else 2}
+    assert counts == {2}

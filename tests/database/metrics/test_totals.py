@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from django_durable_tasks.choices import FireOutcome, MetricKind, Status
-from django_durable_tasks.cluster.gauges import OTHER
+from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.metrics import counts
-from django_durable_tasks.metrics.counts import count_attempts
-from django_durable_tasks.metrics.series import GAP_KEPT, Distribution
-from django_durable_tasks.models import (
-    MetricMinute,
-    MetricPosition,
-    MetricSeries,
-    OccurrenceRecord,
-    Task,
-    TaskExecutionLog,
-    UncountedEnding,
-)
-from django_durable_tasks.scheduler.jobs import CountMetrics
+from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import OTHER, MetricKind, Span
+from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import retention
-from tests.database.metrics.counting import count_all, minute_totals, recount, totals
+from tests.database.metrics.counting import (
+    count_all,
+    count_here,
+    counted_durations,
+    minute_totals,
+    recount,
+    totals,
+)
 from tests.factories import a_log_row, a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,8 +44,7 @@ def test_nothing_is_counted_unless_metrics_is_set(settings: Any) -> None:
     now = database_now()
     with connection.execute_wrapper(_refuse):
         assert CountMetrics()(now, HeartbeatMonitor()) == 0
-    assert not UncountedEnding.objects.exists()
-    assert not MetricSeries.objects.exists()
+    assert not MetricMinute.objects.exists()
 
 
 SHORT_RETENTION = {"METRICS": True, "RETENTION": {"SUCCESS": 3_600}, "METRICS_RETENTION": 7_200}
@@ -64,9 +61,9 @@ def test_attempts_are_counted_by_queue_name_and_status() -> None:
     a_log_row(task, "RETRY")
     count_all()
     assert totals() == minute_totals() == recount() == {"SUCCESS": 1, "FAILED": 3, "RETRY": 1}
-    row = MetricSeries.objects.get(kind="ATTEMPT", status="SUCCESS")
+    row = MetricMinute.objects.get(kind="ATTEMPT", status="SUCCESS", span=Span.MINUTE)
     assert (row.queue, row.name, row.tenant_id) == (task.queue, task.name, 0)
-    run = Distribution.from_json(row.durations["run"])
+    run = counted_durations("SUCCESS").durations["run"]
     assert sum(run.numbers) == 1
     assert run.total == pytest.approx(1.0, abs=0.01)
 
@@ -88,63 +85,71 @@ def test_a_batch_smaller_than_the_backlog_counts_every_row_once(settings: Any) -
     assert totals() == {"SUCCESS": 23}
 
 
-def test_log_entries_that_become_visible_late_are_counted_once() -> None:
+def test_log_entries_that_become_visible_late_are_counted_until_the_minute_is_settled() -> None:
     many_tasks(5, Status.SUCCESS)
+    now = database_now()
     hidden = list(TaskExecutionLog.objects.order_by("pk")[1:4])
     TaskExecutionLog.objects.unguarded().filter(pk__in=[row.pk for row in hidden]).delete()
-    count_all()
+    job = count_all(now)
     assert totals() == {"SUCCESS": 2}
-    for row in (hidden[2], hidden[0]):
+    for row, later in ((hidden[2], 7), (hidden[0], 62)):
         TaskExecutionLog.objects.unguarded().bulk_create([row])
-        count_all()
-    assert totals() == recount() == {"SUCCESS": 4}
-    after = database_now() + timedelta(seconds=GAP_KEPT + 60)
-    count_all(after)
+        count_all(now + timedelta(minutes=later), job)
+    assert totals() == minute_totals() == recount() == {"SUCCESS": 4}
+    assert not MetricMinute.objects.filter(span=Span.MINUTE).exists()
     TaskExecutionLog.objects.unguarded().bulk_create([hidden[1]])
-    count_all(after)
-    assert totals() == {"SUCCESS": 4}
-
-
-def test_of_two_processes_that_count_the_same_rows_one_writes() -> None:
-    many_tasks(4, Status.SUCCESS)
-    raced = False
-
-    def count_between(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        nonlocal raced
-        if not raced and sql.startswith("UPDATE") and "metric_position" in sql:
-            raced = True
-            assert count_attempts(database_now(), 100) == 4
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(count_between):
-        assert count_attempts(database_now(), 100) == 0
-    assert raced
+    for later in (63, 130):
+        count_all(now + timedelta(minutes=later), job)
+        count_all(now + timedelta(minutes=later))
     assert totals() == minute_totals() == {"SUCCESS": 4}
+
+
+def test_entries_of_open_transactions_are_counted_although_newer_ones_exist() -> None:
+    tasks = many_tasks(3, Status.SUCCESS)
+    now = database_now()
+    entries = list(TaskExecutionLog.objects.order_by("pk"))
+    ages = (timedelta(minutes=30), timedelta(minutes=20), timedelta(minutes=10))
+    for entry, ago in zip(entries, ages, strict=True):
+        TaskExecutionLog.objects.unguarded().filter(pk=entry.pk).update(completed_at=now - ago)
+    late = TaskExecutionLog.objects.get(pk=entries[1].pk)
+    TaskExecutionLog.objects.unguarded().filter(pk=late.pk).delete()
+    job = count_all(now)
+    assert totals() == {"SUCCESS": 2}
+    TaskExecutionLog.objects.unguarded().bulk_create([late])
+    count_all(now + timedelta(minutes=42), job)
+    assert totals() == minute_totals() == {"SUCCESS": len(tasks)}
 
 
 def test_a_process_that_dies_while_it_writes_has_written_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many_tasks(4, Status.SUCCESS)
+    now = database_now()
+    count_all(now)
 
     class Killed(BaseException):
         pass
 
-    write, calls = counts._write, 0
-
-    def dies(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        write(*args)
-        if calls == 2:
+    def dies(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("UPDATE") and "metric_minute" in sql:
             raise Killed
+        return execute(sql, params, many, context)
 
-    monkeypatch.setattr(counts, "_write", dies)
-    with pytest.raises(Killed):
-        count_attempts(database_now(), 100)
-    monkeypatch.undo()
-    assert totals() == minute_totals() == {}
-    count_all()
+    with connection.execute_wrapper(dies), pytest.raises(Killed):
+        count_here(now + timedelta(hours=2))
+    assert totals() == minute_totals() == {"SUCCESS": 4}
+    assert MetricMinute.objects.filter(span=Span.MINUTE).exists()
+    count_all(now + timedelta(hours=2))
+    assert totals() == minute_totals() == {"SUCCESS": 4}
+
+
+def test_a_deleted_task_does_not_reduce_a_count() -> None:
+    many_tasks(4, Status.SUCCESS)
+    now = database_now()
+    job = count_all(now)
+    TaskExecutionLog.objects.unguarded().all().delete()
+    many_tasks(1, Status.SUCCESS)
+    count_all(now + timedelta(minutes=7), job)
     assert totals() == minute_totals() == {"SUCCESS": 4}
 
 
@@ -157,7 +162,6 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(
     later = database_now() + timedelta(hours=3)
     count_all(later)
     assert retention.prune(later, 100) == 4
-    assert counts.prune_minutes(later, 100) > 0
     assert recount() == {}
     assert not Task.objects.filter(pk__in=[task.pk for task in tasks]).exists()
     assert (totals(), minute_totals()) == ({"SUCCESS": 4}, {})
@@ -184,12 +188,17 @@ def test_series_beyond_the_limit_are_counted_as_other(settings: Any) -> None:
     a_task(Status.SUCCESS, queue="q0")
     a_task(Status.SUCCESS, queue="q4")
     count_all()
-    rows = MetricSeries.objects.filter(kind="ATTEMPT").order_by("queue")
-    assert [(row.queue, row.name, row.number) for row in rows] == [
-        (OTHER, OTHER, 4),
-        ("q0", "tests.project.tasks.noop", 2),
-        ("q1", "tests.project.tasks.noop", 1),
-    ]
+    rows = MetricMinute.objects.filter(kind="ATTEMPT", span=Span.TOTAL).order_by("queue")
+    assert [row.queue for row in rows] == [OTHER, "q0", "q1"]
+    found = Counter[tuple[str, str]]()
+    for key, counted in read_totals():
+        if key.kind == MetricKind.ATTEMPT:
+            found[key.queue, key.name] += counted.number
+    assert found == {
+        (OTHER, OTHER): 4,
+        ("q0", "tests.project.tasks.noop"): 2,
+        ("q1", "tests.project.tasks.noop"): 1,
+    }
     assert totals() == recount()
 
 
@@ -200,51 +209,41 @@ def test_tenants_are_counted_apart_only_if_the_setting_says_so(settings: Any) ->
     settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
     a_task(Status.SUCCESS, tenant=tenant)
     count_all()
-    tenants = MetricSeries.objects.filter(kind="ATTEMPT").values_list("tenant_id", flat=True)
+    rows = MetricMinute.objects.filter(kind="ATTEMPT", span=Span.TOTAL)
+    tenants = rows.values_list("tenant_id", flat=True)
     assert set(tenants) == {0, tenant.pk}
 
 
-def test_created_tasks_are_counted_after_their_minute_and_again_for_late_commits() -> None:
-    count_all()
+def test_created_tasks_are_counted_at_once_and_again_for_late_commits() -> None:
     now = database_now()
     many_tasks(3)
-    count_all(now)
-    assert totals(MetricKind.CREATED) == {}
-    count_all(now + timedelta(minutes=2))
+    job = count_all(now)
     assert totals(MetricKind.CREATED) == {"": 3}
     many_tasks(2)  # as by a transaction that commits late
-    count_all(now + timedelta(minutes=3))
-    assert totals(MetricKind.CREATED) == {"": 3}
-    count_all(now + timedelta(minutes=8))
+    count_all(now + timedelta(minutes=3), job)
+    count_all(now + timedelta(minutes=7), job)
     assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
     Task.objects.unguarded().all().delete()
-    count_all(now + timedelta(hours=3))
-    assert totals(MetricKind.CREATED) == {"": 5}
+    count_all(now + timedelta(hours=3), job)
+    assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
 
 
-def test_created_tasks_beyond_the_limit_of_series_are_counted_once(settings: Any) -> None:
+def test_a_change_of_the_names_of_series_counts_nothing_twice(settings: Any) -> None:
     settings.DURABLE_TASKS = {"METRICS": True, "METRICS_SERIES_MAX": 2}
-    count_all()
     now = database_now()
     for number in range(5):
         many_tasks(2, queue=f"q{number}")
-    for later in (2, 8, 70):
+    count_all(now)
+    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
+    for later in (1, 7, 70):
         count_all(now + timedelta(minutes=later))
         assert totals(MetricKind.CREATED) == {"": 10}
-    a_task(queue="q4")
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
-    MetricPosition.objects.unguarded().filter(kind="CREATED").update(
-        details=[int(now.timestamp()) // 60 * 60] * 3
-    )
-    count_all(now + timedelta(minutes=70))
-    assert totals(MetricKind.CREATED) == {"": 11}
 
 
 def test_a_minute_with_many_created_tasks_is_counted_in_parts(settings: Any) -> None:
     settings.DURABLE_TASKS = {"METRICS": True, "BATCH_SIZE": 1}
-    count_all()
     many_tasks(95)
-    count_all(database_now() + timedelta(minutes=2))
+    count_all()
     assert totals(MetricKind.CREATED) == {"": 95}
 
 
@@ -252,18 +251,22 @@ def test_tasks_that_end_without_an_attempt_are_counted_by_status() -> None:
     pending = many_tasks(3)
     transitions.cancel(Task.objects.filter(pk__in=[row.pk for row in pending[:2]]), "test")
     transitions.skip(Task.objects.filter(pk=pending[2].pk), "test")
-    assert sum(UncountedEnding.objects.values_list("number", flat=True)) == 3
-    count_all()
-    assert totals(MetricKind.ENDED) == minute_totals(MetricKind.ENDED)
-    assert totals(MetricKind.ENDED) == {"CANCELLED": 2, "SKIPPED": 1}
-    assert not UncountedEnding.objects.exists()
+    new = MetricMinute.objects.filter(span=Span.NEW)
+    assert sum(new.values_list("number", flat=True)) == 3
+    assert totals(MetricKind.ENDED) == {}
+    job = count_all()
+    for later in (0, 70):
+        count_all(database_now() + timedelta(minutes=later), job)
+        assert totals(MetricKind.ENDED) == minute_totals(MetricKind.ENDED)
+        assert totals(MetricKind.ENDED) == {"CANCELLED": 2, "SKIPPED": 1}
+        assert not new.exists()
 
 
 def test_a_forced_success_is_counted_once_by_its_log_entry() -> None:
     Task.objects.filter(pk=a_task().pk).force_complete(by="anna", reason="test")
     count_all()
     assert (totals(), totals(MetricKind.ENDED)) == ({"SUCCESS": 1}, {})
-    assert MetricSeries.objects.get(kind="ATTEMPT").durations == {}
+    assert counted_durations("SUCCESS").durations == {}
 
 
 def test_fire_times_are_counted_by_outcome() -> None:
@@ -282,22 +285,28 @@ def test_fire_times_are_counted_by_outcome() -> None:
 
 
 def test_an_idle_system_is_not_written() -> None:
-    many_tasks(2, Status.SUCCESS)
-    job = count_all()
-    before = list(MetricPosition.objects.order_by("pk").values_list("pk", "revision"))
-    job(database_now(), HeartbeatMonitor())
-    assert list(MetricPosition.objects.order_by("pk").values_list("pk", "revision")) == before
+    now = database_now()
+    job = count_all(now)
+    with connection.execute_wrapper(_refuse_writes):
+        count_here(now, job)
+
+
+def _refuse_writes(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    assert sql.startswith("SELECT"), sql
+    return execute(sql, params, many, context)
 
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(
     django_assert_max_num_queries: Any,
 ) -> None:
-    count_all()
+    now = database_now()
+    job = count_all(now)
     many_tasks(50, Status.SUCCESS)
-    with django_assert_max_num_queries(12):
-        assert count_attempts(database_now(), 100) == 50
+    with django_assert_max_num_queries(35):
+        count_here(now, job)
+    assert totals() == {"SUCCESS": 50}
 
 
-def test_minutes_can_be_deleted_with_their_series_only_by_the_engine() -> None:
+def test_counts_can_be_deleted_only_by_the_engine() -> None:
     with pytest.raises(Exception, match="METRICS"):
         MetricMinute.objects.all().delete()

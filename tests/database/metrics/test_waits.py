@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics.series import Distribution
-from django_durable_tasks.models import MetricSeries, Task, TaskExecutionLog
+from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.states import transitions
-from tests.database.metrics.counting import count_all
+from tests.database.metrics.counting import count_all, counted_durations
 from tests.database.transitions.transition_calls import FAILURE, end, start, succeed
 from tests.factories import a_task
 
@@ -86,8 +85,7 @@ def test_the_waits_are_counted_apart(settings: Any) -> None:
     assert succeed(_started(_claimed(a_task(due=-30))))
     assert succeed(_started(a_task(Status.QUEUED)))
     count_all()
-    durations = MetricSeries.objects.get(kind="ATTEMPT", status="SUCCESS").durations
-    found = {name: Distribution.from_json(value) for name, value in durations.items()}
+    found = counted_durations("SUCCESS").durations
     assert {name: sum(one.numbers) for name, one in found.items()} == {
         "run": 2,
         "scheduler_wait": 2,

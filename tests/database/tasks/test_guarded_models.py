@@ -49,9 +49,6 @@ def test_engine_owned_models_are_guarded() -> None:
         "IdempotentRequest",
         "NotificationEvent",
         "NotificationSetting",
-        "MetricMinute",
-        "MetricPosition",
-        "MetricSeries",
         "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
@@ -61,7 +58,6 @@ def test_engine_owned_models_are_guarded() -> None:
         "TaskExecutionLog",
         "TenantQuota",
         "TenantRequests",
-        "UncountedEnding",
         "WorkflowRun",
     }
 

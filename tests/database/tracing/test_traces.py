@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from django_durable_tasks import Workflow, ports
-from django_durable_tasks.metrics.tracing import CHILD_WITHIN, OpenTelemetryTraces
+from django_durable_tasks.contrib.metrics.tracing import CHILD_WITHIN, OpenTelemetryTraces
 from django_durable_tasks.models import Task
 from django_durable_tasks.states import transitions
 from django_durable_tasks.task_values import LINKS, TRACEPARENT

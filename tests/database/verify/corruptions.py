@@ -13,24 +13,20 @@ from django.db.models import QuerySet
 
 from django_durable_tasks import __version__
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
-    MetricMinute,
     NodeKind,
     OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
     SchedulerLease,
-    ShadowFire,
     Task,
     TaskDependency,
     TaskExecutionLog,
     WorkflowRun,
 )
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.store.clock import database_now
 from tests.database.dependencies.worker_and_leader import of, succeed
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,
@@ -39,7 +35,7 @@ from tests.database.verify.healthy_rows import (
     ago,
     an_ended_workflow,
 )
-from tests.factories import QUEUE, a_dead_letter, a_node, a_task, many_tasks
+from tests.factories import QUEUE, a_dead_letter, a_node, a_task
 
 
 def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
@@ -174,16 +170,6 @@ def _late_schedule() -> Any:
     )
 
 
-def _quarantined_row() -> Any:
-    values = {
-        "status": "PAUSED",
-        "status_reason": "QUARANTINED",
-        "next_run_at": None,
-        "error": "Broken: no",
-    }
-    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, **values)
-
-
 def _miscounted_schedule() -> Any:
     return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, runs_count=5)
 
@@ -257,19 +243,6 @@ def _orphan_override() -> Any:
     return overrides.create(recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP").pk
 
 
-def _old_fire_of_beat() -> Any:
-    return ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(700_000)).pk
-
-
-def _miscounted_minute() -> Any:
-    many_tasks(3, Status.SUCCESS)
-    count_attempts(database_now(), 1_000)
-    row = MetricMinute.objects.filter(series__status="SUCCESS").first()
-    assert row is not None
-    _alter(MetricMinute.objects.all(), row.pk, number=row.number - 1)
-    return "ATTEMPT"
-
-
 DAMAGES: Mapping[str, Callable[[], Any]] = {
     "dependency-counts": _miscounted_task,
     "blocked-by-nothing": _blocked_by_nothing,
@@ -295,7 +268,6 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "stuck-on-limit": _waiting_for_limit,
     "watermarks": _late_next_run,
     "late-schedules": _late_schedule,
-    "quarantined": _quarantined_row,
     "runs-counts": _miscounted_schedule,
     "occurrence-tasks": _fire_without_task,
     "occurrence-entries": _task_without_entry,
@@ -309,20 +281,14 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "orphan-edges": _orphan_edge,
     "orphan-ledger-entries": _orphan_entry,
     "orphan-overrides": _orphan_override,
-    "shadow-rows": _old_fire_of_beat,
-    "metric-counts": _miscounted_minute,
 }
 FOR_PEOPLE = frozenset(
     {
         "unpublished",
         "late-schedules",
-        "quarantined",
         "occurrence-tasks",
         "unserved-shards",
         "shard-maps",
-        "metric-counts",
     }
 )
 """The checks whose findings cannot be repaired automatically."""
-IN_REDIS = frozenset({"due-entries", "due-missing"})
-"""The checks that need Redis. Their corruptions are in the tests of the due index."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.metrics.counts import count_attempts
 from django_durable_tasks.models import (
     NodeKind,
     RecurringTask,
@@ -103,7 +102,6 @@ def write_healthy_rows() -> None:
     ShadowFire.objects.create(name="beat", task="t", recorded_at=ago(60))
     _write_graphs()
     _write_schedules()
-    count_attempts(database_now(), 1_000)
 
 
 def _write_graphs() -> None:

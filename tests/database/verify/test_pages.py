@@ -7,10 +7,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.verify import check as verify_check
+from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DeadLetter, EndingEvent
-from django_durable_tasks.verify import check as verify_check
-from django_durable_tasks.verify import runner
 from tests.database.verify.healthy_rows import a_waiting_task, led
 from tests.factories import a_task, many_tasks
 

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.verify import check as verify_check
+from django_durable_tasks.contrib.verify import runner
+from django_durable_tasks.contrib.verify.check import Finding, Severity
+from django_durable_tasks.contrib.verify.runner import CHECKS, RepairResult
 from django_durable_tasks.models import (
     DeadLetter,
     OccurrenceRecord,
@@ -18,10 +22,6 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.verify import check as verify_check
-from django_durable_tasks.verify import runner
-from django_durable_tasks.verify.check import Finding, Severity
-from django_durable_tasks.verify.runner import CHECKS, RepairResult
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (
     of,
@@ -30,7 +30,7 @@ from tests.database.dependencies.worker_and_leader import (
     statuses,
     succeed,
 )
-from tests.database.verify.corruptions import DAMAGES, FOR_PEOPLE, IN_REDIS
+from tests.database.verify.corruptions import DAMAGES, FOR_PEOPLE
 from tests.database.verify.healthy_rows import (
     a_fired_schedule,
     a_waiting_task,
@@ -69,14 +69,12 @@ def test_healthy_rows_of_every_kind_have_no_finding() -> None:
     assert {answer.check.name: answer.looked_at for answer in answers}[
         "dead-letters-missing"
     ] == Task.objects.count()
-    empty = {answer.check.name for answer in answers if not answer.looked_at and not answer.idle}
+    empty = {answer.check.name for answer in answers if not answer.looked_at}
     assert empty <= {"orphan-overrides"}
-    idle = {answer.check.name for answer in answers if answer.idle}
-    assert idle == IN_REDIS
 
 
 def test_every_check_has_a_corruption() -> None:
-    assert set(DAMAGES) | IN_REDIS == set(CHECKS)
+    assert set(DAMAGES) == set(CHECKS)
     assert {name for name, check in CHECKS.items() if check.repair is None} == FOR_PEOPLE
 
 

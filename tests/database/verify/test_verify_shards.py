@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.verify import runner
+from django_durable_tasks.contrib.verify.check import Finding
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.states.demand import shard_of
-from django_durable_tasks.verify import runner
-from django_durable_tasks.verify.check import Finding
 from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import ago
 from tests.factories import a_node, a_task

@@ -76,6 +76,13 @@ def test_invalid_task_defaults_are_an_error(settings: Any, defaults: Any) -> Non
     assert "DURABLE_TASKS['TASK_DEFAULTS']" in message.msg
 
 
+def test_metrics_and_traces_need_their_app(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DURABLE_TASKS = {"METRICS": True}
+    assert _ids(check_settings) == []
+    monkeypatch.setattr("django.apps.apps.is_installed", lambda name: False)
+    assert _ids(check_settings) == ["W022"]
+
+
 def test_an_unknown_notification_database_is_an_error(settings: Any) -> None:
     settings.DURABLE_TASKS = {"LISTEN_DATABASE": "direct"}
     [message] = check_settings()

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.metrics.series import (
-    BUCKETS,
-    MINUTE,
-    PERIODS,
-    ChartPoint,
-    Distribution,
-    chart_points,
-    minute_of,
-    quantile,
-)
+from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartPoint, chart_points, quantile
+from django_durable_tasks.contrib.metrics.series import BUCKETS, MINUTE, Distribution, minute_of
 
 _INSTANTS = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)).map(
     lambda naive: naive.replace(tzinfo=UTC)

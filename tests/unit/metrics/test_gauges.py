@@ -1,6 +1,7 @@
 """Names beyond the limit are summed, so that generated names cannot fill a scrape."""
 
-from django_durable_tasks.cluster.gauges import OTHER, QueueGauge, busiest_queues, fullest_limits
+from django_durable_tasks.contrib.metrics.gauges import QueueGauge, busiest_queues, fullest_limits
+from django_durable_tasks.contrib.metrics.series import OTHER
 
 
 def test_the_queues_with_few_tasks_are_summed_as_other() -> None:

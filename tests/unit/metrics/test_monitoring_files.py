@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.cluster.status import Gauges
-from django_durable_tasks.metrics.exposition import families
+from django_durable_tasks.contrib.metrics.exposition import families
+from django_durable_tasks.contrib.metrics.gauges import Gauges
 from tests.runs import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"
@@ -28,7 +28,7 @@ EMPTY = Gauges(
     clock_step=0.0,
     limits={},
     dead_letters=0,
-    uncounted_ids=0,
+    settled_age=0.0,
 )
 
 

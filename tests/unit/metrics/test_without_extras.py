@@ -17,11 +17,11 @@ django.setup()
 import django_durable_tasks
 
 package = "django_durable_tasks."
-left_out = tuple(package + name for name in ("metrics.exposition", "metrics.tracing", "migrations"))
+left_out = tuple(package + name for name in ("contrib.metrics.exposition", "contrib.metrics.tracing", "migrations"))
 for found in pkgutil.walk_packages(django_durable_tasks.__path__, package):
     if not found.name.startswith(left_out):
         importlib.import_module(found.name)
-for name in ("metrics.exposition", "metrics.tracing"):
+for name in ("contrib.metrics.exposition", "contrib.metrics.tracing"):
     try:
         importlib.import_module(package + name)
     except ImportError:
@@ -38,5 +38,5 @@ def test_everything_but_metrics_and_tracing_is_imported_without_the_extras() -> 
         timeout=120,
         check=False,
     )
-    expected = ["metrics.exposition", "metrics.tracing"]
+    expected = ["contrib.metrics.exposition", "contrib.metrics.tracing"]
     assert ended.stdout.split() == expected, ended.stderr

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import OPEN, Status
-from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.verify.check import (
+from django_durable_tasks.contrib.verify.check import (
     Finding,
     NextRun,
     RunFacts,
@@ -26,6 +25,7 @@ from django_durable_tasks.verify.check import (
     wrong_next_run,
     wrong_status,
 )
+from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.workflows.builder import verdict
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

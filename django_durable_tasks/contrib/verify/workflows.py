@@ -10,6 +10,21 @@ from typing import Any
 from django.db.models import Count, Exists, OuterRef, Q
 
 from django_durable_tasks.choices import OPEN, Status, WorkflowStatus
+from django_durable_tasks.contrib.verify.check import (
+    PATIENCE,
+    Finding,
+    Rows,
+    RunFacts,
+    Severity,
+    VerifyContext,
+    Wrong,
+    WrongField,
+    check,
+    ground_rows,
+    lock_edges,
+    wrong_counts,
+    wrong_status,
+)
 from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.dependencies.joins import (
@@ -32,21 +47,6 @@ from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
-from django_durable_tasks.verify.check import (
-    PATIENCE,
-    Check,
-    Finding,
-    Rows,
-    RunFacts,
-    Severity,
-    VerifyContext,
-    WrongField,
-    finding,
-    ground_rows,
-    lock_edges,
-    wrong_counts,
-    wrong_status,
-)
 from django_durable_tasks.workflows import runs, start
 from django_durable_tasks.workflows.start import ABANDONED_AFTER
 
@@ -111,26 +111,33 @@ def _fact(
     )
 
 
-def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "workflow-counts",
+    WorkflowRun,
+    "Do the counts of each workflow run equal the statuses of its tasks?",
+    group="graphs",
+)
+def miscounted(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Runs whose counts do not match the statuses of their tasks."""
     return [
-        finding(
-            "workflow-counts",
-            "workflow run",
+        Wrong(
             pk,
             wrong.field,
             wrong.found,
             wrong.right,
             repair="write the recount under the run's lock" if wrong.safe else "",
-            advice=""
-            if wrong.safe
-            else "Some of its tasks were deleted: find the cause and cancel the run.",
+            advice=(
+                ""
+                if wrong.safe
+                else "Some of its tasks were deleted: find the cause and cancel the run."
+            ),
         )
         for pk, run in _facts(rows)
         for wrong in wrong_counts(run)
     ]
 
 
+@miscounted.repaired_by
 def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = sorted({one.key for one in findings})
     for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
@@ -157,31 +164,39 @@ def _count_again(keys: Sequence[uuid.UUID]) -> None:
         pass
 
 
-def wrong_statuses(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "workflow-status",
+    WorkflowRun,
+    "Does the status of each workflow run match its counts?",
+    group="graphs",
+    repair="set the status from its counts",
+)
+def wrong_statuses(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Open runs whose tasks have all ended, and ended runs with open tasks."""
     checked = ((pk, run, wrong_status(run)) for pk, run in _facts(rows) if not wrong_counts(run))
     return [
-        finding(
-            "workflow-status",
-            "workflow run",
-            pk,
-            wrong.field,
-            wrong.found,
-            wrong.right,
-            repair="set the status from its counts",
-        )
+        Wrong(pk, wrong.field, wrong.found, wrong.right)
         for pk, _, wrong in checked
         if wrong is not None
     ]
 
 
+@wrong_statuses.repaired_by
 def _correct_statuses(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     _count_again(keys)
     return dict.fromkeys(keys, "status set from its counts")
 
 
-def abandoned(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "workflow-starts",
+    WorkflowRun,
+    "Is each start of a workflow finished or removed?",
+    group="graphs",
+    repair="delete its tasks",
+    severity=Severity.LATE,
+)
+def abandoned(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Starts without progress that the leader has not removed."""
     if not context.is_steady_for(ABANDONED_AFTER):
         return []
@@ -191,20 +206,17 @@ def abandoned(context: VerifyContext, rows: Rows) -> list[Finding]:
         updated_at__lt=context.ago(2 * ABANDONED_AFTER),
     )
     return [
-        finding(
-            "workflow-starts",
-            "workflow run",
+        Wrong(
             pk,
             "status",
             WorkflowStatus.STARTING.value,
             f"finished or removed within {ABANDONED_AFTER:g} s of its last progress",
-            severity=Severity.LATE,
-            repair="delete its tasks",
         )
         for pk in found.values_list("pk", flat=True)
     ]
 
 
+@abandoned.repaired_by
 def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
@@ -214,28 +226,6 @@ def _remove(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any,
                 pass
             done[one.key] = "abandoned and removed"
     return done
-
-
-WORKFLOW_CHECKS = tuple(
-    Check(
-        name=name, group="graphs", question=question, ground=WorkflowRun, find=find, repair=repair
-    )
-    for name, question, find, repair in (
-        (
-            "workflow-counts",
-            "Do the counts of each workflow run equal the statuses of its tasks?",
-            miscounted,
-            _recount,
-        ),
-        (
-            "workflow-status",
-            "Does the status of each workflow run match its counts?",
-            wrong_statuses,
-            _correct_statuses,
-        ),
-        ("workflow-starts", "Is each start of a workflow finished or removed?", abandoned, _remove),
-    )
-)
 
 
 # Checks of dependencies: the counts of BLOCKED tasks, the resolution of edges, and ending events.
@@ -270,45 +260,53 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, EdgeCount
     return ((pk, join, number, counted.get(pk, EdgeCounts())) for pk, join, number, _ in checked)
 
 
-def miscounted_joins(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "dependency-counts",
+    Task,
+    "Does the count of each BLOCKED task equal its unresolved edges?",
+    group="graphs",
+    repair="recount under the lock of the task",
+)
+def miscounted_joins(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """BLOCKED tasks whose count does not match their unresolved edges."""
     return [
-        finding(
-            "dependency-counts",
-            "task",
+        Wrong(
             pk,
             "unresolved_dependencies_count",
             number,
             f"{needed(join, tally)}, according to its edges",
-            repair="recount under the lock of the task",
         )
         for pk, join, number, tally in _waiting(rows)
         if number != needed(join, tally)
     ]
 
 
-def blocked_by_nothing(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "blocked-by-nothing",
+    Task,
+    "Does each BLOCKED task have an unresolved edge?",
+    group="graphs",
+    repair="evaluate its join again under the lock of the task",
+)
+def blocked_by_nothing(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """BLOCKED tasks whose join is met, or can no longer be met."""
     decisions = ((pk, join_decision(join, tally, "")) for pk, join, _, tally in _waiting(rows))
     return [
-        finding(
-            "blocked-by-nothing",
-            "task",
+        Wrong(
             pk,
             "status",
             Status.BLOCKED.value,
-            (
-                "released, because nothing blocks it"
-                if what == JoinDecision.RELEASE
-                else "SKIPPED or FAILED, because its join cannot be met"
-            ),
-            repair="evaluate its join again under the lock of the task",
+            "released, because nothing blocks it"
+            if what == JoinDecision.RELEASE
+            else "SKIPPED or FAILED, because its join cannot be met",
         )
         for pk, what in decisions
         if what != JoinDecision.STAY
     ]
 
 
+@blocked_by_nothing.repaired_by
+@miscounted_joins.repaired_by
 def _recount_joins(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     """Recount the edges of these tasks.
 
@@ -326,7 +324,15 @@ def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
 
 
-def unresolved(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "unresolved-edges",
+    TaskDependency,
+    "Will each edge of an ended upstream be resolved?",
+    group="graphs",
+    lock=lock_edges,
+    repair="record the ending event again, for the leader to resolve",
+)
+def unresolved(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Edges whose upstream has ended or was deleted, without an ending event that would resolve
     them.
     """
@@ -337,15 +343,12 @@ def unresolved(context: VerifyContext, rows: Rows) -> list[Finding]:
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
     found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), _has_task())
     return [
-        finding(
-            "unresolved-edges",
-            "dependency",
+        Wrong(
             pk,
             "outcome",
             None,
             f"{status or DELETED}, because the task {above} it waits for"
             f" {'has ended' if status else 'was deleted'}",
-            repair="record the ending event again, for the leader to resolve",
         )
         for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status")
     ]
@@ -355,6 +358,7 @@ def _has_task() -> Exists:
     return Exists(tables.tasks().filter(pk=OuterRef("task")))
 
 
+@unresolved.repaired_by
 def _insert_events_again(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(TaskDependency).filter(pk__in=[one.key for one in findings])
     found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
@@ -378,23 +382,24 @@ def _early(rows: Rows) -> Rows:
     return known.exclude(outcome=FORCED)
 
 
-def resolved_early(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "edges-resolved-early",
+    TaskDependency,
+    "Is no edge resolved before its upstream has ended?",
+    group="graphs",
+    lock=lock_edges,
+    repair="reset it to unresolved, and recount its task",
+)
+def resolved_early(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Edges of a BLOCKED task that are resolved although their upstream is open."""
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     return [
-        finding(
-            "edges-resolved-early",
-            "dependency",
-            pk,
-            "outcome",
-            outcome,
-            f"empty, because the task {above} is {status}",
-            repair="reset it to unresolved, and recount its task",
-        )
+        Wrong(pk, "outcome", outcome, f"empty, because the task {above} is {status}")
         for pk, outcome, above, status in found
     ]
 
 
+@resolved_early.repaired_by
 def _reset(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     edges.arm_again(keys)
@@ -404,7 +409,15 @@ def _reset(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
     return dict.fromkeys(keys, "reset to unresolved")
 
 
-def unmarked(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "has-dependents-flag",
+    TaskDependency,
+    "Does each upstream task have its has-dependents flag?",
+    group="graphs",
+    lock=lock_edges,
+    repair="mark the upstream",
+)
+def unmarked(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
     ending event.
     """
@@ -413,19 +426,17 @@ def unmarked(context: VerifyContext, rows: Rows) -> list[Finding]:
         depends_on__in=coming.values("task_id")
     )
     return [
-        finding(
-            "has-dependents-flag",
-            "dependency",
+        Wrong(
             pk,
             "depends_on.has_dependents",
             False,
             f"true on the task {above}, because {task} waits for it",
-            repair="mark the upstream",
         )
         for pk, above, task in found.values_list("pk", "depends_on_id", "task_id")
     ]
 
 
+@unmarked.repaired_by
 def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     above = ground_rows(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
@@ -433,7 +444,14 @@ def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     return dict.fromkeys(keys, "marked")
 
 
-def duplicates(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "duplicate-endings",
+    EndingEvent,
+    "Is there at most one ending event per ending?",
+    group="graphs",
+    repair="delete the later event",
+)
+def duplicates(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
     same = ground_rows(EndingEvent).filter(
         task_id=OuterRef("task_id"),
@@ -443,19 +461,12 @@ def duplicates(context: VerifyContext, rows: Rows) -> list[Finding]:
     )
     found = rows.exclude(delta=0).filter(Exists(same))
     return [
-        finding(
-            "duplicate-endings",
-            "ending",
-            pk,
-            "task_id",
-            task,
-            f"one event of epoch {epoch}, and there is an earlier one",
-            repair="delete the later event",
-        )
+        Wrong(pk, "task_id", task, f"one event of epoch {epoch}, and there is an earlier one")
         for pk, task, epoch in found.values_list("pk", "task_id", "epoch")
     ]
 
 
+@duplicates.repaired_by
 def _drop(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     pending = (
@@ -468,7 +479,15 @@ def _drop(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     return dict.fromkeys(keys, "deleted")
 
 
-def unprocessed(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "ending-events-waiting",
+    EndingEvent,
+    "Is each ending event processed in time?",
+    group="graphs",
+    repair="resolve and count it",
+    severity=Severity.LATE,
+)
+def unprocessed(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ending events that were not processed for minutes.
 
     The age is taken from the last change of the task, so an event may be older than that.
@@ -480,38 +499,35 @@ def unprocessed(context: VerifyContext, rows: Rows) -> list[Finding]:
         Exists(task_of.filter(updated_at__lt=context.ago(_PROCESSED_WITHIN)))
     )
     return [
-        finding(
-            "ending-events-waiting",
-            "ending",
+        Wrong(
             pk,
             "resolved" if not resolved else "task_id",
             task if resolved else resolved,
             f"processed by the leader within {_PROCESSED_WITHIN:g} s",
-            severity=Severity.LATE,
-            repair="resolve and count it",
         )
         for pk, task, resolved in found.values_list("pk", "task_id", "resolved")
     ]
 
 
-def orphans(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "orphan-ending-events",
+    EndingEvent,
+    "Does the task of each ending event exist?",
+    group="graphs",
+    repair="resolve and count it",
+)
+def orphans(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ending events whose task was deleted."""
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
     return [
-        finding(
-            "orphan-ending-events",
-            "ending",
-            pk,
-            "task_id",
-            task_id,
-            "an existing task",
-            repair="resolve and count it",
-        )
+        Wrong(pk, "task_id", task_id, "an existing task")
         for pk, task_id in found.values_list("pk", "task_id")
     ]
 
 
+@orphans.repaired_by
+@unprocessed.repaired_by
 def _process(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
@@ -523,84 +539,16 @@ def _process(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
     return dict.fromkeys((key for key in keys if key not in left), "resolved and counted")
 
 
-def _check(
-    name: str, question: str, ground: Any, find: Any, repair: Any, lock: Any = None
-) -> Check:
-    return Check(
-        name=name,
-        group="graphs",
-        question=question,
-        ground=ground,
-        find=find,
-        repair=repair,
-        lock=lock,
-    )
-
-
-DEPENDENCY_CHECKS = (
-    _check(
-        "unresolved-edges",
-        "Will each edge of an ended upstream be resolved?",
-        TaskDependency,
-        unresolved,
-        _insert_events_again,
-        lock_edges,
-    ),
-    _check(
-        "edges-resolved-early",
-        "Is no edge resolved before its upstream has ended?",
-        TaskDependency,
-        resolved_early,
-        _reset,
-        lock_edges,
-    ),
-    _check(
-        "has-dependents-flag",
-        "Does each upstream task have its has-dependents flag?",
-        TaskDependency,
-        unmarked,
-        _mark,
-        lock_edges,
-    ),
-    _check(
-        "dependency-counts",
-        "Does the count of each BLOCKED task equal its unresolved edges?",
-        Task,
-        miscounted_joins,
-        _recount_joins,
-    ),
-    _check(
-        "blocked-by-nothing",
-        "Does each BLOCKED task have an unresolved edge?",
-        Task,
-        blocked_by_nothing,
-        _recount_joins,
-    ),
-    _check(
-        "duplicate-endings",
-        "Is there at most one ending event per ending?",
-        EndingEvent,
-        duplicates,
-        _drop,
-    ),
-    _check(
-        "ending-events-waiting",
-        "Is each ending event processed in time?",
-        EndingEvent,
-        unprocessed,
-        _process,
-    ),
-    _check(
-        "orphan-ending-events",
-        "Does the task of each ending event exist?",
-        EndingEvent,
-        orphans,
-        _process,
-    ),
-)
-
-
 CHECKS = (
-    *WORKFLOW_CHECKS,
-    *DEPENDENCY_CHECKS,
+    unresolved,
+    resolved_early,
+    unmarked,
+    miscounted_joins,
+    blocked_by_nothing,
+    duplicates,
+    unprocessed,
+    orphans,
+    miscounted,
+    wrong_statuses,
+    abandoned,
 )

@@ -23,15 +23,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.choices import FireOutcome, LogStatus, MetricKind
-from django_durable_tasks.cluster.status import Gauges, read_gauges
-from django_durable_tasks.metrics.counts import read_totals
-from django_durable_tasks.metrics.series import (
+from django_durable_tasks.choices import FireOutcome, LogStatus
+from django_durable_tasks.contrib.metrics.counts import read_totals
+from django_durable_tasks.contrib.metrics.gauges import Gauges, read_gauges
+from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     BUCKETS,
     CountedDurations,
     Distribution,
     Duration,
+    MetricKind,
     SeriesKey,
 )
 from django_durable_tasks.store.connections import dedicated_connection
@@ -253,8 +254,8 @@ def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
     )
     text = "Open dead letters, up to 10,000."
     yield _gauge("open_dead_letters", text, [], [((), gauges.dead_letters)])
-    text = "Ids of the attempt log that are not counted in the totals yet."
-    yield _gauge("uncounted_attempts", text, [], [((), gauges.uncounted_ids)])
+    text = "Age of the newest minute that is counted for the last time, about an hour after it."
+    yield _gauge("settled_age_seconds", text, [], [((), gauges.settled_age)])
 
 
 # The values are read from the database, so every process answers the same, and a killed process

@@ -15,6 +15,20 @@ from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Resolution, Status
+from django_durable_tasks.contrib.verify.check import (
+    PATIENCE,
+    Finding,
+    Rows,
+    Severity,
+    VerifyContext,
+    Wrong,
+    check,
+    free_tasks,
+    ground_rows,
+    wrong_attempts,
+    wrong_completion,
+    wrong_marker,
+)
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import backpressure, overlap, release, scopes, waitlist
 from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
@@ -26,20 +40,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.tasks import attempts as tasks_attempts
 from django_durable_tasks.tasks import claim
-from django_durable_tasks.verify.check import (
-    PATIENCE,
-    Check,
-    Finding,
-    Rows,
-    Severity,
-    VerifyContext,
-    finding,
-    free_tasks,
-    ground_rows,
-    wrong_attempts,
-    wrong_completion,
-    wrong_marker,
-)
 
 # Checks of single tasks: their columns, their dead letters and their attempt log.
 
@@ -57,7 +57,14 @@ _ACCEPTED = (
 # Dead letters -------------------------------------------------------------------------------------
 
 
-def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "dead-letters-missing",
+    Task,
+    "Does each FAILED task have an open dead letter?",
+    group="tasks",
+    repair="open one",
+)
+def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """FAILED tasks without an open dead letter whose last one was not discarded either."""
     letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
@@ -67,19 +74,12 @@ def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Finding]:
         ~Exists(ground_rows(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
     )
     return [
-        finding(
-            "dead-letters-missing",
-            "task",
-            pk,
-            "dead_letters",
-            "none that is open",
-            "one, because it is FAILED",
-            repair="open one",
-        )
+        Wrong(pk, "dead_letters", "none that is open", "one, because it is FAILED")
         for pk in found.values_list("pk", flat=True)
     ]
 
 
+@without_dead_letter.repaired_by
 def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     cases = []
@@ -96,29 +96,30 @@ def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     return dict.fromkeys(keys, "opened a dead letter")
 
 
-def stale_dead_letters(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "dead-letters-stale",
+    DeadLetter,
+    "Does each open dead letter belong to a FAILED task?",
+    group="tasks",
+    repair="close it as REPLAYED",
+)
+def stale_dead_letters(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     return [
-        finding(
-            "dead-letters-stale",
-            "dead letter",
-            pk,
-            "open_task",
-            task,
-            f"closed, because the task is {status}",
-            repair="close it as REPLAYED",
-        )
+        Wrong(pk, "open_task", task, f"closed, because the task is {status}")
         for pk, task, status in found.values_list("pk", "open_task", "task__status")
     ]
 
 
+@stale_dead_letters.locked_by
 def _lock_letters(keys: Sequence[int]) -> list[int]:
     of = dict(ground_rows(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
     free = free_tasks(of.values())
     return [pk for pk, task in of.items() if task in free]
 
 
+@stale_dead_letters.repaired_by
 def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
@@ -129,7 +130,14 @@ def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
 # Columns ------------------------------------------------------------------------------------------
 
 
-def markers(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "key-markers",
+    Task,
+    "Do open tasks, and no ended ones, own their keys?",
+    group="tasks",
+    repair="write it, unless another open task owns the key",
+)
+def markers(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ended tasks that still own a key, and open tasks that do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
@@ -144,20 +152,11 @@ def markers(context: VerifyContext, rows: Rows) -> list[Finding]:
         for marker, key in _MARKERS.items():
             wrong = wrong_marker(marker, row[marker], row[key], row["status"], row["attempts"])
             if wrong is not None:
-                found.append(
-                    finding(
-                        "key-markers",
-                        "task",
-                        row["pk"],
-                        marker,
-                        wrong.found,
-                        wrong.right,
-                        repair="write it, unless another open task owns the key",
-                    )
-                )
+                found.append(Wrong(row["pk"], marker, wrong.found, wrong.right))
     return found
 
 
+@markers.repaired_by
 def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     done: dict[Any, str] = {}
     for one in findings:
@@ -169,7 +168,14 @@ def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     return done
 
 
-def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "completion-times",
+    Task,
+    "Do ended tasks, and no open ones, have a completion time?",
+    group="tasks",
+    repair="write the time of its last change, or NULL if it is open",
+)
+def completions(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ended tasks without a completion time, and open tasks with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
@@ -179,20 +185,13 @@ def completions(context: VerifyContext, rows: Rows) -> list[Finding]:
         for pk, status, completed_at in rows.filter(odd).values_list("pk", "status", "completed_at")
     )
     return [
-        finding(
-            "completion-times",
-            "task",
-            pk,
-            wrong.field,
-            wrong.found,
-            wrong.right,
-            repair="write the time of its last change, or NULL if it is open",
-        )
+        Wrong(pk, wrong.field, wrong.found, wrong.right)
         for pk, wrong in checked
         if wrong is not None
     ]
 
 
+@completions.repaired_by
 def _complete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = tables.tasks().filter(pk__in=[one.key for one in findings])
     these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
@@ -220,7 +219,8 @@ def _wrong_attempts(rows: Rows) -> Rows:
     return odd
 
 
-def attempts(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check("attempts", Task, "Does each attempt have at most one accepted ending?", group="tasks")
+def attempts(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Tasks with more accepted endings than attempts.
 
     A success that an operator sets has no run and is not counted as the ending of an attempt.
@@ -238,22 +238,23 @@ def attempts(context: VerifyContext, rows: Rows) -> list[Finding]:
         )
         if wrong is not None:
             found.append(
-                finding(
-                    "attempts",
-                    "task",
+                Wrong(
                     pk,
                     wrong.field,
                     wrong.found,
                     wrong.right,
                     repair="raise it to the number of its last attempt" if wrong.safe else "",
-                    advice=""
-                    if wrong.safe
-                    else "Read its attempt log: an attempt ended twice and may have run twice.",
+                    advice=(
+                        ""
+                        if wrong.safe
+                        else "Read its attempt log: an attempt ended twice and may have run twice."
+                    ),
                 )
             )
     return found
 
 
+@attempts.repaired_by
 def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys: list[uuid.UUID] = [one.key for one in findings]
     accepted = TaskExecutionLog.objects.using(tables.database()).filter(
@@ -265,46 +266,6 @@ def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
         this.filter(status=Status.RUNNING, attempts__lte=number).update(attempts=number + 1)
         this.exclude(status=Status.RUNNING).filter(attempts__lt=number).update(attempts=number)
     return dict.fromkeys(keys, "raised")
-
-
-def _check(
-    name: str, question: str, find: Any, repair: Any, ground: Any = Task, lock: Any = None
-) -> Check:
-    return Check(
-        name=name,
-        group="tasks",
-        question=question,
-        ground=ground,
-        find=find,
-        repair=repair,
-        lock=lock,
-    )
-
-
-TASK_CHECKS = (
-    _check(
-        "dead-letters-missing",
-        "Does each FAILED task have an open dead letter?",
-        without_dead_letter,
-        _open,
-    ),
-    _check(
-        "dead-letters-stale",
-        "Does each open dead letter belong to a FAILED task?",
-        stale_dead_letters,
-        _close,
-        DeadLetter,
-        _lock_letters,
-    ),
-    _check("key-markers", "Do open tasks, and no ended ones, own their keys?", markers, _mark),
-    _check(
-        "completion-times",
-        "Do ended tasks, and no open ones, have a completion time?",
-        completions,
-        _complete,
-    ),
-    _check("attempts", "Does each attempt have at most one accepted ending?", attempts, _raise),
-)
 
 
 # Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
@@ -322,7 +283,14 @@ _LOST = Outcome(
 )
 
 
-def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "expired-leases",
+    Task,
+    "Is each run whose lease expired marked LOST in time?",
+    group="tasks",
+    severity=Severity.LATE,
+)
+def expired_leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
     if not context.is_steady_for(patience):
@@ -336,14 +304,11 @@ def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
         .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     )
     return [
-        finding(
-            "expired-leases",
-            "task",
+        Wrong(
             pk,
             "node" if left else "lease_until",
             node if left else lease,
             "a running node, or the run marked LOST" if left else "renewed, or the run marked LOST",
-            severity=Severity.LATE,
             repair="mark the run LOST" if context.led else "",
             advice="" if context.led else NO_LEADER,
         )
@@ -351,6 +316,7 @@ def expired_leases(context: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
+@expired_leases.repaired_by
 def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     verdicts = tasks_attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
@@ -360,7 +326,15 @@ def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[A
     }
 
 
-def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "not-republished",
+    Task,
+    "Are published tasks that were not started republished?",
+    group="tasks",
+    repair="publish it",
+    severity=Severity.LATE,
+)
+def not_republished(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """QUEUED tasks beside workers with free processes that should have been republished long ago.
 
     A task may wait for any time while all workers of its queue are busy. Without a leader, nothing
@@ -374,21 +348,18 @@ def not_republished(context: VerifyContext, rows: Rows) -> list[Finding]:
         free = backpressure.fleet().free
         found = found.filter(queue__in=[queue for queue, number in free.items() if number])
     return [
-        finding(
-            "not-republished",
-            "task",
+        Wrong(
             pk,
             "due_at",
             due_at,
             "republished at that time",
-            severity=Severity.LATE,
-            repair="publish it",
             advice="" if context.led else NO_LEADER,
         )
         for pk, due_at in found.values_list("pk", "due_at")
     ]
 
 
+@not_republished.repaired_by
 def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     publish_after_commit(
@@ -397,7 +368,8 @@ def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
     return dict.fromkeys(keys, "published")
 
 
-def unpublished(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check("unpublished", Task, "Are due tasks published?", group="tasks", severity=Severity.LATE)
+def unpublished(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
     if not context.led or not context.is_steady_for(max(PATIENCE, patience)):
@@ -412,14 +384,11 @@ def unpublished(context: VerifyContext, rows: Rows) -> list[Finding]:
         {queue for _, queue, _ in overdue}, context
     )
     return [
-        finding(
-            "unpublished",
-            "task",
+        Wrong(
             pk,
             "due_at",
             due_at,
             f"published within {patience:g} s, because queue {queue} is open and below its limits",
-            severity=Severity.LATE,
             advice="Look at the schedulers' logs, and at `manage.py durable status`.",
         )
         for pk, queue, due_at in overdue
@@ -441,7 +410,15 @@ def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
 # Overlap keys -------------------------------------------------------------------------------------
 
 
-def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "stuck-on-overlap",
+    Task,
+    "Does each task that waits for its overlap key wait for an open task?",
+    group="tasks",
+    repair="make the oldest task of the key due",
+    severity=Severity.LATE,
+)
+def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not context.is_steady_for(PATIENCE):
         return []
@@ -466,17 +443,7 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Finding]:
         free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
     )
     return [
-        finding(
-            "stuck-on-overlap",
-            "task",
-            pk,
-            "overlap_key",
-            overlap_key,
-            "due",
-            severity=Severity.LATE,
-            repair="make the oldest task of the key due",
-            advice="" if context.led else NO_LEADER,
-        )
+        Wrong(pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER)
         for pk, overlap_key, _ in waiting
         if overlap_key in free - recent
     ]
@@ -505,6 +472,7 @@ def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: dat
     return found
 
 
+@stuck_on_overlap.repaired_by
 def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     of: dict[Any, list[Any]] = defaultdict(list)
     for one in findings:
@@ -521,32 +489,6 @@ def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[An
     )
 
 
-STUCK_TASK_CHECKS = tuple(
-    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
-    for name, question, find, repair in (
-        (
-            "expired-leases",
-            "Is each run whose lease expired marked LOST in time?",
-            expired_leases,
-            _mark_lost,
-        ),
-        (
-            "not-republished",
-            "Are published tasks that were not started republished?",
-            not_republished,
-            _publish,
-        ),
-        ("unpublished", "Are due tasks published?", unpublished, None),
-        (
-            "stuck-on-overlap",
-            "Does each task that waits for its overlap key wait for an open task?",
-            stuck_on_overlap,
-            _make_due,
-        ),
-    )
-)
-
-
 # Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
 # columns agree.
 
@@ -555,7 +497,14 @@ _RECENT_ATTEMPTS = 1_000
 _NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_scheduler`."
 
 
-def limit_columns(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "limit-columns",
+    Task,
+    "Does each task with a waiting_for_limit wait for that limit?",
+    group="tasks",
+    repair="release the waiting tasks and delete the limit",
+)
+def limit_columns(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
     key.
     """
@@ -565,26 +514,27 @@ def limit_columns(context: VerifyContext, rows: Rows) -> list[Finding]:
         Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & waiting
     )
     return [
-        finding(
-            "limit-columns",
-            "task",
-            pk,
-            "waiting_for_limit",
-            scope,
-            "named by tasks that wait, and by no others",
-            repair="release the waiting tasks and delete the limit",
-        )
+        Wrong(pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others")
         for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit")
     ]
 
 
+@limit_columns.repaired_by
 def _repair_columns(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     keys = [one.key for one in findings]
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
     return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
-def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "stuck-on-limit",
+    Task,
+    "Does each waiting task wait for a limit without capacity?",
+    group="tasks",
+    repair="release the most urgent",
+    severity=Severity.LATE,
+)
+def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
@@ -602,15 +552,11 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Finding]:
     plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
     idle = set(plan.rows.values()) - _active_scopes(context)
     return [
-        finding(
-            "stuck-on-limit",
-            "task",
+        Wrong(
             pk,
             "waiting_for_limit",
             scope,
             "released, because the limit has capacity",
-            severity=Severity.LATE,
-            repair="release the most urgent",
             advice="" if context.led else _NO_SCHEDULER,
         )
         for pk, scope in found
@@ -633,6 +579,7 @@ def _active_scopes(context: VerifyContext) -> set[str]:
     return moving
 
 
+@stuck_on_limit.repaired_by
 def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     batch = conf.settings().BATCH_SIZE
     plan = release.plan_release(sorted({str(one.found) for one in findings}), context.now, batch)
@@ -640,27 +587,16 @@ def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
     return {one.key: "the most urgent tasks of its limit were released" for one in findings}
 
 
-LIMIT_CHECKS = tuple(
-    Check(name=name, group="tasks", question=question, ground=Task, find=find, repair=repair)
-    for name, question, find, repair in (
-        (
-            "limit-columns",
-            "Does each task with a waiting_for_limit wait for that limit?",
-            limit_columns,
-            _repair_columns,
-        ),
-        (
-            "stuck-on-limit",
-            "Does each waiting task wait for a limit without capacity?",
-            stuck_on_limit,
-            _release,
-        ),
-    )
-)
-
-
 CHECKS = (
-    *TASK_CHECKS,
-    *STUCK_TASK_CHECKS,
-    *LIMIT_CHECKS,
+    without_dead_letter,
+    stale_dead_letters,
+    markers,
+    completions,
+    attempts,
+    expired_leases,
+    not_republished,
+    unpublished,
+    stuck_on_overlap,
+    limit_columns,
+    stuck_on_limit,
 )

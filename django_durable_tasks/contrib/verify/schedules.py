@@ -12,27 +12,26 @@ from django.db.models import Count, Exists, F, OuterRef, Q
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
-from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import ledger, writes
-from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.misfires import QUARANTINED
-from django_durable_tasks.schedules.schedule_cache import Calendars, agenda_of, calendars_of
-from django_durable_tasks.schedules.timetables.zones import tzdata_version
-from django_durable_tasks.store import tables
-from django_durable_tasks.verify.check import (
+from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
-    Check,
     Finding,
     NextRun,
     Rows,
     Severity,
     VerifyContext,
+    Wrong,
     WrongField,
-    finding,
+    check,
     ground_rows,
     wrong_next_run,
 )
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules import ledger, writes
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.schedule_cache import Calendars, agenda_of, calendars_of
+from django_durable_tasks.schedules.timetables.zones import tzdata_version
+from django_durable_tasks.store import tables
 
 _RAN = (FireOutcome.DISPATCHED, FireOutcome.ROLLED)
 _COUNTED = 10_000
@@ -41,7 +40,13 @@ _DAY = timedelta(days=1)
 _ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
 
 
-def wrong_plans(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "watermarks",
+    RecurringTask,
+    "Is the next run of each schedule the one its timetable gives?",
+    group="recurring",
+)
+def wrong_plans(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Schedules whose next fire time or watermark does not match their agenda."""
     found, schedules = [], list(rows)
     calendars = calendars_of(schedules)
@@ -50,22 +55,12 @@ def wrong_plans(context: VerifyContext, rows: Rows) -> list[Finding]:
             wrong = _wrong(row, calendars, context.now)
         except DurableTasksError as broken:
             found.append(
-                finding(
-                    "watermarks",
-                    "recurring task",
-                    row.pk,
-                    "timetable",
-                    str(broken),
-                    "a timetable that can fire",
-                    advice=_ADVICE,
-                )
+                Wrong(row.pk, "timetable", str(broken), "a timetable that can fire", advice=_ADVICE)
             )
             continue
         if wrong is not None:
             found.append(
-                finding(
-                    "watermarks",
-                    "recurring task",
+                Wrong(
                     row.pk,
                     wrong.field,
                     wrong.found,
@@ -104,6 +99,7 @@ def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
     return following.at if following else None
 
 
+@wrong_plans.repaired_by
 def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     schedules = list(
         ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
@@ -122,7 +118,14 @@ def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     return done
 
 
-def late(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "late-schedules",
+    RecurringTask,
+    "Is each due schedule processed in time?",
+    group="recurring",
+    severity=Severity.LATE,
+)
+def late(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Schedules that have been due for more than PATIENCE seconds under a leader."""
     if not context.led or not context.is_steady_for(PATIENCE):
         return []
@@ -130,54 +133,29 @@ def late(context: VerifyContext, rows: Rows) -> list[Finding]:
         next_run_at__lt=context.ago(PATIENCE)
     )
     return [
-        finding(
-            "late-schedules",
-            "recurring task",
+        Wrong(
             pk,
             "next_run_at",
             due,
             "processed when it was due",
-            severity=Severity.LATE,
             advice="Look at the leader's log: its job may be stuck or fail.",
         )
         for pk, due in found.values_list("pk", "next_run_at")
     ]
 
 
-def quarantined(context: VerifyContext, rows: Rows) -> list[Finding]:
-    """Schedules that were paused because they raised an error."""
-    found = rows.filter(status=RecurringStatus.PAUSED, status_reason=QUARANTINED)
-    return [
-        finding(
-            "quarantined",
-            "recurring task",
-            pk,
-            "status_reason",
-            QUARANTINED,
-            f"empty; {name!r} raised: {error}",
-            severity=Severity.REMARK,
-            advice=_ADVICE,
-        )
-        for pk, name, error in found.values_list("pk", "name", "error")
-    ]
-
-
-# Runs against the ledger --------------------------------------------------------------------------
-
-
-def miscounted(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "runs-counts",
+    RecurringTask,
+    "Does the run count of each schedule equal that of its ledger?",
+    group="recurring",
+    repair="write the recount under the row's lock",
+)
+def miscounted(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Schedules whose run count does not match their complete ledger."""
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     return [
-        finding(
-            "runs-counts",
-            "recurring task",
-            pk,
-            "runs_count",
-            stored,
-            f"{recorded}, according to its ledger",
-            repair="write the recount under the row's lock",
-        )
+        Wrong(pk, "runs_count", stored, f"{recorded}, according to its ledger")
         for pk, (stored, recorded) in counted.items()
         if stored != recorded
     ]
@@ -197,6 +175,7 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 
+@miscounted.repaired_by
 def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
     counted = _counted(these)
@@ -206,7 +185,13 @@ def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
     return dict.fromkeys(counted, "recounted")
 
 
-def without_task(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "occurrence-tasks",
+    OccurrenceRecord,
+    "Does the task of each fire time that ran exist?",
+    group="recurring",
+)
+def without_task(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Ledger entries of runs that have no task, or whose task was deleted before its retention was
     over.
     """
@@ -217,9 +202,7 @@ def without_task(context: VerifyContext, rows: Rows) -> list[Finding]:
         Q(task__isnull=True) | missing
     )
     return [
-        finding(
-            "occurrence-tasks",
-            "occurrence",
+        Wrong(
             pk,
             "task",
             task,
@@ -230,7 +213,13 @@ def without_task(context: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
-def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
+@check(
+    "occurrence-entries",
+    Task,
+    "Does each task of a fire time have exactly one ledger entry?",
+    group="recurring",
+)
+def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = entries.filter(unique_fire_time=OuterRef("fire_time"))
@@ -251,9 +240,7 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
         created_at__gt=kept_from,
     ).annotate(other=Exists(own.filter(task__isnull=False)))
     return [
-        finding(
-            "occurrence-entries",
-            "task",
+        Wrong(
             pk,
             "fire_time",
             fire,
@@ -265,6 +252,7 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Finding]:
     ]
 
 
+@without_ledger_entry.repaired_by
 def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
     rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
     written = set()
@@ -300,41 +288,10 @@ def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping
     return dict.fromkeys(written, "entered")
 
 
-def _check(
-    name: str, question: str, find: Any, repair: Any = None, ground: Any = RecurringTask
-) -> Check:
-    return Check(
-        name=name, group="recurring", question=question, ground=ground, find=find, repair=repair
-    )
-
-
 CHECKS = (
-    _check(
-        "watermarks",
-        "Is the next run of each schedule the one its timetable gives?",
-        wrong_plans,
-        _plan,
-    ),
-    _check("late-schedules", "Is each due schedule processed in time?", late),
-    _check("quarantined", "Is no schedule QUARANTINED?", quarantined),
-    _check(
-        "occurrence-tasks",
-        "Does the task of each fire time that ran exist?",
-        without_task,
-        None,
-        OccurrenceRecord,
-    ),
-    _check(
-        "occurrence-entries",
-        "Does each task of a fire time have exactly one ledger entry?",
-        without_ledger_entry,
-        _add_entries,
-        Task,
-    ),
-    _check(
-        "runs-counts",
-        "Does the run count of each schedule equal that of its ledger?",
-        miscounted,
-        _recount,
-    ),
+    wrong_plans,
+    late,
+    without_task,
+    without_ledger_entry,
+    miscounted,
 )

@@ -4,11 +4,15 @@ repaired.
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks.audit import record_start
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.command.arguments import add_operations, count
 from django_durable_tasks.command.subcommand import (
@@ -23,11 +27,35 @@ from django_durable_tasks.command.subcommand import (
     refuse,
     table,
 )
-from django_durable_tasks.operations.maintenance import REPAIR
-from django_durable_tasks.verify import runner
-from django_durable_tasks.verify.check import Finding
-from django_durable_tasks.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
+from django_durable_tasks.contrib.verify import runner
+from django_durable_tasks.contrib.verify.check import Finding
+from django_durable_tasks.contrib.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
+from django_durable_tasks.operations.operation import Operation, OperationResult, Target
 
+logger = logging.getLogger("django_durable_tasks.operations")
+
+
+def _repair(answers: Sequence[Answer], *, by: str, reason: str) -> OperationResult:
+    """Repair the findings of these answers; ``value`` is the list of results."""
+    checks = sorted({answer.check.name for answer in answers})
+    record_start("installation.repair", by=by, reason=reason, checks=checks)
+    results = runner.repair(answers)
+    done = sum(bool(result.done) for result in results)
+    logger.info("Operation repair has changed %d objects; by: %s; reason: %s", done, by, reason)
+    return OperationResult({"repaired": done}, value=results)
+
+
+REPAIR = Operation(
+    target=Target.INSTALLATION,
+    name="repair",
+    title=_("Repair findings of verify"),
+    help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
+    permission="",
+    perform=_repair,
+    not_in_api="it works on the whole installation",
+    dry_run=True,
+    not_in_admin="it reads whole tables",
+)
 _SHOWN = ("check", "looked_at", "findings", "repaired", "question")
 _BAR = 30
 
@@ -99,7 +127,6 @@ def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
         "more": answer.more,
         "repaired": repaired[check.name],
         "error": answer.error,
-        "idle": answer.idle,
     }
 
 
@@ -153,7 +180,6 @@ def _text(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, would: 
             if row["error"]
         ),
     ]
-    lines += (f"{row['check']}: {row['idle']}" for row in report_data["checks"] if row["idle"])
     return "\n".join([*lines, _summary(report_data)])
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -42,8 +42,6 @@ class Severity(StrEnum):
     """A guarantee of the engine is violated."""
     LATE = "LATE"
     """A step that should have been done by now is missing."""
-    REMARK = "REMARK"
-    """The data is consistent, but an operator has to look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +275,7 @@ def wrong_next_run(row: NextRun) -> WrongField | None:
 # Tasks change while a page is read. A finding of the first, unlocked read is therefore checked
 # again with the rows that decide about it locked. A statement after a lock reads everything that
 # was committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
-# skipped, because they are changing. Used by the modules of this package and by
-# ``verify/due_index.py``.
+# skipped, because they are changing.
 
 
 Rows = QuerySet[Any]
@@ -328,30 +325,75 @@ def read_context() -> VerifyContext:
     return VerifyContext(now=now, led=True, steady=now - (lease.acquired_at or now))
 
 
-Find = Callable[[VerifyContext, Rows], list[Finding]]
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A wrong row as a check reports it: its key, the field, its value, and the right one in words.
+
+    ``repair``, ``severity`` and ``table`` are those of the check unless given. An empty ``repair``
+    means that an operator is needed, for whom ``advice`` is.
+    """
+
+    key: Any
+    field: str
+    found: Any
+    right: str
+    advice: str = ""
+    repair: str | None = None
+    severity: Severity | None = None
+    table: str = ""
+
+
+Look = Callable[[VerifyContext, Rows], Iterable[Wrong]]
 Lock = Callable[[Sequence[Any]], list[Any]]
 Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Check:
     """One question about the rows of a table.
 
-    ``find`` returns the findings of some rows, with a number of statements that does not depend on
+    ``look`` returns what is wrong in some rows, with a number of statements that does not depend on
     the number of rows. ``lock`` locks the rows that decide about the given keys, and returns the
     keys it could lock. ``repair`` corrects findings whose rows are locked, and returns its action
-    by key; findings that it leaves out need an operator. ``idle`` returns why there is nothing to
-    check, or an empty string. It may raise Error and Unreadable.
+    by key; findings that it leaves out need an operator.
     """
 
     name: str
     group: str
     question: str
     ground: type[Any]
-    find: Find
+    look: Look
+    repair_text: str = ""
+    severity: Severity = Severity.BROKEN
     lock: Lock | None = None
     repair: Repair | None = None
-    idle: Callable[[], str] | None = None
+
+    def repaired_by(self, repair: Repair) -> Repair:
+        """Decorator of the function that repairs the findings."""
+        self.repair = repair
+        return repair
+
+    def locked_by(self, lock: Lock) -> Lock:
+        """Decorator of the function that locks the rows."""
+        self.lock = lock
+        return lock
+
+    def find(self, context: VerifyContext, rows: Rows) -> list[Finding]:
+        """Return the findings of these rows."""
+        return [
+            Finding(
+                check=self.name,
+                severity=one.severity or self.severity,
+                table=one.table or str(self.ground._meta.verbose_name),
+                key=one.key,
+                field=one.field,
+                found=one.found,
+                right=one.right,
+                repair=self.repair_text if one.repair is None else one.repair,
+                advice=one.advice,
+            )
+            for one in self.look(context, rows)
+        ]
 
     @property
     def plural(self) -> str:
@@ -400,26 +442,33 @@ class Check:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnlockedCheck(Check):
-    """A check that also reads another server, which cannot be locked; it runs without a
-    transaction.
-
-    ``find`` reads the other server first and the rows second, so that a row that changed in
-    between is no finding.
+def check(
+    name: str,
+    ground: type[Any],
+    question: str,
+    *,
+    group: str,
+    repair: str = "",
+    severity: Severity = Severity.BROKEN,
+    lock: Lock | None = None,
+) -> Callable[[Look], Check]:
+    """Decorator: make the check whose ``look`` is the function. ``repair`` says what the repair
+    does.
     """
 
-    def guarded(self) -> AbstractContextManager[Any]:
-        """Return a context without a transaction."""
-        return nullcontext()
+    def made(look: Look) -> Check:
+        return Check(
+            name=name,
+            group=group,
+            question=question,
+            ground=ground,
+            look=look,
+            repair_text=repair,
+            severity=severity,
+            lock=lock,
+        )
 
-    def lock_rows(self, keys: Sequence[Any]) -> Rows:
-        """Return these rows without a lock."""
-        return self.rows().filter(pk__in=list(keys))
-
-    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return an empty set, because nothing is locked."""
-        return set()
+    return made
 
 
 def ground_rows(ground: type[Model]) -> Rows:
@@ -518,18 +567,3 @@ def lock_edges(keys: Sequence[int]) -> list[int]:
     )
     free = free_tasks(task for _, *two in ends for task in two)
     return [pk for pk, *two in ends if free.issuperset(task for task in two if task is not None)]
-
-
-def finding(
-    check: str, table: str, key: Any, field: str, found: Any, right: str, **more: Any
-) -> Finding:
-    """Return a finding with severity BROKEN, unless ``more`` sets another one."""
-    return Finding(
-        check=check,
-        table=table,
-        key=key,
-        field=field,
-        found=found,
-        right=right,
-        **{"severity": Severity.BROKEN, **more},
-    )

@@ -12,29 +12,30 @@ from typing import Any
 
 from django.db import Error, IntegrityError
 
+from django_durable_tasks.contrib.verify import installation, schedules, tasks, workflows
+from django_durable_tasks.contrib.verify.check import (
+    Check,
+    Finding,
+    Page,
+    batches,
+    distinct,
+    read_context,
+)
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.store.errors import Unreadable
-from django_durable_tasks.verify import installation, schedules, tasks, workflows
-from django_durable_tasks.verify.check import Check, Finding, Page, batches, distinct, read_context
 
 logger = logging.getLogger("django_durable_tasks.verify")
 
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
-        *workflows.DEPENDENCY_CHECKS,
-        *workflows.WORKFLOW_CHECKS,
-        *tasks.TASK_CHECKS,
-        *tasks.STUCK_TASK_CHECKS,
-        *tasks.LIMIT_CHECKS,
+        *workflows.CHECKS,
+        *tasks.CHECKS,
         *schedules.CHECKS,
-        *installation.NODE_CHECKS,
-        *installation.SHARD_CHECKS,
-        *installation.METRIC_CHECKS,
+        *installation.CHECKS,
     )
 }
-"""All checks by name: those of this package, and those that other packages add with ``join``."""
+"""All checks by name."""
 MOST = 1_000
 """The default number of findings per check; a check stops when it reaches it."""
 Progress = Callable[[str, float], object]
@@ -46,7 +47,7 @@ class Answer:
     """The result of one check: the number of rows read, the findings, and the error if it could not
     read.
 
-    ``more`` is set if it stopped at the limit. ``idle`` contains why there was nothing to check.
+    ``more`` is set if it stopped at the limit.
     """
 
     check: Check
@@ -54,7 +55,6 @@ class Answer:
     findings: list[Finding] = field(default_factory=list)
     more: bool = False
     error: str = ""
-    idle: str = ""
 
     @property
     def continues(self) -> bool:
@@ -69,11 +69,6 @@ class RepairResult:
     finding: Finding
     done: str = ""
     left: str = ""
-
-
-def join(*checks: Check) -> None:
-    """Add checks of other packages; called once by ``apps.ready()``."""
-    CHECKS.update({check.name: check for check in checks})
 
 
 def groups() -> tuple[str, ...]:
@@ -105,13 +100,10 @@ def verify(
     the others continue.
     """
     wanted = chosen() if checks is None else checks
-    answers = {
-        check.name: Answer(check, idle=check.idle() if check.idle else "") for check in wanted
-    }
+    answers = {check.name: Answer(check) for check in wanted}
     grounds: dict[type[Any], list[Answer]] = {}
     for answer in answers.values():
-        if not answer.idle:
-            grounds.setdefault(answer.check.ground, []).append(answer)
+        grounds.setdefault(answer.check.ground, []).append(answer)
     for group in grounds.values():
         _read_table(group, limit, progress)
     return list(answers.values())
@@ -128,7 +120,7 @@ def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None
                 progress(one.plural, page.part)
             if not any(answer.continues for answer in answers):
                 return
-    except (Error, Unreadable) as error:
+    except Error as error:
         for answer in answers:
             answer.error = answer.error or _text_of(error)
 
@@ -138,7 +130,7 @@ def _look(answer: Answer, page: Page, limit: int) -> None:
         candidates = answer.check.find(read_context(), page.rows)
         # Request one more than the limit, to detect that findings were cut off.
         confirmed = answer.check.confirmed(candidates, limit + 1 - len(answer.findings))
-    except (Error, Unreadable) as broken:
+    except Error as broken:
         answer.error = _text_of(broken)
         return
     answer.looked_at += page.number
@@ -148,8 +140,6 @@ def _look(answer: Answer, page: Page, limit: int) -> None:
 
 
 def _text_of(error: Exception) -> str:
-    if isinstance(error, Unreadable):
-        return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

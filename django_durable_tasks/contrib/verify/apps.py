@@ -1,0 +1,25 @@
+"""The application configuration of ``durable verify``."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class VerifyConfig(AppConfig):
+    """The checks of the tables. It has no models."""
+
+    name = "django_durable_tasks.contrib.verify"
+    label = "durable_tasks_verify"
+    verbose_name = "Verification of durable tasks"
+
+    def ready(self) -> None:
+        """Register the subcommand, its operation and the task of VERIFY_CRON. The imports need the
+        loaded models.
+        """
+        from django_durable_tasks.command.subcommand import register_command
+        from django_durable_tasks.contrib.verify import scheduled  # noqa: F401 - registers a task
+        from django_durable_tasks.contrib.verify.commands import REPAIR, VERIFY
+        from django_durable_tasks.operations.registry import register_operations
+
+        register_operations(REPAIR)
+        register_command(VERIFY)

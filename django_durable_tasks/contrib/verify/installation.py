@@ -1,0 +1,361 @@
+"""Checks of seed rows, leases, nodes, orphans and shards."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db.models import Case, Exists, Model, OuterRef, Q, Value, When
+
+from django_durable_tasks import __version__, conf
+from django_durable_tasks.choices import OPEN
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.contrib.verify.check import (
+    PATIENCE,
+    Check,
+    Finding,
+    Rows,
+    Severity,
+    VerifyContext,
+    Wrong,
+    check,
+    ground_rows,
+)
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Node,
+    NodeKind,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    SchedulerLease,
+    Task,
+    TaskDependency,
+    TaskExecutionLog,
+    Tenant,
+)
+from django_durable_tasks.models.cluster import lease_name, region_of
+from django_durable_tasks.states.demand import (
+    SHARDS,
+    UNSERVED_AFTER,
+    shard_of,
+    shards_of,
+    spell_shards,
+)
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import after
+
+# Checks of seed rows, leases and nodes, and of rows whose owner was deleted.
+
+
+_LONGEST = 600.0
+"""No lease lasts longer than this (seconds)."""
+_HOUR = 3_600.0
+
+
+# Seed rows and leases -----------------------------------------------------------------------------
+
+
+@check(
+    "seed-rows",
+    SchedulerLease,
+    "Do the rows written by the migrations exist?",
+    group="nodes",
+    lock=list,
+    repair="insert it",
+)
+def missing(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Rows that the migrations insert: without the lease no leader, without the tenant no task is
+    possible.
+    """
+    wanted: tuple[tuple[str, type[Model], Any], ...] = (
+        ("lease", SchedulerLease, lease_name()),
+        ("tenant", Tenant, DEFAULT_TENANT_ID),
+    )
+    return [
+        Wrong(str(key), "row", None, "the row that the migrations insert", table=table)
+        for table, model, key in wanted
+        if not ground_rows(model).filter(pk=key).exists()
+    ]
+
+
+@missing.repaired_by
+def _write_nodes(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    tables.write_first_rows(using=tables.database())
+    return dict.fromkeys((one.key for one in findings), "inserted")
+
+
+@check("leases", SchedulerLease, "Can a scheduler become leader?", group="nodes")
+def leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Leases that expire too far in the future, and expired leases that no running
+    scheduler takes.
+    """
+    found = [
+        Wrong(
+            name,
+            "expires_at",
+            until,
+            f"at most {_LONGEST:g} s ahead",
+            repair="let it expire, so that a scheduler takes it",
+        )
+        for name, until in rows.filter(expires_at__gt=context.ago(-_LONGEST)).values_list(
+            "name", "expires_at"
+        )
+    ]
+    seen = context.ago(nodes.timeout())
+    schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
+    settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=context.ago(PATIENCE))
+    lease_names = {lease_name(region) for region in settled.values_list("region", flat=True)}
+    over = rows.filter(expires_at__lt=context.ago(PATIENCE)).values_list("name", "expires_at")
+    return found + [
+        Wrong(
+            name,
+            "expires_at",
+            until,
+            "taken over by a running scheduler",
+            severity=Severity.LATE,
+            advice="Look at the schedulers' logs: none of them can take the lease.",
+        )
+        for name, until in over
+        if name in lease_names
+    ]
+
+
+@leases.repaired_by
+def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    ended = [one.key for one in findings if one.repair]
+    ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=context.ago(-_LONGEST)).update(
+        expires_at=after(-1)
+    )
+    return dict.fromkeys(ended, "ended")
+
+
+# Nodes --------------------------------------------------------------------------------------------
+
+
+@check(
+    "nodes-without-heartbeat",
+    Node,
+    "Is each node that missed its heartbeats declared dead?",
+    group="nodes",
+    repair="declare it dead; the leader then marks its runs LOST",
+    severity=Severity.LATE,
+)
+def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Nodes that missed their heartbeats for long and were not declared dead."""
+    patience = max(PATIENCE, 3 * nodes.timeout())
+    if not context.led or not context.is_steady_for(patience):
+        return []
+    found = rows.filter(
+        stopped_at__isnull=True,
+        last_seen_at__lt=context.ago(patience),
+        region=conf.settings().REGION,
+    )
+    return [
+        Wrong(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
+        for pk, seen in found.values_list("pk", "last_seen_at")
+    ]
+
+
+@without_heartbeat.repaired_by
+def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    nodes.declare_dead(keys)
+    return dict.fromkeys(keys, "declared dead")
+
+
+# Rows whose owner was deleted ---------------------------------------------------------------------
+
+
+def _orphan_check(name: str, question: str, ground: type[Model], column: str) -> Check:
+    owner: Any = ground._meta.get_field(column).related_model
+
+    @check(name, ground, question, group="orphans", repair="delete it")
+    def orphans(context: VerifyContext, rows: Rows) -> list[Wrong]:
+        found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
+        right = f"a {owner._meta.verbose_name} that exists"
+        return [
+            Wrong(pk, column, key, right) for pk, key in found.values_list("pk", f"{column}_id")
+        ]
+
+    @orphans.repaired_by
+    def _delete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+        keys = [one.key for one in findings]
+        ground_rows(ground).filter(pk__in=keys).delete()
+        return dict.fromkeys(keys, "deleted")
+
+    return orphans
+
+
+ORPHANS = tuple(
+    _orphan_check(name, f"Does the {of} exist?", ground, column)
+    for name, of, ground, column in (
+        ("orphan-log-entries", "task of each log entry", TaskExecutionLog, "task"),
+        ("orphan-edges", "task of each edge", TaskDependency, "task"),
+        (
+            "orphan-ledger-entries",
+            "schedule of each ledger entry",
+            OccurrenceRecord,
+            "recurring_task",
+        ),
+        ("orphan-overrides", "schedule of each override", OccurrenceOverride, "recurring_task"),
+    )
+)
+
+
+# Checks of shards: each task is in the shard of its id, and the running schedulers serve every
+# shard.
+#
+# A wrong division loses no task: any scheduler serves the tasks of an unserved shard,
+# UNSERVED_AFTER seconds late.
+
+
+# The shard of a task ------------------------------------------------------------------------------
+
+
+@check(
+    "shard-keys",
+    Task,
+    "Is each open task in the shard computed from its id?",
+    group="shards",
+    repair="write it",
+)
+def wrong_keys(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Open tasks whose shard does not match their id."""
+    found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
+    return [
+        Wrong(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
+        for pk, shard in found
+        if shard != shard_of(pk)
+    ]
+
+
+@wrong_keys.repaired_by
+def _write_shards(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+    keys = [one.key for one in findings]
+    right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
+    tables.tasks().filter(pk__in=keys).update(shard_key=right)
+    return dict.fromkeys(keys, "written")
+
+
+# The shards of the schedulers ---------------------------------------------------------------------
+
+
+def _settled_after() -> float:
+    return max(PATIENCE, 3 * nodes.timeout())
+
+
+def _schedulers(context: VerifyContext) -> dict[str, list[Node]]:
+    """Return the schedulers that have not stopped, or stopped recently, by region."""
+    present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=context.ago(_settled_after()))
+    found: dict[str, list[Node]] = defaultdict(list)
+    for node in ground_rows(Node).filter(present, kind=NodeKind.SCHEDULER):
+        found[node.region].append(node)
+    return found
+
+
+def _restricted_to(node: Node) -> frozenset[int] | None:
+    return frozenset(node.shards or ()) if node.keeps_to_shards else None
+
+
+@check(
+    "unserved-shards",
+    SchedulerLease,
+    "Does a scheduler serve each shard?",
+    group="shards",
+    severity=Severity.LATE,
+)
+def unserved(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Regions whose schedulers are all restricted to some shards and leave others unserved."""
+    schedulers = _schedulers(context)
+    found = {
+        name: _unserved_shards(context, schedulers[region_of(name)])
+        for name in rows.values_list("name", flat=True)
+    }
+    return [
+        Wrong(
+            name,
+            "unserved shards",
+            spell_shards(missing),
+            f"none, because their tasks start {UNSERVED_AFTER:g} s late",
+            advice=(
+                f"Run a scheduler with --shards {spell_shards(missing)}, or one without --shards,"
+                " which serves the shards that no other serves."
+            ),
+        )
+        for name, missing in found.items()
+        if missing
+    ]
+
+
+def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
+    """Return the shards that no scheduler serves. A scheduler that stopped recently still counts,
+    as it may restart.
+    """
+    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
+    running = [
+        node for node in nodes_of_region if node.stopped_at is None and node.last_seen_at >= seen
+    ]
+    if not any(node.started_at < settled for node in running):
+        return frozenset()
+    kept = [_restricted_to(node) for node in nodes_of_region]
+    return frozenset(range(SHARDS)).difference(
+        *(frozenset(range(SHARDS)) if one is None else one for one in kept)
+    )
+
+
+@check(
+    "shard-maps",
+    Node,
+    "Does each scheduler serve the shards assigned to it?",
+    group="shards",
+    severity=Severity.LATE,
+)
+def contradicted(context: VerifyContext, rows: Rows) -> list[Wrong]:
+    """Schedulers whose shards do not match the division computed for their region, which has not
+    changed recently.
+    """
+    running = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
+    wanted = set(running.values_list("pk", flat=True))
+    maps = {
+        pk: right
+        for region in _schedulers(context).values()
+        for pk, right in _division(context, region).items()
+    }
+    return [
+        Wrong(
+            node.pk,
+            "shards",
+            spell_shards(node.shards),
+            f"{spell_shards(right)}, by the division among the running schedulers",
+            advice="Restart it: it does not read the other schedulers.",
+        )
+        for pk, (node, right) in maps.items()
+        if pk in wanted and node.shards is not None and frozenset(node.shards) != right
+    ]
+
+
+def _division(
+    context: VerifyContext, nodes_of_region: Sequence[Node]
+) -> dict[Any, tuple[Node, frozenset[int]]]:
+    """Return the division of shards in a region; empty if a scheduler of the region started or
+    stopped recently.
+    """
+    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
+    for node in nodes_of_region:
+        unavailable = node.stopped_at is not None or node.draining or node.last_seen_at < seen
+        if unavailable or node.started_at >= settled:
+            return {}
+    kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
+    return {node.pk: (node, shards_of(node.pk, kept)) for node in nodes_of_region}
+
+
+CHECKS = (
+    missing,
+    leases,
+    without_heartbeat,
+    *ORPHANS,
+    wrong_keys,
+    unserved,
+    contradicted,
+)

@@ -1,1 +1,0 @@
-"""Counts per minute, their exposition for Prometheus, and spans of OpenTelemetry."""
