@@ -29,9 +29,9 @@ class MetricsConfig(AppConfig):
         from django_durable_tasks.tasks import retention
 
         register_job(
-            # The pauses keep the job from using more than a tenth of the leader's maintenance.
+            # The pauses keep the job from using more than a third of the leader's maintenance.
             lambda: Job(
-                "count_metrics", counts.CountMetrics(), every=5.0, pause_factor=10, dispatches=False
+                "count_metrics", counts.CountMetrics(), every=5.0, pause_factor=2, dispatches=False
             )
         )
         ended_without_attempt.connect(counts.record_endings, dispatch_uid=self.label)

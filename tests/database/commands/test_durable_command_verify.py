@@ -77,12 +77,12 @@ def test_a_repair_is_shown_then_confirmed_then_done_once() -> None:
 
 def test_findings_without_automatic_repair_exit_with_1_after_a_repair() -> None:
     led()
-    DAMAGES["quarantined"]()
+    DAMAGES["occurrence-tasks"]()
     answer = durable("verify", "--repair", "--yes")
     assert answer.code == 1
-    assert "left: Correct it, then run `manage.py durable resume" in answer.out
+    assert "left: Run `manage.py durable run-now NAME`" in answer.out
     [finding] = durable("verify", "--repair", "--yes", "--format", "json").data["findings"]
-    assert (finding["repaired"], finding["left"].startswith("Correct it")) == ("", True)
+    assert (finding["repaired"], finding["left"].startswith("Run `manage.py")) == ("", True)
 
 
 def test_an_unknown_check_and_an_invalid_limit_are_refused() -> None:
