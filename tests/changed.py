@@ -33,8 +33,9 @@ _SQL = ("database", "crash_points")
 _PAGES = ("tests/database/admin@postgresql", "browser")
 
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("django_durable_tasks/workflows/diagrams.py", ("unit",)),
     (
-        "django_durable_tasks/diagrams/",
+        "django_durable_tasks/contrib/diagrams/",
         ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
     ),
     ("django_durable_tasks/store/sql/", _SQL),

@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "django.contrib.admin",
     "django_celery_results",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.diagrams",
     "tests.project",
 ]
 MIDDLEWARE = [

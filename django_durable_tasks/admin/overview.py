@@ -14,12 +14,23 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import staff_tenants
+from django_durable_tasks.admin.charts import (
+    LINE_COLOURS,
+    OTHER_COLOUR,
+    STATUS_COLOURS,
+    ChartFrame,
+    ChartSeries,
+    lines,
+    seconds,
+    stacked_bars,
+    swatch,
+)
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
@@ -31,17 +42,6 @@ from django_durable_tasks.cluster.queues import (
     totals,
 )
 from django_durable_tasks.cluster.status import Overview, overview
-from django_durable_tasks.diagrams.charts import (
-    LINE_COLOURS,
-    OTHER_COLOUR,
-    STATUS_COLOURS,
-    ChartFrame,
-    ChartSeries,
-    lines,
-    seconds,
-    stacked_bars,
-    swatch,
-)
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.metrics.counts import ChartData, ending_series, read_points
 from django_durable_tasks.metrics.series import PERIODS, ChartPeriod, ChartPoint, Duration
@@ -109,10 +109,6 @@ def charts_of(queue: str) -> str:
     return f"{reverse(ADDRESS)}?{urlencode({'queue': queue})}"
 
 
-def _drawn(svg: str) -> SafeString:
-    return mark_safe(svg)  # noqa: S308 -- diagrams/svg/markup escapes each text
-
-
 def _moments(points: Sequence[ChartPoint], period: ChartPeriod) -> list[str]:
     layout = "%H:%M" if period.name == "1h" else "%Y-%m-%d %H:%M"
     return [f"{timezone.localtime(point.start):{layout}}" for point in points]
@@ -161,8 +157,8 @@ def _endings(data: ChartData, query: ChartQuery) -> DrawnChart:
     ]
     return DrawnChart(
         title,
-        _drawn(stacked_bars(frame, rows)),
-        [(_drawn(swatch(row.colour)), f"{row.name} {totals[row.name]:,}") for row in rows],
+        stacked_bars(frame, rows),
+        [(swatch(row.colour), f"{row.name} {totals[row.name]:,}") for row in rows],
         statuses,
         [
             (moment, [f"{point.rate(status):,.3g}" for status in statuses])
@@ -184,8 +180,8 @@ def _durations(
     frame = _frame(duration.value.replace("_", "-"), title, data, query)
     return DrawnChart(
         title,
-        _drawn(lines(frame, rows)),
-        [(_drawn(swatch(row.colour)), row.name) for row in rows],
+        lines(frame, rows),
+        [(swatch(row.colour), row.name) for row in rows],
         [row.name for row in rows],
         [
             (moment, [seconds(row.values[index]) for row in rows])

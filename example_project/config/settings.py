@@ -35,6 +35,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.admin",
     "django_durable_tasks",
+    "django_durable_tasks.contrib.diagrams",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "billing",
