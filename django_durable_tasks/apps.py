@@ -40,6 +40,8 @@ class DurableTasksConfig(AppConfig):
         )
         from django_durable_tasks.command.recurring import after_migrate
         from django_durable_tasks.notifications import task as notification_task  # noqa: F401
+        from django_durable_tasks.notifications.capture import TransitionRecorder
+        from django_durable_tasks.states.guarded_update import RECORDERS
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.verify import due_index as verify_due_index
@@ -49,6 +51,7 @@ class DurableTasksConfig(AppConfig):
         call_guard.install()
         _bind_ports()
         runner.join(*verify_due_index.CHECKS)
+        RECORDERS.append(TransitionRecorder())
         signal_handlers.connect()
         worker_node.connect()
         checks.register()

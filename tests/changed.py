@@ -44,7 +44,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/states/", ("unit", *_SQL)),
     *(
         (f"django_durable_tasks/{name}/", ("unit", "database", "crash_points@postgresql", SMOKE))
-        for name in ("outbox", "limits", "dependencies", "targets", "tasks", "tenants", "schedules")
+        for name in ("limits", "dependencies", "targets", "tasks", "tenants", "schedules")
     ),
     ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
     ("django_durable_tasks/verify/", ("unit", "tests/database/verify", *_BROKER)),

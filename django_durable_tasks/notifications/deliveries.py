@@ -29,17 +29,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.notifications import AlertQuerySet, NotificationEventQuerySet
-from django_durable_tasks.notifications.messages import (
-    SHOWN,
-    EventFacts,
-    NotificationContent,
-    check_together,
-    checked_config,
-    checked_values,
-    merged_config,
-    shown_config,
-)
-from django_durable_tasks.outbox.capture import (
+from django_durable_tasks.notifications.capture import (
     OccurredEvent,
     RecentSubscriptions,
     Subscriptions,
@@ -49,11 +39,21 @@ from django_durable_tasks.outbox.capture import (
     subscription_of,
     subscriptions,
 )
-from django_durable_tasks.outbox.events import (
+from django_durable_tasks.notifications.events import (
     AlertData,
     AlertKind,
     EventSubject,
     NotificationTestData,
+)
+from django_durable_tasks.notifications.messages import (
+    SHOWN,
+    EventFacts,
+    NotificationContent,
+    check_together,
+    checked_config,
+    checked_values,
+    merged_config,
+    shown_config,
 )
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import transitions

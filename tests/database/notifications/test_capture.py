@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks import process_state
 from django_durable_tasks.models import NotificationEvent, Task
 from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.outbox.capture import RecentSubscriptions
+from django_durable_tasks.notifications.capture import RecentSubscriptions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.task_names import NOTIFICATION_TASK
