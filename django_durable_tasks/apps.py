@@ -28,7 +28,7 @@ class DurableTasksConfig(AppConfig):
         """
         from django_durable_tasks import (
             checks,
-            internal_tasks,  # noqa: F401 - registers its tasks in every process, as the two below
+            internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
         from django_durable_tasks.callbacks import tasks as callback_tasks  # noqa: F401
         from django_durable_tasks.celery import (  # noqa: F401
@@ -39,9 +39,6 @@ class DurableTasksConfig(AppConfig):
             worker_node,
         )
         from django_durable_tasks.command.recurring import after_migrate
-        from django_durable_tasks.notifications import task as notification_task  # noqa: F401
-        from django_durable_tasks.notifications.capture import TransitionRecorder
-        from django_durable_tasks.states.guarded_update import RECORDERS
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.verify import due_index as verify_due_index
@@ -51,7 +48,6 @@ class DurableTasksConfig(AppConfig):
         call_guard.install()
         _bind_ports()
         runner.join(*verify_due_index.CHECKS)
-        RECORDERS.append(TransitionRecorder())
         signal_handlers.connect()
         worker_node.connect()
         checks.register()

@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "django_celery_results",
     "django_durable_tasks",
     "django_durable_tasks.contrib.diagrams",
+    "django_durable_tasks.contrib.notifications",
     "tests.project",
 ]
 MIDDLEWARE = [

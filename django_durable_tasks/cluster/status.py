@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connections
 from django.db.models import Count, Min, OuterRef, Subquery
@@ -21,7 +22,6 @@ from django_durable_tasks.limits.operator_limits import LimitUsage
 from django_durable_tasks.limits.scopes import EACH_TENANT
 from django_durable_tasks.limits.waitlist import Usage
 from django_durable_tasks.models import (
-    Alert,
     BatchMessage,
     MetricPosition,
     Node,
@@ -181,6 +181,8 @@ _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
 ALERTS = 100
+ALERT_SOURCES: list[Callable[[int], Iterable[Any]]] = []
+"""Functions of optional apps that return the open alerts, the oldest first, at most a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ class Overview:
     term: int
     led_until: datetime | None
     dead_letters: int
-    alerts: list[Alert]
+    alerts: list[Any]
     late_schedules: int
     quarantined: int
     unknown: dict[str, int]
@@ -248,7 +250,7 @@ def overview(known: Collection[str]) -> Overview:
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
         dead_letters=operator_actions.open_letters(),
-        alerts=list(Alert.objects.using(database()).order_by("pk")[:ALERTS]),
+        alerts=[alert for read in ALERT_SOURCES for alert in read(ALERTS)],
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),

@@ -19,7 +19,6 @@ from django_durable_tasks.models.metrics import (
     MetricSeries,
     UncountedEnding,
 )
-from django_durable_tasks.models.notifications import Alert, NotificationEvent, NotificationSetting
 from django_durable_tasks.models.schedules import (
     Calendar,
     CalendarDay,
@@ -50,7 +49,6 @@ from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, W
 
 __all__ = [
     "DEFAULT_TENANT_ID",
-    "Alert",
     "ApiKey",
     "AuditEntry",
     "BatchMessage",
@@ -71,8 +69,6 @@ __all__ = [
     "MetricSeries",
     "Node",
     "NodeKind",
-    "NotificationEvent",
-    "NotificationSetting",
     "OccurrenceOverride",
     "OccurrenceRecord",
     "QueueControl",

@@ -25,8 +25,6 @@ from django_durable_tasks.metrics.counts import (
     count_occurrences,
     prune_minutes,
 )
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.notifications.deliveries import prune_events
 from django_durable_tasks.scheduler import redis_index, shared_index
 from django_durable_tasks.schedules import recompute
 from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger, prune_shadow_fires
@@ -238,22 +236,6 @@ class CountMetrics:
         return left + more
 
 
-# Job: create the tasks that deliver due events of notification settings.
-
-
-def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Process batches of due events for one slice; does nothing unless NOTIFICATIONS is on."""
-    if not settings().NOTIFICATIONS:
-        return 0
-    end, changed = time.monotonic() + SLICE, 0
-    with dedicated_connection():
-        while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
-            changed += number
-            if time.monotonic() >= end:
-                break
-    return changed
-
-
 # Job: cancel workflow runs that have passed their deadline.
 
 
@@ -305,25 +287,6 @@ def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     return number
 
 
-# Job: create the task of the watchdog, which a worker runs, once a minute.
-
-
-class ProbeWorkers:
-    """Create one task per minute of the database's clock; does nothing without WATCHDOG_URL."""
-
-    def __init__(self) -> None:
-        self._minute: datetime | None = None
-
-    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
-        minute = now.replace(second=0, microsecond=0)
-        if settings().WATCHDOG_URL is None or minute == self._minute:
-            return 0
-        with dedicated_connection():
-            deliveries.create_probe(minute)
-        self._minute = minute
-        return 1
-
-
 # Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API, bulk
 # operations, audit entries and counts of minutes after their retention.
 #
@@ -362,7 +325,6 @@ class Prune:
                     prune_requests,
                     prune_minutes,
                     prune_operations,
-                    prune_events,
                     prune_audit,
                 )
             )
@@ -428,17 +390,6 @@ def resolve_dependents(now: datetime, monitor: HeartbeatMonitor) -> int:
         if not batch.events:
             break
     return resolved
-
-
-# Job: send one event when an alert begins and one when it ends.
-
-
-def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Check the conditions once; does nothing unless NOTIFICATIONS is on."""
-    if settings().NOTIFICATIONS:
-        with dedicated_connection():
-            deliveries.watch_alerts(now)
-    return 0
 
 
 # Job: warn when more than DEAD_LETTERS_MAX dead letters are open.

@@ -24,18 +24,15 @@ from django_durable_tasks.scheduler.jobs import (
     CountMetrics,
     FindDeletedUpstreams,
     Job,
-    ProbeWorkers,
     RecomputeFireTimes,
     WatchDeadLetters,
     apply_requests,
     count_endings,
-    deliver_notifications,
     end_late_workflows,
     fill_due_index,
     finish_starts,
     release_overlaps,
     resolve_dependents,
-    watch_alerts,
 )
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.reap_dead_nodes import (
@@ -67,7 +64,6 @@ def jobs() -> tuple[Job, ...]:
         Job("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Job("resolve_dependents", resolve_dependents, every=min(0.2, settings().POLL)),
         Job("count_endings", count_endings, every=min(0.5, settings().POLL)),
-        Job("deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)),
         Job("finish_starts", finish_starts, every=5.0),
         Job("end_late_workflows", end_late_workflows, every=1.0),
         Job("fill_due_index", fill_due_index, every=1.0),
@@ -78,8 +74,6 @@ def jobs() -> tuple[Job, ...]:
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
         Job("count_metrics", CountMetrics(), every=METRICS_EVERY, dispatches=False),
-        Job("watch_alerts", watch_alerts, every=10.0),
-        Job("probe_workers", ProbeWorkers(), every=5.0),
         Job(
             "prune",
             scheduler_jobs.Prune(),

@@ -36,6 +36,7 @@ INSTALLED_APPS = [
     "django.contrib.admin",
     "django_durable_tasks",
     "django_durable_tasks.contrib.diagrams",
+    "django_durable_tasks.contrib.notifications",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "billing",

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import (
+    Alert,
+    NotificationEvent,
+    NotificationSetting,
+)
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets import endpoints
 from django_durable_tasks.tenants import quotas

@@ -13,9 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import process_state
-from django_durable_tasks.models import NotificationEvent, Task, TenantQuota
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.notifications.capture import RecentQuotaEvents
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.capture import RecentQuotaEvents
+from django_durable_tasks.contrib.notifications.models import NotificationEvent
+from django_durable_tasks.models import Task, TenantQuota
 from django_durable_tasks.task_names import BULK_OPERATION_TASK
 from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ApiClient, call

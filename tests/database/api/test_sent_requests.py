@@ -12,8 +12,9 @@ import pytest
 from django.test import Client
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
-from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets import endpoints

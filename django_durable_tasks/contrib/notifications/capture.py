@@ -18,13 +18,7 @@ from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import FLAGS, EventType, Status
-from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
-from django_durable_tasks.models import NotificationEvent, NotificationSetting, TenantQuota
-from django_durable_tasks.models.notifications import (
-    NotificationEventQuerySet,
-    NotificationSettingQuerySet,
-)
-from django_durable_tasks.notifications.events import (
+from django_durable_tasks.contrib.notifications.events import (
     OF_TRANSITION,
     EndpointEventData,
     EventSubject,
@@ -34,6 +28,14 @@ from django_durable_tasks.notifications.events import (
     RetryingTaskData,
     Subscription,
 )
+from django_durable_tasks.contrib.notifications.models import (
+    NotificationEvent,
+    NotificationEventQuerySet,
+    NotificationSetting,
+    NotificationSettingQuerySet,
+)
+from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
+from django_durable_tasks.models import TenantQuota
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.tick_plan import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
@@ -191,7 +193,7 @@ def subscriptions() -> Subscriptions:
 # of this type.
 
 
-logger = logging.getLogger("django_durable_tasks.notifications")
+logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _TOGETHER = 500
 _ERROR_MAX = 300
 
