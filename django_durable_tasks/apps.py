@@ -26,7 +26,7 @@ class DurableTasksConfig(AppConfig):
         """
         from django_durable_tasks import (
             checks,
-            internal_tasks,  # noqa: F401 - registers its tasks in every process, as the two below
+            internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
         from django_durable_tasks.callbacks import tasks as callback_tasks  # noqa: F401
         from django_durable_tasks.celery import (  # noqa: F401
@@ -37,7 +37,6 @@ class DurableTasksConfig(AppConfig):
             worker_node,
         )
         from django_durable_tasks.command.recurring import after_migrate
-        from django_durable_tasks.notifications import task as notification_task  # noqa: F401
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
 

@@ -1,5 +1,5 @@
 """The durable tasks of the package that send no request of a user: bulk operations, ends of
-workflows, maps, plain Celery tasks, verification and the watchdog.
+workflows, maps and plain Celery tasks.
 """
 
 from __future__ import annotations
@@ -9,25 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.callbacks import http
-from django_durable_tasks.callbacks.tasks import RequestOfRun
 from django_durable_tasks.celery import context, plain_messages
-from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import (
-    DeliveryFailed,
     DurableTasksError,
-    InvalidOption,
-    InvalidTarget,
     QuotaExceeded,
 )
-from django_durable_tasks.masking import masked_url
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.targets.http_request import http_request
 from django_durable_tasks.task_names import (
     BULK_OPERATION_TASK,
     PLAIN_CELERY_TASK,
-    WATCHDOG_TASK,
 )
 from django_durable_tasks.tenants import bulk_operations, quotas
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP
@@ -113,38 +104,3 @@ def send_plain_celery_task(
         task, args, kwargs or {}, options or {}, self.durable.idempotency_key
     )
     return {"status": "SENT", "task": task, "celery_id": celery_id}
-
-
-# ``django_durable_tasks.watchdog`` sends a request to WATCHDOG_URL.
-#
-# A scheduler creates it each minute. If no scheduler or no worker runs, the requests stop, and the
-# external monitor behind the URL alarms.
-
-
-_ATTEMPTS, _PAUSE = 3, 5
-
-
-@durable_task(
-    name=WATCHDOG_TASK,
-    bind=True,
-    max_attempts=_ATTEMPTS,
-    backoff="FIXED",
-    backoff_base=_PAUSE,
-    priority=9,
-    give_up_on=(DeliveryFailed, InvalidTarget),
-)
-def watchdog(self: Any) -> dict[str, Any]:
-    """Send the request. A POST contains how many seconds the task waited for its start."""
-    live, settings = process_runs.current(), conf.settings()
-    if live is None:
-        raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
-    if settings.WATCHDOG_URL is None:
-        return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
-    waited = (estimated_now() - live.run.scheduled_for).total_seconds()
-    arguments: dict[str, Any] = {"url": settings.WATCHDOG_URL, "method": settings.WATCHDOG_METHOD}
-    if settings.WATCHDOG_METHOD == "POST":
-        arguments["body"] = {"task_id": str(live.run.task_id), "waited": round(waited, 3)}
-    request = http_request(arguments, http.limits())
-    shown = masked_url(request.url.origin + request.url.path)
-    answer = RequestOfRun(live, request, None, shown).sent()
-    return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}

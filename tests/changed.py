@@ -33,8 +33,9 @@ _SQL = ("database", "crash_points")
 _PAGES = ("tests/database/admin@postgresql", "browser")
 
 TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("django_durable_tasks/workflows/diagrams.py", ("unit",)),
     (
-        "django_durable_tasks/diagrams/",
+        "django_durable_tasks/contrib/diagrams/",
         ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
     ),
     ("django_durable_tasks/store/sql/", _SQL),
@@ -43,7 +44,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/states/", ("unit", *_SQL)),
     *(
         (f"django_durable_tasks/{name}/", ("unit", "database", "crash_points@postgresql", SMOKE))
-        for name in ("outbox", "limits", "dependencies", "targets", "tasks", "tenants", "schedules")
+        for name in ("limits", "dependencies", "targets", "tasks", "tenants", "schedules")
     ),
     ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
     ("django_durable_tasks/contrib/verify/", ("unit", "tests/database/verify", *_BROKER)),

@@ -251,6 +251,13 @@ def a_run(task: Task) -> Run:
     )
 
 
+def an_unsaved_run(name: str, queue: str, tenant_id: int = 1) -> Run:
+    """Return a run of a task that is not in the database."""
+    now = database_now()
+    key, owner = uuid.uuid4(), uuid.uuid4()
+    return Run(key, name, queue, tenant_id, 2, owner, 1, 0, 0, 5, [], {}, {}, "", owner, now, now)
+
+
 ENDED = tuple(sorted(TERMINAL))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from django_durable_tasks import process_state
+from django_durable_tasks.contrib.notifications.capture import RecentSubscriptions
 from django_durable_tasks.limits.backpressure import RecentQueueState
-from django_durable_tasks.outbox.capture import RecentSubscriptions
 
 
 def new_process_state(*, background: bool = False) -> None:

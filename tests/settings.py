@@ -47,6 +47,8 @@ INSTALLED_APPS = [
     "django_durable_tasks",
     "django_durable_tasks.contrib.metrics",
     "django_durable_tasks.contrib.verify",
+    "django_durable_tasks.contrib.diagrams",
+    "django_durable_tasks.contrib.notifications",
     "tests.project",
 ]
 MIDDLEWARE = [

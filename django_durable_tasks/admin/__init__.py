@@ -12,7 +12,6 @@ from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
 from django_durable_tasks.admin.execution_log import EndpointAdmin, TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
-from django_durable_tasks.admin.notification_settings import NotificationSettingAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
 from django_durable_tasks.admin.tasks import TaskAdmin
 from django_durable_tasks.admin.tenants import ApiKeyAdmin, TenantAdmin
@@ -26,7 +25,6 @@ __all__ = [
     "EndpointAdmin",
     "LimitAdmin",
     "NodeAdmin",
-    "NotificationSettingAdmin",
     "OccurrenceRecordAdmin",
     "QueueControlAdmin",
     "RecurringTaskAdmin",

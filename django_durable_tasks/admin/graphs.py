@@ -22,7 +22,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, dependencies_cell, display
 from django_durable_tasks.admin.actions import PendingOperation, respond
 from django_durable_tasks.choices import REPLAYABLE, Gate, Status, WorkflowStatus
-from django_durable_tasks.diagrams import FORMATS, Diagram, draw
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import workflows
@@ -30,6 +29,7 @@ from django_durable_tasks.operations.operation import APP, Operation
 from django_durable_tasks.operations.workflows import ADD, REMOVE
 from django_durable_tasks.tasks.explanations import Level, Sentence
 from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows.diagrams import FORMATS, Diagram, draw
 
 # Dependency diagrams on pages and as files. The nodes of the SVG link to the pages of their tasks.
 
@@ -48,9 +48,16 @@ def linked(diagram: Diagram) -> Diagram:
     return replace(diagram, nodes=nodes)
 
 
+def draws_diagrams() -> bool:
+    """Return whether the optional app that draws diagrams is installed."""
+    return "html" in FORMATS
+
+
 def inline_diagram(diagram: Diagram) -> SafeString:
-    """Return the SVG for a page; all foreign text in it is already escaped."""
-    return mark_safe(draw(linked(diagram), "svg"))  # noqa: S308
+    """Return the drawing for a page, in which all foreign text is escaped already; empty if the
+    optional app is not installed.
+    """
+    return mark_safe(draw(linked(diagram), "html") if draws_diagrams() else "")  # noqa: S308
 
 
 def may_view_tasks(request: HttpRequest) -> bool:
@@ -59,22 +66,26 @@ def may_view_tasks(request: HttpRequest) -> bool:
 
 
 def diagram_files_of(model: str, key: uuid.UUID) -> list[tuple[str, str]]:
-    """Return the names and URLs of the diagram in each format."""
+    """Return the names and URLs of the diagram in each installed format."""
     name = f"admin:django_durable_tasks_{model}_graph"
-    return [(kind, reverse(name, args=[key, ending])) for kind, ending in _ENDINGS.items()]
+    return [
+        (kind, reverse(name, args=[key, ending]))
+        for kind, ending in _ENDINGS.items()
+        if kind in FORMATS
+    ]
 
 
 def diagram_view(
     screen: Any, read: Callable[[Any], Diagram]
 ) -> Callable[[HttpRequest, uuid.UUID, str], HttpResponse]:
     """Return the view that serves the diagram of a row as a file."""
-    kinds = {ending: kind for kind, ending in _ENDINGS.items() if kind in FORMATS}
+    kinds = {ending: kind for kind, ending in _ENDINGS.items()}
 
     def view(request: HttpRequest, object_id: uuid.UUID, ending: str) -> HttpResponse:
         if not screen.has_view_permission(request) or not may_view_tasks(request):
             raise PermissionDenied
         row = screen.get_queryset(request).filter(pk=object_id).first()
-        if row is None or ending not in kinds:
+        if row is None or kinds.get(ending) not in FORMATS:
             raise Http404(_("There is no such diagram."))
         kind = kinds[ending]
         answer = HttpResponse(
@@ -372,6 +383,7 @@ def graph_of_page(request: HttpRequest, task: Any) -> dict[str, Any]:
             *_add(request, task),
         ],
         "drawing": inline_diagram(diagram_around(task)) if in_graph else "",
+        "draws": draws_diagrams(),
         "files": diagram_files_of("task", task.pk) if in_graph else [],
     }
 

@@ -21,12 +21,11 @@ from django_durable_tasks.admin.graphs import CHOSEN_OPERATIONS, RUN_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.choices import Status, WorkflowStatus
 from django_durable_tasks.dependencies.joins import layers
-from django_durable_tasks.diagrams import Diagram
-from django_durable_tasks.diagrams.model import natural
 from django_durable_tasks.models import RecurringTask, Task, WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.tasks.explanations import Level, Sentence
+from django_durable_tasks.workflows.diagrams import Diagram, natural
 
 # The progress of a workflow run as a bar, and as text for screen readers.
 
@@ -170,6 +169,7 @@ def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
     diagram = graphs.diagram_of_run(run) if asked else None
     return {
         "drawing": graphs.inline_diagram(diagram) if diagram else "",
+        "draws": graphs.draws_diagrams(),
         "files": graphs.diagram_files_of("workflowrun", run.pk),
         **_tasks(request, run, numbers, diagram),
     }

@@ -101,12 +101,13 @@ class Caller:
 
     def require_permission(self, *names: str) -> None:
         """Raise Problem unless the user has one of these permissions; a key needs none."""
-        if self.user is None or any(self.user.has_perm(f"{APP}.{name}") for name in names):
+        names = tuple(name if "." in name else f"{APP}.{name}" for name in names)
+        if self.user is None or any(map(self.user.has_perm, names)):
             return
         raise Problem(
             problems.PERMISSION_MISSING,
-            f"This needs the permission {' or '.join(f'{APP}.{name}' for name in names)}.",
-            more={"permissions": [f"{APP}.{name}" for name in names]},
+            f"This needs the permission {' or '.join(names)}.",
+            more={"permissions": list(names)},
         )
 
     def require_all_tenants(self) -> None:

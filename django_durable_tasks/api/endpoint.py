@@ -179,7 +179,8 @@ class ApiEndpoint(APIView):
 
     def _check_permissions(self, method: str) -> None:
         for model in self.reads:
-            self.caller.require_permission(f"view_{model}")
+            label, dot, name = model.rpartition(".")
+            self.caller.require_permission(f"{label}{dot}view_{name}")
         if self.is_shared:
             self.caller.require_all_tenants()
         if method != "GET":

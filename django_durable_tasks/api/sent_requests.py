@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.outbox.events import DATA_OF, EventMessage, Format
+from django_durable_tasks.contrib.notifications.events import DATA_OF, EventMessage, Format
 from django_durable_tasks.targets.answers import BACKOFF
 from django_durable_tasks.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 

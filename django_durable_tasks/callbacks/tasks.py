@@ -23,7 +23,6 @@ from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.masking import masked_text, masked_url, shortened
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.outbox.events import EventSubject
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
@@ -266,12 +265,13 @@ class RequestOfRun:
         run, key = self._run, self._key
         if key is None:
             return
-        subject = self._event_subject()
-        if meaning.kind is AnswerKind.STOP and subject is not None:
-            endpoints.stopped(key, run.tenant_id, meaning.reason, subject)
+        # A notification about a receiver of notifications would not arrive either.
+        own = None if run.name in OWN_TASKS else run
+        if meaning.kind is AnswerKind.STOP and own is not None:
+            endpoints.stopped(key, run.tenant_id, meaning.reason, own)
         elif not meaning.slows_endpoint:
             endpoints.succeeded(key)
-        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, subject):
+        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, own):
             logger.warning(
                 "Callbacks to %s wait for %g s: %s",
                 key,
@@ -279,13 +279,6 @@ class RequestOfRun:
                 meaning.reason,
                 extra={"tenant": run.tenant_id},
             )
-
-    def _event_subject(self) -> EventSubject | None:
-        """Return what events about the endpoint are about; None for a notification."""
-        run = self._run
-        if run.name in OWN_TASKS:
-            return None
-        return EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
 
     def _log(self, failed: CallFailed) -> None:
         run = self._run

@@ -11,8 +11,6 @@ from django.db import NotSupportedError, connections, transaction
 
 from django_durable_tasks.checks.configuration import listed, registered_options, valid_settings
 from django_durable_tasks.checks.findings import FINDINGS
-from django_durable_tasks.conf import Settings
-from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
 from django_durable_tasks.store.statements import text
 
@@ -40,7 +38,6 @@ def check_database(
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
     found = [
-        *_unsent_notifications(connection, settings),
         *_inexact_columns(connection),
         *_encoding(connection),
     ]
@@ -49,15 +46,6 @@ def check_database(
     if connection.vendor == "postgresql":
         return [*found, *_isolation_of_atomic(connection, settings.DATABASE)]
     return [*found, *_sqlite(connection)] if connection.vendor == "sqlite" else found
-
-
-def _unsent_notifications(connection: Any, settings: Settings) -> Iterator[CheckMessage]:
-    table = NotificationSetting._meta.db_table
-    if settings.NOTIFICATIONS or table not in connection.introspection.table_names():
-        return
-    rows = NotificationSetting.objects.using(settings.DATABASE).filter(enabled=True)
-    if number := rows.count():
-        yield FINDINGS["W016"](number=number)
 
 
 def exact_columns() -> dict[str, set[str]]:

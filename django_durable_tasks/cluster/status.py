@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connections
 from django.db.models import Count, Min
@@ -16,7 +17,6 @@ from django_durable_tasks.cluster.queues import Depth
 from django_durable_tasks.limits import config, operator_limits
 from django_durable_tasks.limits.operator_limits import LimitUsage
 from django_durable_tasks.models import (
-    Alert,
     BatchMessage,
     Node,
     NodeKind,
@@ -179,6 +179,8 @@ _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
 ALERTS = 100
+ALERT_SOURCES: list[Callable[[int], Iterable[Any]]] = []
+"""Functions of optional apps that return the open alerts, the oldest first, at most a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,7 @@ class Overview:
     term: int
     led_until: datetime | None
     dead_letters: int
-    alerts: list[Alert]
+    alerts: list[Any]
     late_schedules: int
     quarantined: int
     unknown: dict[str, int]
@@ -246,7 +248,7 @@ def overview(known: Collection[str]) -> Overview:
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
         dead_letters=operator_actions.open_letters(),
-        alerts=list(Alert.objects.using(database()).order_by("pk")[:ALERTS]),
+        alerts=[alert for read in ALERT_SOURCES for alert in read(ALERTS)],
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),

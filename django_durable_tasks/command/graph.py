@@ -29,12 +29,12 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.diagrams import FORMATS, Diagram, draw
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows.diagrams import FILE_FORMATS, Diagram, draw
 from django_durable_tasks.workflows.operations import GraphReport
 
 # Operations on workflows and dependencies: what they change or would change, task by task.
@@ -228,7 +228,7 @@ GRAPH = Subcommand(
     ),
     arguments=arguments,
     run=run,
-    formats=tuple(FORMATS),
+    formats=FILE_FORMATS,
 )
 
 

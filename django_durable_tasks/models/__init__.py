@@ -13,7 +13,6 @@ from django_durable_tasks.models.cluster import (
     SchedulerLease,
 )
 from django_durable_tasks.models.limits import Limit, LimitBucket
-from django_durable_tasks.models.notifications import Alert, NotificationEvent, NotificationSetting
 from django_durable_tasks.models.schedules import (
     Calendar,
     CalendarDay,
@@ -44,7 +43,6 @@ from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, W
 
 __all__ = [
     "DEFAULT_TENANT_ID",
-    "Alert",
     "ApiKey",
     "AuditEntry",
     "BatchMessage",
@@ -62,8 +60,6 @@ __all__ = [
     "LimitBucket",
     "Node",
     "NodeKind",
-    "NotificationEvent",
-    "NotificationSetting",
     "OccurrenceOverride",
     "OccurrenceRecord",
     "QueueControl",

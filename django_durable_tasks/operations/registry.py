@@ -5,7 +5,6 @@ from __future__ import annotations
 from django_durable_tasks.operations import (
     limits,
     maintenance,
-    notification_settings,
     schedules,
     tasks,
     tenants,
@@ -19,7 +18,6 @@ _MODULES = (
     limits,
     schedules,
     tenants,
-    notification_settings,
     maintenance,
 )
 OPERATIONS: dict[str, Operation] = {

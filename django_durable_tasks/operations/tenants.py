@@ -11,10 +11,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.callbacks import http
-from django_durable_tasks.choices import DeliveryType, KeyMode
-from django_durable_tasks.models import NotificationSetting, Tenant
+from django_durable_tasks.choices import KeyMode
+from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tenants import ApiKeyQuerySet
-from django_durable_tasks.notifications.messages import endpoint_of_setting, url_of
 from django_durable_tasks.operations.operation import (
     Argument,
     ArgumentType,
@@ -291,23 +290,14 @@ def secrets_of_callbacks(
     name = endpoint_name(target, endpoint, is_setting=is_setting)
     found = http.signing_secrets(tenant_id, target, name)
     result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
-    _record("tenant", tenant_id, tenant_id, result, by)
+    record_read_secrets("tenant", tenant_id, tenant_id, result, by)
     return result
 
 
-def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
-    """Return the secrets of the messages of a notification setting."""
-    name, origin, found = endpoint_of_setting(setting.pk), None, list[str]()
-    if DeliveryType(setting.delivery_type).is_http:
-        target = url_of(setting.delivery_config)
-        origin = target.origin
-        found = http.signing_secrets(setting.tenant_id, target, name)
-    result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
-    _record("notification setting", setting.pk, setting.tenant_id, result, by)
-    return result
-
-
-def _record(kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str) -> None:
+def record_read_secrets(
+    kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str
+) -> None:
+    """Add an audit entry, if secrets were returned."""
     if not result.secrets:
         return
     with recorded("signing_secret.read", by=by) as entry:

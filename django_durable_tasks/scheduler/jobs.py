@@ -18,8 +18,6 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import SKEW_MAX, settings
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.notifications.deliveries import prune_events
 from django_durable_tasks.schedules import recompute
 from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger, prune_shadow_fires
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
@@ -197,22 +195,6 @@ def count_endings(now: datetime, monitor: HeartbeatMonitor) -> int:
     return counted
 
 
-# Job: create the tasks that deliver due events of notification settings.
-
-
-def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Process batches of due events for one slice; does nothing unless NOTIFICATIONS is on."""
-    if not settings().NOTIFICATIONS:
-        return 0
-    end, changed = time.monotonic() + SLICE, 0
-    with dedicated_connection():
-        while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
-            changed += number
-            if time.monotonic() >= end:
-                break
-    return changed
-
-
 # Job: cancel workflow runs that have passed their deadline.
 
 
@@ -253,25 +235,6 @@ def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     return number
 
 
-# Job: create the task of the watchdog, which a worker runs, once a minute.
-
-
-class ProbeWorkers:
-    """Create one task per minute of the database's clock; does nothing without WATCHDOG_URL."""
-
-    def __init__(self) -> None:
-        self._minute: datetime | None = None
-
-    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
-        minute = now.replace(second=0, microsecond=0)
-        if settings().WATCHDOG_URL is None or minute == self._minute:
-            return 0
-        with dedicated_connection():
-            deliveries.create_probe(minute)
-        self._minute = minute
-        return 1
-
-
 # Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API, bulk
 # operations, audit entries and counts of minutes after their retention.
 #
@@ -309,7 +272,6 @@ class Prune:
                     prune_shadow_fires,
                     prune_requests,
                     prune_operations,
-                    prune_events,
                     prune_audit,
                 )
             )
@@ -375,17 +337,6 @@ def resolve_dependents(now: datetime, monitor: HeartbeatMonitor) -> int:
         if not batch.events:
             break
     return resolved
-
-
-# Job: send one event when an alert begins and one when it ends.
-
-
-def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Check the conditions once; does nothing unless NOTIFICATIONS is on."""
-    if settings().NOTIFICATIONS:
-        with dedicated_connection():
-            deliveries.watch_alerts(now)
-    return 0
 
 
 # Job: warn when more than DEAD_LETTERS_MAX dead letters are open.

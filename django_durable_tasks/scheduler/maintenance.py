@@ -22,17 +22,14 @@ from django_durable_tasks.scheduler.jobs import (
     CorrectClockSteps,
     FindDeletedUpstreams,
     Job,
-    ProbeWorkers,
     RecomputeFireTimes,
     WatchDeadLetters,
     apply_requests,
     count_endings,
-    deliver_notifications,
     end_late_workflows,
     finish_starts,
     release_overlaps,
     resolve_dependents,
-    watch_alerts,
 )
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.reap_dead_nodes import (
@@ -64,7 +61,6 @@ def jobs() -> tuple[Job, ...]:
         Job("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
         Job("resolve_dependents", resolve_dependents, every=min(0.2, settings().POLL)),
         Job("count_endings", count_endings, every=min(0.5, settings().POLL)),
-        Job("deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)),
         Job("finish_starts", finish_starts, every=5.0),
         Job("end_late_workflows", end_late_workflows, every=1.0),
         Job("find_deleted_upstreams", FindDeletedUpstreams(), every=10.0),
@@ -73,8 +69,6 @@ def jobs() -> tuple[Job, ...]:
         Job("correct_clock_steps", CorrectClockSteps(), every=CLOCK_EVERY),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
-        Job("watch_alerts", watch_alerts, every=10.0),
-        Job("probe_workers", ProbeWorkers(), every=5.0),
         Job(
             "prune",
             scheduler_jobs.Prune(),

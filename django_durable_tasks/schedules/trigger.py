@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -18,17 +18,14 @@ from django.db import Error, IntegrityError, connections
 from django.db.models import QuerySet
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.choices import EventType, FireOutcome, RecurringStatus
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.outbox.capture import OccurredEvent, capture
-from django_durable_tasks.outbox.events import EventSubject, FireEventData
 from django_durable_tasks.schedules import ledger, tick_plan
-from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.misfires import MAX_RUNS, choose
 from django_durable_tasks.schedules.schedule_cache import Calendars, ScheduleRow
 from django_durable_tasks.schedules.tick_plan import (
@@ -43,10 +40,10 @@ from django_durable_tasks.schedules.tick_plan import (
 )
 from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
+from django_durable_tasks.signals import fires_recorded
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
-from django_durable_tasks.task_names import OWN_TASKS
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tenants import quotas
 from django_durable_tasks.tenants.quotas import admit_open_tasks
@@ -114,54 +111,6 @@ class PostponedSchedules:
 def part_of(name: str) -> str:
     """Return the name under which a scheduler reports that it cannot fire this schedule."""
     return f"recurring task {name}"
-
-
-# Events of schedules for notification settings: missed and late fire times of a tick.
-
-
-def capture_fires(tick: Tick) -> None:
-    """Record the missed and late fire times of a tick, in its transaction."""
-    missed = [entry for entry in tick.entries if entry.outcome == FireOutcome.MISSED]
-    if not missed and not tick.late:
-        return
-
-    def occurred() -> Iterator[OccurredEvent]:
-        yield from _events(tick.schedules, missed, EventType.MISSED)
-        yield from _events(tick.schedules, tick.late, EventType.LATE)
-
-    capture((EventType.MISSED, EventType.LATE), occurred)
-
-
-def _events(
-    schedules: Mapping[uuid.UUID, KnownSchedule], entries: Iterable[LedgerEntry], kind: EventType
-) -> Iterator[OccurredEvent]:
-    for entry in entries:
-        row = schedules.get(entry.recurring_task_id)
-        if row is not None and row.task not in OWN_TASKS:
-            yield _event(row, entry, kind)
-
-
-def _event(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
-    data: FireEventData = {
-        "schedule_id": str(row.pk),
-        "schedule": row.name,
-        "task_name": row.task,
-        "fire_time": _instant(entry.fire_time),
-        "count": entry.count,
-        "reason": entry.reason,
-    }
-    if entry.last_fire_time is not None:
-        data["last_fire_time"] = _instant(entry.last_fire_time)
-    if entry.task_id is not None:
-        data["task_id"] = str(entry.task_id)
-    subject = EventSubject(
-        tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
-    )
-    return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)
-
-
-def _instant(value: datetime) -> str:
-    return value.isoformat().replace("+00:00", "Z")
 
 
 # The schedules are locked, the unique key of the ledger decides which fire times are new, and the
@@ -422,7 +371,9 @@ def _write(tick: Tick) -> int:
         transitions.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
     advance(tick.moves if len(created) == len(tick.new_tasks) else _moves_of(tick, created))
-    capture_fires(tick)
+    missed = [entry for entry in tick.entries if entry.outcome == FireOutcome.MISSED]
+    if missed or tick.late:
+        fires_recorded.send(RecurringTask, missed=missed, late=tick.late, schedules=tick.schedules)
     return len(created)
 
 

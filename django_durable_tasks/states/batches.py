@@ -20,7 +20,6 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.outbox.capture import transaction_of_successes
 from django_durable_tasks.states import attempt_log
 from django_durable_tasks.states.claims import StartedRun, started_runs
 from django_durable_tasks.states.endings import expire
@@ -32,6 +31,7 @@ from django_durable_tasks.states.guarded_update import (
     locked,
     matches_epochs,
     move,
+    transaction_of_successes,
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.states.runs import start_writes

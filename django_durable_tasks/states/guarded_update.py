@@ -7,11 +7,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import F, Q
@@ -22,7 +22,6 @@ from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.outbox.capture import capture_successes, capture_transition
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states.attempt_log import (
     LOGGED,
@@ -118,28 +117,56 @@ def in_preview() -> bool:
     return watch is not None and watch.preview
 
 
-# Records the events of notification settings, and sends ``tasks_transitioned``. No error of either
-# undoes the transition.
+# Calls the recorders of optional apps, and sends ``tasks_transitioned``. No error of either undoes
+# the transition.
 
 
 logger = logging.getLogger("django_durable_tasks.signals")
 
 
+class Recorder(Protocol):
+    """What an optional app records about transitions, in their transaction.
+
+    A receiver of ``tasks_transitioned`` costs a savepoint for each transition. A recorder costs
+    what it does, and has to handle its errors.
+    """
+
+    def needs_transaction(self, runs: Sequence[Run]) -> bool:
+        """Return whether it may record successes of these runs, which are one statement otherwise
+        and then have no transaction.
+        """
+
+    def record(
+        self, transition: str, status: Status, task_ids: Sequence[uuid.UUID], runs: Sequence[Run]
+    ) -> None:
+        """Record that tasks have changed to this status. ``runs``: their runs, if they have
+        succeeded.
+        """
+
+
+RECORDERS: list[Recorder] = []
+"""The recorders of optional apps, which add them in ``AppConfig.ready()``."""
+
+
+def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
+    """Return a transaction for the successes of runs, if a recorder may record one."""
+    is_needed = any(recorder.needs_transaction(runs) for recorder in RECORDERS)
+    return atomic() if is_needed else nullcontext()
+
+
 def announce(
     transition: str, status: Status, task_ids: Sequence[uuid.UUID], succeeded: Sequence[Run] = ()
 ) -> None:
-    """Record events, and send the signal in a savepoint. ``succeeded``: the runs whose successes
-    they are.
+    """Call the recorders, and send the signal in a savepoint. ``succeeded``: the runs whose
+    successes they are.
 
     If a receiver fails, the writes of the receivers are rolled back, but not the transition.
     Nothing is sent during a preview.
     """
     if not task_ids or in_preview():
         return
-    if succeeded:
-        capture_successes(succeeded)
-    else:
-        capture_transition(transition, status, task_ids)
+    for recorder in RECORDERS:
+        recorder.record(transition, status, task_ids, succeeded)
     if not has_receivers():
         return
     database = conf.settings().DATABASE

@@ -17,7 +17,6 @@ from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.outbox.capture import transaction_of_successes
 from django_durable_tasks.states import attempt_log
 from django_durable_tasks.states.claims import StartedRun, Unstarted
 from django_durable_tasks.states.decisions import EndingDecision
@@ -28,6 +27,7 @@ from django_durable_tasks.states.guarded_update import (
     locked,
     matches_epochs,
     record_endings,
+    transaction_of_successes,
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware

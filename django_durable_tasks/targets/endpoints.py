@@ -12,14 +12,12 @@ from typing import Any
 from django.db.models import Case, F, Q, Subquery, When
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.choices import EventType
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.models.callbacks import EndpointQuerySet
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.outbox.capture import OccurredEvent, capture
-from django_durable_tasks.outbox.events import EndpointEventData, EventSubject
+from django_durable_tasks.signals import endpoint_changed
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
@@ -28,6 +26,7 @@ from django_durable_tasks.store.statements import statement
 from django_durable_tasks.targets import answers
 from django_durable_tasks.targets.answers import Delivery, EndpointHealth
 from django_durable_tasks.targets.http_request import TIMEOUT_MAX
+from django_durable_tasks.task_values import Run
 
 # The circuit breakers of endpoints: postpones tasks, and records the results of requests.
 #
@@ -128,11 +127,11 @@ def succeeded(key: str) -> None:
 
 
 @retry_on_deadlock
-def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None = None) -> float:
+def failed(key: str, tenant_id: int, reason: str, run: Run | None = None) -> float:
     """Record a request without an answer, or the answer of an overloaded server.
 
-    Return for how many seconds the breaker opens; 0 if it does not. With a subject, the first
-    opening since the last success is an event for notification settings.
+    Return for how many seconds the breaker opens; 0 if it does not. With the run of a task
+    of the project, the first opening since the last success sends ``endpoint_changed``.
     """
     settings, now = conf.settings(), estimated_now()
     with tables.atomic():
@@ -154,17 +153,17 @@ def failed(key: str, tenant_id: int, reason: str, subject: EventSubject | None =
             updated_at=DatabaseNow(),
             **(opened if pause else {}),
         )
-        if pause and not row.openings:
-            _capture(EventType.ENDPOINT_OPENED, row, reason, subject)
+        if pause and not row.openings and run is not None:
+            endpoint_changed.send(Endpoint, change="opened", endpoint=key, reason=reason, run=run)
     if pause:
         process_state.of(RecentLimits).expire()
     return pause
 
 
 @retry_on_deadlock
-def stopped(key: str, tenant_id: int, reason: str, subject: EventSubject) -> None:
+def stopped(key: str, tenant_id: int, reason: str, run: Run) -> None:
     """Record an answer that ends deliveries, such as 410. It closes the breaker, because the server
-    works. It is an event unless the endpoint has ended deliveries already.
+    works. Sends ``endpoint_changed`` unless the endpoint has ended deliveries already.
     """
     with tables.atomic():
         row = _locked(key, tenant_id)
@@ -172,7 +171,7 @@ def stopped(key: str, tenant_id: int, reason: str, subject: EventSubject) -> Non
             **_CLOSED, last_failure=reason[:200], gone_at=row.gone_at or DatabaseNow()
         )
         if row.gone_at is None:
-            _capture(EventType.ENDPOINT_GONE, row, reason, subject)
+            endpoint_changed.send(Endpoint, change="gone", endpoint=key, reason=reason, run=run)
 
 
 def _locked(key: str, tenant_id: int) -> Endpoint:
@@ -182,19 +181,6 @@ def _locked(key: str, tenant_id: int) -> Endpoint:
         _endpoints().bulk_create(new, ignore_conflicts=True)
         row = _endpoints().select_for_update().get(key=key)
     return row
-
-
-def _capture(kind: EventType, row: Endpoint, reason: str, subject: EventSubject | None) -> None:
-    if subject is None:
-        return
-    shown = row.key.removeprefix(f"{subject.tenant_id}:")
-    data: EndpointEventData = {
-        "endpoint": shown,
-        "task_name": subject.task_name,
-        "error": reason,
-    }
-    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
-    capture((kind,), lambda: [event])
 
 
 def prune(now: datetime) -> int:

@@ -11,23 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.apps import apps
 from django.db import connections
 from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
 
 from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.models import (
-    DeadLetter,
-    DeliveryAttempt,
-    NotificationSetting,
-    RecurringTask,
-    Task,
-)
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
 from django_durable_tasks.store import tables
 
-MODELS: tuple[Any, ...] = (Task, DeadLetter, RecurringTask, DeliveryAttempt, NotificationSetting)
 BATCH = 200
+
+
+def _models() -> list[Any]:
+    """Return the models with encrypted columns, also those of optional apps."""
+    return [model for model in apps.get_models() if hasattr(model, "encryption_key")]
 
 
 @dataclass(slots=True)
@@ -46,7 +44,8 @@ def remaining() -> dict[str, int]:
     """Return how many rows of each table are encrypted with another key than the first one."""
     key = current_key_id()
     return {
-        model._meta.db_table: 0 if key is None else _others(model, key).count() for model in MODELS
+        model._meta.db_table: 0 if key is None else _others(model, key).count()
+        for model in _models()
     }
 
 
@@ -66,7 +65,7 @@ def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
     A row that cannot be decrypted is left as it is and counted as failed.
     """
     key = current_key_id()
-    for model in MODELS if key is not None else ():
+    for model in _models() if key is not None else ():
         for old in _old_keys(model, str(key)):
             yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
 
@@ -74,7 +73,7 @@ def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
 def encrypt_plain(batch: int = BATCH) -> Iterator[RotationResult]:
     """Encrypt rows that were stored before encryption was switched on; reads whole tables."""
     key = current_key_id()
-    for model in MODELS if key is not None else ():
+    for model in _models() if key is not None else ():
         rows = _rows(model).filter(encryption_key__isnull=True)
         yield from _batches(rows, str(key), batch)
 

@@ -14,7 +14,7 @@ from django.db.models.functions import Greatest
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.audit import recorded
-from django_durable_tasks.choices import OPEN, EventType, RecurringStatus, Status
+from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
 from django_durable_tasks.limits.config import limits_in_force
 from django_durable_tasks.limits.scopes import scope_of_tenant
@@ -28,10 +28,8 @@ from django_durable_tasks.models import (
     TenantRequests,
 )
 from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
-from django_durable_tasks.outbox.capture import OccurredEvent, capture_once
-from django_durable_tasks.outbox.events import EventSubject, QuotaEventData
+from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.tenants.values import (
     NUMBERS,
@@ -325,77 +323,6 @@ def _used(rows: QuerySet[Any], limit: int | None) -> int:
     return int(rows.order_by().values("pk")[: max(_COUNTED, (limit or 0) + 1)].count())
 
 
-# Records that a request exceeded a quota, as an event for notification settings.
-#
-# Each tenant has at most one event per quota and hour. The time of the last one is in the row of
-# the tenant's quotas. Later refusals of the same process are known without reading it, so that a
-# flood of requests does not cause a flood of statements.
-
-
-_PERIOD = timedelta(hours=1)
-_KNOWN = 10_000
-
-
-class RecentQuotaEvents:
-    """When tenants had their last event of a quota, as this process read it."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int, str], datetime] = {}
-
-    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
-        """Return whether an event of the last hour is known."""
-        last = self._last.get((tenant_id, quota))
-        return last is not None and abs(now - last) < _PERIOD
-
-    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
-        """Keep the time of an event that was committed."""
-        if len(self._last) >= _KNOWN:
-            self._last.clear()
-        self._last[tenant_id, quota] = last
-
-
-def refused(tenant_id: int, quota: str, detail: str) -> None:
-    """Record a refused request, outside of the transaction that was rolled back. Errors are logged
-    and not raised.
-    """
-    now = estimated_now()
-    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
-        return
-    data: QuotaEventData = {"quota": quota, "detail": detail}
-    event = OccurredEvent(
-        types=(EventType.QUOTA_REACHED,),
-        subject=EventSubject(tenant_id=tenant_id, task_name="", queue=""),
-        shown_as=quota,
-        data=data,
-    )
-    capture_once(event, lambda: _is_first(tenant_id, quota, now))
-
-
-def _is_first(tenant_id: int, quota: str, now: datetime) -> bool:
-    """Return whether no event of the last hour exists; the caller then writes one.
-
-    A row that a request has locked is left out: the next refusal finds it free.
-    """
-    row = _locked_quota(tenant_id)
-    if row is None:
-        return False
-    given = row.notified_at.get(quota)
-    last = None if given is None else datetime.fromisoformat(given)
-    if last is not None and abs(now - last) < _PERIOD:
-        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
-        return False
-    notified_at = {**row.notified_at, quota: now.isoformat()}
-    quota_rows().filter(pk=tenant_id).update(notified_at=notified_at)
-    return True
-
-
-def _locked_quota(tenant_id: int) -> TenantQuota | None:
-    rows = quota_rows().filter(pk=tenant_id)
-    if not rows.exists():
-        quota_rows().bulk_create([TenantQuota(tenant_id=tenant_id)], ignore_conflicts=True)
-    return tables.locked_for_change(rows, skip_locked=True).first()
-
-
 # The request rate of tenants in the database.
 
 
@@ -462,3 +389,10 @@ def _moved(tenant_id: int, rate: RequestRate, at: int, requests: int) -> int | N
     if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + interval):
         return None
     return int(_rows(tenant_id).values_list("free_at", flat=True).get())
+
+
+def refused(tenant_id: int, quota: str, detail: str) -> None:
+    """Send ``quota_refused`` for a request that exceeded a quota, outside of its transaction, which
+    was rolled back.
+    """
+    quota_refused.send(TenantQuota, tenant_id=tenant_id, quota=quota, detail=detail)

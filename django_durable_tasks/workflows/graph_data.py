@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from django_durable_tasks import conf
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.diagrams import Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.store import tables
+from django_durable_tasks.workflows.diagrams import Diagram, DiagramEdge, DiagramNode
 from django_durable_tasks.workflows.operations import in_parts
 
 NEAR = 1_000

@@ -37,6 +37,8 @@ INSTALLED_APPS = [
     "django_durable_tasks",
     "django_durable_tasks.contrib.metrics",
     "django_durable_tasks.contrib.verify",
+    "django_durable_tasks.contrib.diagrams",
+    "django_durable_tasks.contrib.notifications",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "billing",

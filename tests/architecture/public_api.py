@@ -3,7 +3,7 @@
 import ast
 
 CAPABILITIES = (
-    *("store", "states", "outbox", "audit", "limits", "dependencies", "targets", "tasks"),
+    *("store", "states", "audit", "limits", "dependencies", "targets", "tasks"),
     *("tenants", "schedules", "cluster", "callbacks", "notifications", "scheduler", "verify"),
     *("operations", "command", "choices", "masking", "option_values", "task_names"),
     *("task_values", "internal_tasks", "workflows.builder", "workflows.graph_data"),

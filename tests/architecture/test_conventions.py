@@ -15,9 +15,6 @@ from tests.architecture.sources import (
     python_files,
 )
 
-APPS = frozenset(
-    f"{PACKAGE}/{name}" for name in ("apps.py", "contrib/metrics/apps.py", "contrib/verify/apps.py")
-)
 # Every command of a project would load the client of Redis, also without Redis.
 LAZY = frozenset(
     {
@@ -52,8 +49,9 @@ SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
 
 
 def test_imports_are_at_the_top() -> None:
-    expect_none(findings(conventions.inner_imports, python_files(PACKAGE, without=LAZY | APPS)))
-    apps = [file for file in python_files(PACKAGE) if name_of(file) in APPS]
+    apps = [file for file in python_files(PACKAGE) if name_of(file).endswith("/apps.py")]
+    without = LAZY | {name_of(file) for file in apps}
+    expect_none(findings(conventions.inner_imports, python_files(PACKAGE, without=without)))
     expect_none(findings(conventions.imports_outside_ready, apps))
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import (
+    Alert,
+    NotificationEvent,
+    NotificationSetting,
+)
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import Alert, NotificationEvent, NotificationSetting
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.outbox.events import EventSubject
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets import endpoints
 from django_durable_tasks.tenants import quotas
@@ -23,7 +26,7 @@ from tests.database.notifications.sending import (
     events,
     types,
 )
-from tests.factories import many_tasks
+from tests.factories import an_unsaved_run, many_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +111,7 @@ def test_requests_that_are_refused_at_the_same_time_are_one_event() -> None:
 
 def test_an_endpoint_that_ends_deliveries_to_several_workers_is_one_event() -> None:
     a_setting(on_failure=False, on_endpoint=True)
-    subject = EventSubject(tenant_id=1, task_name="call", queue="celery")
-    stop = partial(endpoints.stopped, "https://example.com", 1, "410 Gone", subject)
+    run = an_unsaved_run("call", "celery")
+    stop = partial(endpoints.stopped, "https://example.com", 1, "410 Gone", run)
     no_errors(race([stop] * 6))
     assert types() == ["endpoint.gone"]

@@ -11,13 +11,12 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
 from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import (
     BatchMessage,
     DeadLetter,
     EndingEvent,
     Node,
-    NotificationEvent,
-    NotificationSetting,
     OccurrenceRecord,
     RecurringTask,
     Task,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.notifications.messages import (
+from django_durable_tasks.contrib.notifications.events import QuietHours, Subscription, period_end
+from django_durable_tasks.contrib.notifications.messages import (
     EventFacts,
     NotificationContent,
     check_together,
@@ -25,7 +25,7 @@ from django_durable_tasks.notifications.messages import (
     slack_body,
     subject_of,
 )
-from django_durable_tasks.outbox.events import QuietHours, Subscription, period_end
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.targets.addresses import address_policy
 
 NIGHT = QuietHours(begin=time(22), end=time(7), time_zone="Europe/Berlin")

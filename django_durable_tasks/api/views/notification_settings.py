@@ -41,12 +41,12 @@ from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.contrib.notifications import operations as notification_settings
+from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.contrib.notifications.operations import CHANGE, CREATE, DELETE
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import text_for_tenants
-from django_durable_tasks.models import NotificationSetting
-from django_durable_tasks.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
-from django_durable_tasks.operations import notification_settings
-from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.tenants.values import ApiScope
 
@@ -171,7 +171,7 @@ def _require_notifications() -> None:
 class NotificationSettingsEndpoint(WritingEndpoint):
     """The notification settings of the tenant, by name."""
 
-    reads = ("notificationsetting",)
+    reads = ("durable_tasks_notifications.notificationsetting",)
     permissions: ClassVar = {"POST": (CREATE.permission,)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.NOTIFICATIONS}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
@@ -211,7 +211,7 @@ class NotificationSettingsEndpoint(WritingEndpoint):
 class NotificationSettingEndpoint(WritingEndpoint):
     """One notification setting."""
 
-    reads = ("notificationsetting",)
+    reads = ("durable_tasks_notifications.notificationsetting",)
     permissions: ClassVar = {"PATCH": (CHANGE.permission,), "DELETE": (DELETE.permission,)}
     scopes: ClassVar = {
         "GET": ApiScope.READ,
@@ -271,7 +271,7 @@ class NotificationTestAnswer(NotificationSettingAnswer):
 
 RESOURCE = Resource(
     name="notification-setting",
-    reads="notificationsetting",
+    reads="durable_tasks_notifications.notificationsetting",
     find=find_setting,
     show=setting_json,
     answer=NotificationTestAnswer,

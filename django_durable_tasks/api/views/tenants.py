@@ -29,6 +29,7 @@ from django_durable_tasks.api.views.notification_settings import find_setting
 from django_durable_tasks.api.writes import Answer, WritingEndpoint
 from django_durable_tasks.audit import OBJECT_TYPES
 from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.contrib.notifications.operations import secrets_of_setting
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import AuditEntry, Tenant
 from django_durable_tasks.models.audit import AuditEntryQuerySet
@@ -262,7 +263,7 @@ class SettingSecretEndpoint(WritingEndpoint):
     entry.
     """
 
-    reads = ("notificationsetting", "task_arguments")
+    reads = ("durable_tasks_notifications.notificationsetting", "task_arguments")
     scopes: ClassVar = {"GET": ApiScope.READ}
     answers: ClassVar = {"GET": SigningSecretAnswer}
 
@@ -275,7 +276,7 @@ class SettingSecretEndpoint(WritingEndpoint):
 
         def act() -> Answer:
             row = find_setting(caller, notification_setting_id)
-            return _answer(tenants.secrets_of_setting(row, by=caller.name))
+            return _answer(secrets_of_setting(row, by=caller.name))
 
         return self.write(request, act)
 

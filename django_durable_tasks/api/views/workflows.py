@@ -49,7 +49,6 @@ from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType, WorkflowStatus
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
-from django_durable_tasks.diagrams import Diagram, draw
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, WorkflowRun
@@ -62,6 +61,7 @@ from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
 from django_durable_tasks.workflows.builder import Step
+from django_durable_tasks.workflows.diagrams import Diagram, draw
 
 # Builds workflows from the bodies of requests.
 #

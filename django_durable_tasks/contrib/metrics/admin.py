@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -32,9 +32,7 @@ from django_durable_tasks.contrib.metrics.charts import (
     endings,
     read_points,
 )
-from django_durable_tasks.contrib.metrics.models import MetricMinute
-from django_durable_tasks.contrib.metrics.series import Duration, Span
-from django_durable_tasks.diagrams.charts import (
+from django_durable_tasks.contrib.metrics.drawing import (
     LINE_COLOURS,
     OTHER_COLOUR,
     STATUS_COLOURS,
@@ -45,6 +43,8 @@ from django_durable_tasks.diagrams.charts import (
     stacked_bars,
     swatch,
 )
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import Duration, Span
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 
@@ -99,10 +99,6 @@ class ChartQuery:
             }
 
 
-def _drawn(svg: str) -> SafeString:
-    return mark_safe(svg)  # noqa: S308 -- diagrams/svg/markup escapes each text
-
-
 def _moments(points: Sequence[ChartPoint], period: ChartPeriod) -> list[str]:
     layout = "%H:%M" if period.name == "1h" else "%Y-%m-%d %H:%M"
     return [f"{timezone.localtime(point.start):{layout}}" for point in points]
@@ -151,8 +147,8 @@ def _endings(data: ChartData, query: ChartQuery) -> DrawnChart:
     ]
     return DrawnChart(
         title,
-        _drawn(stacked_bars(frame, rows)),
-        [(_drawn(swatch(row.colour)), f"{row.name} {totals[row.name]:,}") for row in rows],
+        stacked_bars(frame, rows),
+        [(swatch(row.colour), f"{row.name} {totals[row.name]:,}") for row in rows],
         statuses,
         [
             (moment, [f"{point.rate(status):,.3g}" for status in statuses])
@@ -174,8 +170,8 @@ def _durations(
     frame = _frame(duration.value.replace("_", "-"), title, data, query)
     return DrawnChart(
         title,
-        _drawn(lines(frame, rows)),
-        [(_drawn(swatch(row.colour)), row.name) for row in rows],
+        lines(frame, rows),
+        [(swatch(row.colour), row.name) for row in rows],
         [row.name for row in rows],
         [
             (moment, [seconds(row.values[index]) for row in rows])

@@ -14,10 +14,10 @@ from django.db import DatabaseError
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.command.audit import AUDIT, ROTATE
+from django_durable_tasks.command.callbacks import CHECK_URL, SIGNING_SECRET
 from django_durable_tasks.command.fire_times import DST_REPORT, EXPLAIN, PREVIEW, SIMULATE, TZDATA
 from django_durable_tasks.command.graph import GRAPH, GRAPH_ACTIONS
 from django_durable_tasks.command.listing import LIST, SHOW
-from django_durable_tasks.command.notify_actions import CHECK_URL, NOTIFY, SIGNING_SECRET
 from django_durable_tasks.command.queue_actions import LIMIT, QUEUE_ACTIONS
 from django_durable_tasks.command.recurring import CALENDARS, SCHEDULE_ACTIONS, SYNC
 from django_durable_tasks.command.status import HEALTH, STATUS
@@ -52,7 +52,6 @@ SUBCOMMANDS = {
         API_KEY,
         QUOTA,
         STAFF,
-        NOTIFY,
         *SCHEDULE_ACTIONS,
         *EXPLAIN,
         CALENDARS,

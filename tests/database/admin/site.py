@@ -7,6 +7,7 @@ import itertools
 import re
 from typing import Any
 
+from django.apps import apps
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.test import Client
@@ -16,10 +17,17 @@ APP = "django_durable_tasks"
 _number = itertools.count(1)
 
 
+def _labels() -> list[str]:
+    """Return the labels of the package and of its optional apps."""
+    return [app.label for app in apps.get_app_configs() if "durable_tasks" in app.label]
+
+
 def staff(*permissions: str) -> Client:
     """Return a client logged in as a staff user with exactly these permissions."""
     user = User.objects.create_user(f"somebody{next(_number)}", is_staff=True)
-    wanted = Permission.objects.filter(content_type__app_label=APP, codename__in=permissions)
+    wanted = Permission.objects.filter(
+        content_type__app_label__in=_labels(), codename__in=permissions
+    )
     assert wanted.count() == len(permissions), "no such permission"
     user.user_permissions.set(wanted)
     return _browser(user)
@@ -36,14 +44,18 @@ def _browser(user: User) -> Client:
     return client
 
 
+def _label(model: str) -> str:
+    return next(label for label in _labels() if model in apps.all_models[label])
+
+
 def list_of(model: str) -> str:
     """Return the address of a list."""
-    return reverse(f"admin:{APP}_{model}_changelist")
+    return reverse(f"admin:{_label(model)}_{model}_changelist")
 
 
 def page_of(row: Any) -> str:
     """Return the address of the page of an object."""
-    return reverse(f"admin:{APP}_{row._meta.model_name}_change", args=[row.pk])
+    return reverse(f"admin:{row._meta.label_lower.replace('.', '_')}_change", args=[row.pk])
 
 
 def act(client: Client, action: str, *rows: Any, confirm: bool = True, **fields: str) -> Any:

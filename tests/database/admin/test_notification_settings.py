@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from django_durable_tasks.models import NotificationSetting, Task
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.models import Task
 from tests.database.admin.site import act, list_of, operator, page_of, staff
 from tests.database.notifications.sending import SETTINGS, a_setting, a_webhook
 
 pytestmark = pytest.mark.django_db
 SECRET = "https://hooks.slack.com/services/T0/B0/hunter2"
-ADD = "admin:django_durable_tasks_notificationsetting_add"
+ADD = "admin:durable_tasks_notifications_notificationsetting_add"
 
 
 @pytest.fixture(autouse=True)

@@ -352,3 +352,17 @@ def test_a_user_who_may_view_runs_but_no_tasks_sees_numbers_and_no_names() -> No
     assert "drawing" not in page.context
     diagram = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
     assert staff("view_workflowrun").get(diagram).status_code == 403
+
+
+def test_without_the_app_of_diagrams_a_page_says_so_and_offers_text_and_json(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "FORMATS", {"text": str, "json": str})
+    run = a_diamond()
+    for address in (page_of(run), page_of(of(run, "left"))):
+        page = ann.get(address)
+        assert "contrib.diagrams" in text(page)
+        assert "durable-drawing" not in page.content.decode()
+        assert [kind for kind, _ in page.context["files"]] == ["text", "json"]
+    drawing = reverse("admin:django_durable_tasks_workflowrun_graph", args=[run.pk, "svg"])
+    assert ann.get(drawing).status_code == 404

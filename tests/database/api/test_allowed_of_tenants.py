@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from django_durable_tasks import conf
 from django_durable_tasks.conf import InvalidSetting, allowed_in
-from django_durable_tasks.models import NotificationSetting
-from django_durable_tasks.notifications.messages import is_allowed
+from django_durable_tasks.contrib.notifications.messages import is_allowed
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from tests.database.api.client import ADD, ApiClient, call
 
 SLUGS = st.sampled_from(["acme", "globex", "acme-eu", "default", "*"])

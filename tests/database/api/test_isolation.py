@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from django.test import override_settings
 
-from django_durable_tasks.models import DeadLetter, NotificationSetting, RecurringTask, Task
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
 from tests.database.api.endpoints import VALID, WITH_ID, WITHOUT_ID, filled, rows_of
 from tests.factories import many_tasks

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.models import NotificationSetting, Task
-from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.models import Task
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.api.client import SETTINGS, ApiClient, a_client, pointers
 

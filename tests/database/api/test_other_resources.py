@@ -12,7 +12,8 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow, process_state
 from django_durable_tasks.api.views.scheduler import RecentHealth
-from django_durable_tasks.models import Alert, Calendar, QueueControl, SchedulerLease, Task
+from django_durable_tasks.contrib.notifications.models import Alert
+from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
 from tests.database.api.client import ApiClient, a_client, call, pointers
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task, many_tasks

@@ -13,8 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import process_state
-from django_durable_tasks.models import NotificationEvent, Task, TenantQuota
-from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.capture import RecentQuotaEvents
+from django_durable_tasks.contrib.notifications.models import NotificationEvent
+from django_durable_tasks.models import Task, TenantQuota
 from django_durable_tasks.task_names import BULK_OPERATION_TASK
 from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ApiClient, call
@@ -43,7 +45,7 @@ def _pass_an_hour(client: ApiClient) -> None:
     earlier = (timezone.now() - timedelta(seconds=3_601)).isoformat()
     times = dict.fromkeys(row.notified_at, earlier)
     TenantQuota.objects.unguarded().filter(pk=row.pk).update(notified_at=times)
-    process_state.of(quotas.RecentQuotaEvents)._last.clear()
+    process_state.of(RecentQuotaEvents)._last.clear()
 
 
 def test_refused_tasks_are_one_event_an_hour(acme: ApiClient) -> None:

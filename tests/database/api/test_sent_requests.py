@@ -12,9 +12,9 @@ import pytest
 from django.test import Client
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, NotificationSetting, Task
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets import endpoints
@@ -24,7 +24,7 @@ from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING
 from tests.database.notifications.sending import a_webhook, run, send_all
 from tests.database.recurring.schedules import a_schedule, at, fire
-from tests.factories import a_run, a_task
+from tests.factories import a_run, a_task, an_unsaved_run
 from tests.http_servers import Listener, answer, answering, listening
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,10 +78,10 @@ def _let_everything_happen() -> None:
     deliveries.watch_alerts(now)
     DeadLetter.objects.discard(by="anna", reason="old")
     deliveries.watch_alerts(now + timedelta(seconds=2 * deliveries.CALM))
-    subject = EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="call", queue="test")
+    run = an_unsaved_run("call", "test")
     for _ in range(5):
-        endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", subject)
-    endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", subject)
+        endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", run)
+    endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", run)
     quotas.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
     deliveries.create_test(NotificationSetting.objects.get(name="all"), "anna")
 

@@ -10,9 +10,9 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.models import AuditEntry, Calendar, DeadLetter, QueueControl, Task, Tenant
 from django_durable_tasks.models.tenants import ApiKey
-from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.operations.registry import OPERATIONS
 from django_durable_tasks.tenants import access
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all

@@ -16,7 +16,8 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
-from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.checks import check_unsent_notifications
 from tests.database.notifications.sending import a_setting
 
 pytestmark = pytest.mark.django_db
@@ -34,11 +35,13 @@ def test_the_database_of_this_run_passes() -> None:
 def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: Any) -> None:
     settings.DURABLE_TASKS = {"NOTIFICATIONS": True, "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
     row = a_setting()
-    assert _ids(databases=["default"]) == []
+    assert check_unsent_notifications(databases=["default"]) == []
     settings.DURABLE_TASKS = {"NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
-    assert _ids(databases=["default"]) == ["W016"]
+    assert check_unsent_notifications(databases=None) == []
+    [found] = check_unsent_notifications(databases=["default"])
+    assert found.id == "durable_tasks.W016"
     deliveries.change_setting(row, enabled=False)
-    assert _ids(databases=["default"]) == []
+    assert check_unsent_notifications(databases=["default"]) == []
 
 
 def test_the_check_connects_only_to_databases_that_django_selects() -> None:

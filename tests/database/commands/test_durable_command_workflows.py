@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.diagrams import FORMATS
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.workflows import diagrams
+from django_durable_tasks.workflows.diagrams import FILE_FORMATS
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,
@@ -57,7 +58,7 @@ def _dump() -> list[object]:
 # Diagrams -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FILE_FORMATS)
 def test_a_run_and_a_task_are_drawn_in_every_format(kind: str) -> None:
     run = _failed()
     for key in (run.pk, of(run, "second").pk):
@@ -96,6 +97,13 @@ def test_of_a_large_graph_the_nearest_tasks_are_drawn() -> None:
     run = _chain("first", "second", "third", "fourth")
     drawn = json.loads(durable("graph", of(run, "first").pk, "--limit", 2, "--format", "json").out)
     assert {node["label"] for node in drawn["nodes"]} == {"first", "second"}
+
+
+def test_without_the_app_of_diagrams_a_drawing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(diagrams.FORMATS, "svg")
+    answer = durable("graph", _chain("first", "second").pk, "--format", "svg")
+    assert answer.code == 2
+    assert "django_durable_tasks.contrib.diagrams" in answer.err
 
 
 def test_an_unknown_graph_is_refused() -> None:

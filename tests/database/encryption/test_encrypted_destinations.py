@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import DecryptionFailed, EncryptionKeyMissing, InvalidOption
-from django_durable_tasks.models import AuditEntry, NotificationSetting, Task
+from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.notifications import deliveries
 from tests.database.admin.site import list_of, operator, page_of
 from tests.database.api.client import SETTINGS as API_SETTINGS
 from tests.database.api.client import a_client, a_tenant
@@ -152,7 +153,7 @@ def test_without_the_key_the_pages_and_the_command_say_why(settings: Any) -> Non
         assert page.status_code == 200
     shown = ann.get(list_of("notificationsetting")).content.decode()
     assert "is encrypted with key" in shown
-    add = ann.get(reverse("admin:django_durable_tasks_notificationsetting_add"))
+    add = ann.get(reverse("admin:durable_tasks_notifications_notificationsetting_add"))
     assert add.status_code == 200
     (listed,) = json_of("notify", "list")
     assert "is encrypted with key" in listed["to"]

@@ -10,9 +10,10 @@ from typing import Any
 from celery.exceptions import Ignore, Retry
 
 from django_durable_tasks.callbacks.tasks import DeliveryRetry
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.exceptions import DeliveryFailed
-from django_durable_tasks.models import NotificationEvent, NotificationSetting, Task
-from django_durable_tasks.notifications import deliveries
+from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import claim

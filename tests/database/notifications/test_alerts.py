@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.jobs import watch_alerts
+from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import Alert, DeadLetter, Node, RecurringTask, Task
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.scheduler.jobs import watch_alerts
+from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.notifications.sending import SETTINGS, a_setting, events, types
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, a_tenant, many_tasks

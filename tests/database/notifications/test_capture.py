@@ -10,9 +10,10 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
-from django_durable_tasks.models import NotificationEvent, Task
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.outbox.capture import RecentSubscriptions
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.capture import RecentSubscriptions
+from django_durable_tasks.contrib.notifications.models import NotificationEvent
+from django_durable_tasks.models import Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.task_names import NOTIFICATION_TASK
@@ -190,7 +191,7 @@ def test_an_error_of_the_capture_fails_no_ending_and_is_logged_once(
     with connection.schema_editor() as editor:
         editor.delete_model(NotificationEvent)
     try:
-        with caplog.at_level(logging.ERROR, "django_durable_tasks.notifications"):
+        with caplog.at_level(logging.ERROR, "django_durable_tasks.contrib.notifications"):
             tasks = [_succeed(), _fail(), _fail(max_attempts=1)]
     finally:
         with connection.schema_editor() as editor:
@@ -200,7 +201,7 @@ def test_an_error_of_the_capture_fails_no_ending_and_is_logged_once(
         assert task.status == status
     assert task.dead_letters.count() == 1
     assert len([one for one in caplog.records if "could not be recorded" in one.message]) == 1
-    with caplog.at_level(logging.WARNING, "django_durable_tasks.notifications"):
+    with caplog.at_level(logging.WARNING, "django_durable_tasks.contrib.notifications"):
         _succeed()
     assert "recorded again after 3 failures" in caplog.text
 

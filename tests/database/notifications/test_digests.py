@@ -11,9 +11,9 @@ import pytest
 from django.db import transaction
 
 from django_durable_tasks.choices import EventType
-from django_durable_tasks.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.outbox.capture import notification_events
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.capture import notification_events
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.store.clock import database_now
 from tests.database.notifications.sending import (
     a_webhook,

@@ -14,9 +14,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.notifications.models import NotificationEvent
 from django_durable_tasks.exceptions import DeliveryFailed
-from django_durable_tasks.models import Endpoint, NotificationEvent
-from django_durable_tasks.outbox.events import EventSubject
+from django_durable_tasks.models import Endpoint
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets import endpoints
 from django_durable_tasks.task_names import NOTIFICATION_TASK
@@ -30,13 +30,12 @@ from tests.database.notifications.sending import (
     types,
 )
 from tests.delivery import deliver
-from tests.factories import a_run, a_task, a_tenant
+from tests.factories import a_run, a_task, a_tenant, an_unsaved_run
 from tests.http_servers import Listener, answer, answering, listening
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "django_durable_tasks.http_callback"
 KEY = "https://example.com"
-SUBJECT = EventSubject(tenant_id=1, task_name=NAME, queue="mail")
 GONE, BUSY, FINE = answer("410 Gone"), answer("503 Busy"), answer()
 
 
@@ -60,9 +59,9 @@ def _call(url: str, **fields: Any) -> None:
         deliver(task)
 
 
-def _fail(times: int, subject: EventSubject | None = SUBJECT) -> None:
+def _fail(times: int) -> None:
     for _ in range(times):
-        endpoints.failed(KEY, 1, "The endpoint answered 503.", subject)
+        endpoints.failed(KEY, 1, "The endpoint answered 503.", an_unsaved_run(NAME, "mail"))
 
 
 def _end_pause() -> None:
@@ -132,7 +131,7 @@ def test_410_is_one_event_until_an_hour_passed_and_a_request_succeeded() -> None
 
 def test_410_closes_the_breaker() -> None:
     _fail(2)
-    endpoints.stopped(KEY, 1, "The endpoint answered 410 Gone.", SUBJECT)
+    endpoints.stopped(KEY, 1, "The endpoint answered 410 Gone.", an_unsaved_run(NAME, "mail"))
     row = Endpoint.objects.get()
     assert (row.failures, row.openings, row.open_until) == (0, 0, None)
 

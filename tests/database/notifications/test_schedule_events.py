@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 
-from django_durable_tasks.models import NotificationEvent, OccurrenceRecord, Task
+from django_durable_tasks.contrib.notifications.models import NotificationEvent
+from django_durable_tasks.models import OccurrenceRecord, Task
 from tests.database.notifications.sending import a_setting, events, types
 from tests.database.recurring.schedules import a_schedule, at, fire
 from tests.factories import a_tenant

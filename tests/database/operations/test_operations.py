@@ -13,6 +13,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.db.models import QuerySet
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
@@ -90,13 +91,20 @@ def test_an_operation_takes_user_and_reason(key: str) -> None:
         assert takes_any or field.name in parameters
 
 
+def _permissions(name: str) -> QuerySet[Permission]:
+    label, _, codename = name.rpartition(".")
+    return Permission.objects.filter(
+        content_type__app_label=label or "django_durable_tasks", codename=codename
+    )
+
+
 @pytest.mark.parametrize("key", OPERATIONS)
 def test_an_operation_has_a_django_permission_unless_it_needs_a_shell(key: str) -> None:
     operation = OPERATIONS[key]
     if operation.not_in_admin and operation.not_in_api:
         assert not operation.permission
     else:
-        assert Permission.objects.filter(codename=operation.permission).exists()
+        assert _permissions(operation.permission).exists()
 
 
 def test_the_admin_has_no_other_actions_and_shows_the_titles_of_the_registry() -> None:
@@ -118,7 +126,7 @@ def test_an_admin_action_needs_exactly_the_permission_of_its_operation() -> None
     names = {one.permission for one in OPERATIONS.values() if one.permission}
     for permission in sorted(names):
         user = User.objects.create_user(permission, is_staff=True)
-        given = Permission.objects.filter(codename=permission)
+        given = _permissions(permission)
         views = Permission.objects.filter(codename__startswith="view_")
         user.user_permissions.set([*given, *views])
         for screen in _screens():

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.diagrams.model import KINDS, Diagram, DiagramEdge, DiagramNode
+from django_durable_tasks.workflows.diagrams import KINDS, Diagram, DiagramEdge, DiagramNode
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 STATUSES = tuple(str(status) for status in Status)
@@ -77,6 +77,21 @@ def parallel_chains(count: int, length: int) -> Diagram:
             edge(f"{low}>{high}") for low, high in zip(["start", *ids], [*ids, "end"], strict=True)
         ]
     return diagram(nodes, edges)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, 1 to 21 (WCAG 2.2, relative luminance)."""
+
+    def luminance(colour: str) -> float:
+        channels = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in channels
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
 
 
 GROUPS = ("", "", "", "a", "a/b", "a/c", "d", "d/e/f", "a/b/c/d/e/f/g/h")

@@ -6,10 +6,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from django_durable_tasks.diagrams import model
-from django_durable_tasks.diagrams.charts import (
+from django_durable_tasks.contrib.metrics.drawing import (
     HEIGHT,
     LINE_COLOURS,
+    PANEL,
     STATUS_COLOURS,
     WIDTH,
     ChartFrame,
@@ -19,6 +19,7 @@ from django_durable_tasks.diagrams.charts import (
     stacked_bars,
     swatch,
 )
+from tests.unit.diagrams.graphs import contrast
 
 EVIL = "</title><script>alert(1)</script>\"'"
 FRAME = ChartFrame("k", "Title", "What is shown.", ["10:00", "10:01", "10:02"], [(0, "10:00")])
@@ -98,8 +99,8 @@ def test_foreign_text_is_escaped_and_no_script_or_style_is_written() -> None:
 def test_the_colours_have_enough_contrast_to_the_background() -> None:
     for status, colour in STATUS_COLOURS.items():
         least = 2.5 if status == "SKIPPED" else 3.0  # a quiet colour beside the others
-        assert model.contrast(colour, model.PANEL) >= least, status
-    assert all(model.contrast(colour, model.PANEL) >= 3 for colour in LINE_COLOURS)
+        assert contrast(colour, PANEL) >= least, status
+    assert all(contrast(colour, PANEL) >= 3 for colour in LINE_COLOURS)
     assert len(set(STATUS_COLOURS.values())) == len(STATUS_COLOURS)
 
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise, product
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 
-from django_durable_tasks.diagrams.layout import Drawing, Rectangle, drawn
-from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.outline import collapsed, layered
+from django_durable_tasks.contrib.diagrams.layout import Drawing, laid_out, outlined
+from django_durable_tasks.workflows.diagrams import Diagram
 from tests.unit.diagrams.graphs import diagram, diagrams, edge, large, node
 
 WIDTH, HEIGHT = 150, 46
 
 
+class Rectangle(NamedTuple):
+    """A rectangle by its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
 def _drawing(of: Diagram) -> Drawing:
-    return drawn(collapsed(layered(of)), WIDTH, HEIGHT)
+    return laid_out(outlined(of), WIDTH, HEIGHT)
+
+
+def _boxes(drawing: Drawing) -> dict[int, Rectangle]:
+    return {at: Rectangle(*corner, WIDTH, HEIGHT) for at, corner in drawing.boxes.items()}
+
+
+def _frames(drawing: Drawing) -> dict[tuple[str, ...], Rectangle]:
+    return {path: Rectangle(*corner, *size) for path, (corner, size) in drawing.frames.items()}
 
 
 def _overlap(one: Rectangle, other: Rectangle) -> bool:
@@ -37,95 +55,97 @@ def _holds(outer: Rectangle, inner: Rectangle) -> bool:
     )
 
 
-def _spot(drawing: Drawing, label: str) -> Rectangle:
-    labels = [box.label for box in drawing.outline.boxes]
-    return drawing.boxes[labels.index(label)]
+def _spot(of: Diagram, label: str) -> Rectangle:
+    labels = [box.label for box in outlined(of).boxes]
+    return _boxes(_drawing(of))[labels.index(label)]
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
 def test_no_two_boxes_overlap(of: Diagram) -> None:
-    drawing = _drawing(of)
-    assert len(drawing.boxes) == len(of.nodes)
-    assert not [pair for pair in combinations(drawing.boxes, 2) if _overlap(*pair)]
+    boxes = _boxes(_drawing(of))
+    assert len(boxes) == len(of.nodes)
+    assert not [pair for pair in combinations(boxes.values(), 2) if _overlap(*pair)]
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
 def test_every_edge_leads_forward_from_box_to_box(of: Diagram) -> None:
-    drawing = _drawing(of)
+    drawing, lines = _drawing(of), outlined(of).lines
     axis = 1 if drawing.downwards else 0
-    for line, points in zip(drawing.outline.lines, drawing.lines, strict=True):
-        way = [point[axis] for point in points]
+    size = (WIDTH, HEIGHT)[axis]
+    for place, line in enumerate(lines):
+        way = [point[axis] for point in drawing.lines[place]]
         assert way == sorted(way, reverse=line.broken)
-        source, target = drawing.boxes[line.source], drawing.boxes[line.target]
-        assert way[0] in {source.x, source.x + WIDTH, source.y, source.y + HEIGHT}
-        assert way[-1] in {target.x, target.x + WIDTH, target.y, target.y + HEIGHT}
-        assert (
-            line.broken
-            or drawing.outline.boxes[line.source].layer < drawing.outline.boxes[line.target].layer
-        )
+        low, high = (drawing.boxes[box][axis] for box in sorted((line.source, line.target)))
+        assert sorted((way[0], way[-1])) == pytest.approx([low + size, high])
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
-def test_no_edge_crosses_a_box_on_its_straight_parts(of: Diagram) -> None:
+def test_without_sub_workflows_no_edge_crosses_a_box_on_its_straight_parts(of: Diagram) -> None:
+    of = replace(of, nodes=tuple(replace(known, group="") for known in of.nodes))
     drawing = _drawing(of)
-    for points, box in product(drawing.lines, drawing.boxes):
-        # Between two points of one layer an edge is straight; from layer to layer there is no box.
-        for (x, y), (to_x, to_y) in list(pairwise(points))[1:-1:2]:
-            run = Rectangle(min(x, to_x), min(y, to_y), abs(x - to_x) or 1, abs(y - to_y) or 1)
-            assert not _overlap(run, box)
+    axis = 0 if drawing.downwards else 1
+    for points, box in product(drawing.lines.values(), _boxes(drawing).values()):
+        # From layer to layer, where a line is not straight, there is no box.
+        for (x, y), (to_x, to_y) in pairwise(points):
+            if (x, y)[axis] == (to_x, to_y)[axis]:
+                run = Rectangle(min(x, to_x), min(y, to_y), abs(x - to_x), abs(y - to_y))
+                assert not _overlap(run, box)
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
 def test_a_frame_contains_exactly_its_own_boxes(of: Diagram) -> None:
-    drawing = _drawing(of)
-    for frame in drawing.frames:
-        for box, spot in zip(drawing.outline.boxes, drawing.boxes, strict=True):
-            inside = box.group[: len(frame.path)] == frame.path
-            assert _holds(frame.around, spot) if inside else not _overlap(frame.around, spot)
-    for one, other in combinations(drawing.frames, 2):
-        if other.path[: len(one.path)] == one.path:
-            assert _holds(one.around, other.around)
+    drawing, outline = _drawing(of), outlined(of)
+    frames = _frames(drawing)
+    for (path, frame), (at, spot) in product(frames.items(), _boxes(drawing).items()):
+        inside = outline.boxes[at].group[: len(path)] == path
+        assert _holds(frame, spot) if inside else not _overlap(frame, spot)
+    for (one, frame), (other, inner) in combinations(sorted(frames.items()), 2):
+        if other[: len(one)] == one:
+            assert _holds(frame, inner)
         else:
-            assert not _overlap(one.around, other.around)
+            assert not _overlap(frame, inner)
+
+
+def test_a_sub_workflow_that_depends_on_itself_through_other_tasks_has_no_frame() -> None:
+    nodes = [node("a", group="part"), node("b"), node("c", group="part"), node("d", group="own")]
+    drawing = _drawing(diagram(nodes, "a>b b>c c>d"))
+    assert list(drawing.frames) == [("own",)]
 
 
 @given(diagrams(cycles=True))
 @settings(deadline=None)
 def test_everything_lies_within_the_diagram(of: Diagram) -> None:
     drawing = _drawing(of)
-    whole = Rectangle(0, 0, drawing.width, drawing.height)
-    assert all(_holds(whole, box) for box in drawing.boxes)
-    assert all(_holds(whole, frame.around) for frame in drawing.frames)
-    assert all(
-        0 <= x <= drawing.width and 0 <= y <= drawing.height
-        for line in drawing.lines
-        for x, y in line
-    )
+    whole = Rectangle(-0.01, -0.01, drawing.width + 0.02, drawing.height + 0.02)
+    assert all(_holds(whole, box) for box in _boxes(drawing).values())
+    assert all(_holds(whole, frame) for frame in _frames(drawing).values())
+    for points in drawing.lines.values():
+        assert all(_holds(whole, Rectangle(x, y, 0, 0)) for x, y in points)
 
 
 def test_two_hundred_boxes_in_nested_sub_workflows_do_not_overlap() -> None:
-    drawing = _drawing(large(200, 390, names=9, groups=7))
-    assert len(drawing.boxes) == 200
-    assert not [pair for pair in combinations(drawing.boxes, 2) if _overlap(*pair)]
+    boxes = _boxes(_drawing(large(200, 390, names=9, groups=7)))
+    assert len(boxes) == 200
+    assert not [pair for pair in combinations(boxes.values(), 2) if _overlap(*pair)]
 
 
 def test_a_chain_is_a_straight_line() -> None:
     drawing = _drawing(diagram("a b c d", "a>b b>c c>d"))
-    assert len({box.y for box in drawing.boxes}) == 1
+    assert len({y for _, y in drawing.boxes.values()}) == 1
 
 
 @pytest.mark.parametrize("wide", [3, 12])
 def test_a_fan_out_is_centered(wide: int) -> None:
     pages = " ".join(f"p{at}" for at in range(wide))
     edges = " ".join(f"first>p{at} p{at}>last" for at in range(wide))
-    drawing = _drawing(diagram(f"first last {pages}", edges))
-    middle = (_spot(drawing, "p0").y + _spot(drawing, f"p{wide - 1}").y) / 2
+    of = diagram(f"first last {pages}", edges)
+    middle = (_spot(of, "p0").y + _spot(of, f"p{wide - 1}").y) / 2
     for end in ("first", "last"):
-        assert abs(_spot(drawing, end).y - middle) <= HEIGHT
+        assert abs(_spot(of, end).y - middle) <= HEIGHT
 
 
 def test_a_wide_graph_is_drawn_rightwards_and_a_long_one_downwards() -> None:
@@ -140,27 +160,25 @@ def test_a_wide_graph_is_drawn_rightwards_and_a_long_one_downwards() -> None:
 
 
 def test_edges_do_not_cross_without_need() -> None:
-    drawing = _drawing(diagram("a b c x y z", "a>z b>y c>x"))
-    order = sorted("abc", key=lambda label: _spot(drawing, label).y)
-    assert sorted("zyx", key=lambda label: _spot(drawing, label).y) == [
+    of = diagram("a b c x y z", "a>z b>y c>x")
+    order = sorted("abc", key=lambda label: _spot(of, label).y)
+    assert sorted("zyx", key=lambda label: _spot(of, label).y) == [
         "zyx"["abc".index(label)] for label in order
     ]
 
 
 def test_boxes_are_reordered_to_avoid_a_crossing() -> None:
-    drawing = _drawing(diagram("a b c p q", "a>p a>q b>p c>q"))
-    order = sorted("abc", key=lambda label: _spot(drawing, label).y)
+    of = diagram("a b c p q", "a>p a>q b>p c>q")
+    order = sorted("abc", key=lambda label: _spot(of, label).y)
     assert order[1] == "a"
-    assert (order[0] == "b") == (_spot(drawing, "p").y < _spot(drawing, "q").y)
+    assert (order[0] == "b") == (_spot(of, "p").y < _spot(of, "q").y)
 
 
 def test_an_edge_out_of_a_sub_workflow_is_straight_from_its_box() -> None:
     inside = [node(known, group="g") for known in ("s", "p0", "p1", "p2", "p3", "p4")]
     edges = " ".join(f"s>p{at}" for at in range(5))
-    drawing = _drawing(
-        diagram([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()])
-    )
-    assert _spot(drawing, "z").y == _spot(drawing, "p4").y
+    of = diagram([*inside, node("z")], [edge(word) for word in f"{edges} p4>z".split()])
+    assert _spot(of, "z").y == _spot(of, "p4").y
 
 
 def test_tasks_without_dependencies_are_arranged_in_rows() -> None:
@@ -170,11 +188,10 @@ def test_tasks_without_dependencies_are_arranged_in_rows() -> None:
 
 
 def test_a_reversed_edge_is_drawn_backwards() -> None:
-    drawing = _drawing(diagram("a b c", "a>b b>c c>a"))
+    of = diagram("a b c", "a>b b>c c>a")
+    drawing = _drawing(of)
     backwards = [
-        points
-        for line, points in zip(drawing.outline.lines, drawing.lines, strict=True)
-        if line.broken
+        drawing.lines[place] for place, line in enumerate(outlined(of).lines) if line.broken
     ]
     assert len(backwards) == 1
     assert backwards[0][0][0] > backwards[0][-1][0]
@@ -182,7 +199,7 @@ def test_a_reversed_edge_is_drawn_backwards() -> None:
 
 def test_the_critical_path_is_marked_on_boxes_and_edges() -> None:
     nodes = [node("a"), node("b", seconds=5), node("c", seconds=9), node("d")]
-    outline = _drawing(diagram(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")])).outline
+    outline = outlined(diagram(nodes, [edge("a>b"), edge("a>c"), edge("c>d"), edge("b>d")]))
     assert [box.label for box in outline.boxes if box.critical] == ["a", "c", "d"]
     ends = [
         (outline.boxes[line.source].label, outline.boxes[line.target].label)

@@ -16,19 +16,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.diagrams import FORMATS, draw, model
-from django_durable_tasks.diagrams.model import (
+from django_durable_tasks.contrib.diagrams import layout
+from django_durable_tasks.contrib.diagrams import svg as drawings
+from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.workflows import diagrams as formats
+from django_durable_tasks.workflows.diagrams import (
+    FILE_FORMATS,
     KINDS,
     SIGNS,
     Diagram,
     DiagramEdge,
     DiagramNode,
+    as_json,
+    as_text,
     columns,
+    draw,
 )
-from django_durable_tasks.exceptions import InvalidOption
 from tests.unit.diagrams.graphs import (
     START,
     STATUSES,
+    contrast,
     diagram,
     diagrams,
     edge,
@@ -73,6 +80,15 @@ def test_an_unknown_format_names_the_nearest() -> None:
         draw(DIAMOND, "png")
 
 
+@pytest.mark.parametrize("known", ["svg", "mermaid"])
+def test_without_the_optional_app_the_error_names_it(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "FORMATS", {"text": as_text, "json": as_json})
+    with pytest.raises(InvalidOption, match=r"contrib\.diagrams' to INSTALLED_APPS"):
+        draw(DIAMOND, known)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: node("a", "DONE"), lambda: edge("a>b", "MUST"), lambda: diagram("a a")]
 )
@@ -90,21 +106,21 @@ def test_the_order_of_the_input_changes_nothing(of: Diagram, chance: random.Rand
     chance.shuffle(nodes)
     chance.shuffle(edges)
     shuffled = replace(of, nodes=tuple(nodes), edges=tuple(edges))
-    for known in FORMATS:
+    for known in FILE_FORMATS:
         assert draw(of, known) == draw(shuffled, known)
 
 
-@pytest.mark.parametrize("known", FORMATS)
+@pytest.mark.parametrize("known", FILE_FORMATS)
 def test_an_empty_graph_is_drawn(known: str) -> None:
     assert "nightly" in draw(diagram(""), known)
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
+@pytest.mark.parametrize("known", [known for known in FILE_FORMATS if known != "json"])
 def test_a_cycle_is_reported(known: str) -> None:
     assert "cycle" in draw(diagram("a b", "a>b b>a"), known)
 
 
-@pytest.mark.parametrize("known", [known for known in FORMATS if known != "json"])
+@pytest.mark.parametrize("known", [known for known in FILE_FORMATS if known != "json"])
 def test_every_status_is_shown_as_a_word_and_not_only_as_a_color(known: str) -> None:
     drawn = draw(EVERY_STATUS, known)
     assert all(re.search(rf"\b{status}\b", drawn) for status in STATUSES)
@@ -193,38 +209,70 @@ def test_text_fits_a_terminal_of_a_hundred_columns(of: Diagram) -> None:
 def test_every_status_has_its_own_character_and_its_own_icon() -> None:
     assert (
         len(set(SIGNS.values()))
-        == len({look.icon for look in model.STYLES.values()})
+        == len({look.path for look in drawings.STYLES.values()})
         == len(Status)
     )
     assert all(columns(sign) == 1 for sign in SIGNS.values())
 
 
 def test_every_kind_of_edge_has_its_own_dash_pattern() -> None:
-    assert len({*model.DASHES.values(), model.BROKEN_DASHES}) == len(KINDS) + 1
+    assert len({*drawings.DASHES.values(), drawings.BROKEN_DASHES}) == len(KINDS) + 1
 
 
-@pytest.mark.parametrize("status", Status)
-def test_text_has_contrast_on_its_fill_and_icons_on_the_panel(status: Status) -> None:
-    look = model.STYLES[status]
-    for written, fill in [
-        (look.ink, look.soft),
-        (model.INK, look.soft),
-        ("#ffffff", look.strong),
-    ]:
-        assert model.contrast(written, fill) >= 4.5
-    assert model.contrast(look.strong, model.PANEL) >= 3
+def _palettes() -> dict[str, dict[str, str]]:
+    """Return the colours of both themes, those of a status as ``failed strong``."""
+    light = dict(drawings.LIGHT)
+    for status, look in drawings.STYLES.items():
+        light |= {f"{status.lower()} {name}": getattr(look, name) for name in _OF_STATUS}
+    sheet = drawings.as_svg(DIAMOND).partition("</style>")[0]
+    dark = dict(re.findall(r"\n    --dg-([a-z-]+): (#\w{6});", sheet))
+    for status, colours in re.findall(r"\.dg-([a-z]+) \{ (--[^}]+)\}", sheet):
+        found = re.findall(r"--dg-([a-z]+): (#\w{6})", colours)
+        dark |= {f"{status} {name}": colour for name, colour in found}
+    return {"light": light, "dark": dark}
 
 
-def test_text_and_edges_beside_the_boxes_have_contrast() -> None:
-    for written, fill in product(
-        (model.INK, model.QUIET, model.WARNING), (model.PANEL, model.FRAME)
-    ):
-        assert model.contrast(written, fill) >= 4.5
-    for line, fill in product(
-        (model.LINE, model.CRITICAL, model.BROKEN), (model.PANEL, model.FRAME)
-    ):
-        assert model.contrast(line, fill) >= 3
-    assert model.contrast("#ffffff", "#000000") == 21
+_OF_STATUS = ("strong", "soft", "text")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_lines_have_contrast_in_each_theme(theme: str) -> None:
+    colours = _palettes()[theme]
+    assert colours.keys() == _palettes()["light"].keys()
+    texts = [(f"{status.lower()} text", f"{status.lower()} soft") for status in Status]
+    texts += [("ink", f"{status.lower()} soft") for status in Status]
+    texts += [("icon", f"{status.lower()} strong") for status in Status]
+    texts += list(product(("ink", "quiet", "warning"), ("panel", "frame")))
+    lines = [(f"{status.lower()} strong", "panel") for status in Status]
+    lines += list(product(("line", "critical", "broken"), ("panel", "frame")))
+    lines += [("frame-edge", "panel")]
+    for least, pairs in ((4.5, texts), (3, lines)):
+        assert not [pair for pair in pairs if contrast(*(colours[name] for name in pair)) < least]
+    assert contrast("#ffffff", "#000000") == 21
+
+
+def test_each_colour_of_a_drawing_has_a_rule_in_the_style_sheet() -> None:
+    svg = draw(EVERY_STATUS, "svg") + draw(DIAMOND, "svg") + draw(parallel_chains(300, 2), "svg")
+    svg += draw(replace(TWO_NODES, edges=()), "svg") + draw(diagram("a b", "a>b b>a"), "svg")
+    sheet, _, drawn = svg.partition("</style>")
+    used = {name for classes in re.findall(r'class="([^"]+)"', drawn) for name in classes.split()}
+    assert {f".{name}" for name in used} <= set(re.findall(r"\.dg[a-z-]*", sheet))
+
+
+def test_the_page_of_a_site_links_the_style_sheet() -> None:
+    html = drawings.as_html(DIAMOND)
+    assert html.startswith(
+        '<link rel="stylesheet" href="/static/django_durable_tasks/diagrams.css"'
+    )
+    assert "<style" not in html
+
+
+def test_a_state_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = draw(DIAMOND, "svg")
+    monkeypatch.setattr(layout, "laid_out", None)
+    assert draw(replace(DIAMOND), "svg") is drawn
+    with pytest.raises(TypeError):
+        draw(replace(DIAMOND, status="SUCCESS"), "svg")
 
 
 @given(diagrams(cycles=True))
@@ -278,9 +326,9 @@ def test_svg_draws_the_kind_as_dashes_and_unmet_edges_with_a_hollow_arrow_head()
             curve, head = group.findall(f"{SVG}path")
             found[title.splitlines()[0]] = (
                 curve.get("stroke-dasharray"),
-                head.get("fill") == model.PANEL,
+                head.get("fill") == drawings.LIGHT["panel"],
             )
-    dashes = model.DASHES
+    dashes = drawings.DASHES
     assert found == {
         "a → b": (None, False),
         "a → c": (None, False),
@@ -289,10 +337,14 @@ def test_svg_draws_the_kind_as_dashes_and_unmet_edges_with_a_hollow_arrow_head()
     }
 
 
-def test_svg_needs_no_scripts_styles_or_external_resources() -> None:
-    root = ET.fromstring(draw(parallel_chains(300, 2), "svg"))
+def test_svg_needs_no_scripts_or_external_resources_and_only_its_style_sheet() -> None:
+    svg = draw(parallel_chains(300, 2), "svg")
+    assert "url(" not in svg
+    assert "@import" not in svg
+    root = ET.fromstring(svg)
     assert {found.tag.removeprefix(SVG) for found in root.iter()} <= {
         "svg",
+        "style",
         "title",
         "desc",
         "g",
@@ -301,11 +353,7 @@ def test_svg_needs_no_scripts_styles_or_external_resources() -> None:
         "text",
     }
     names = {name for found in root.iter() for name in found.attrib}
-    assert not [
-        name
-        for name in names
-        if name == "style" or name == "class" or name == "id" or name.startswith("on")
-    ]
+    assert not [name for name in names if name == "style" or name == "id" or name.startswith("on")]
 
 
 def test_a_collapsed_box_shows_how_many_tasks_have_which_status() -> None:

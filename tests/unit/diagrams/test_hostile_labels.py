@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.diagrams import FORMATS, draw
-from django_durable_tasks.diagrams.model import (
+from django_durable_tasks.contrib.diagrams.svg import as_svg, ems
+from django_durable_tasks.workflows.diagrams import (
+    FILE_FORMATS,
     Diagram,
     DiagramEdge,
     DiagramNode,
     clean,
     columns,
-    ems,
+    draw,
     natural,
     safe_link,
     shortened,
-    shortened_columns,
 )
 from tests.unit.diagrams.graphs import diagram, node
 
@@ -95,14 +95,13 @@ def _everywhere(text: str, href: str = "") -> Diagram:
 
 
 def _expect_plain_svg(of: Diagram) -> None:
-    root = ET.fromstring(draw(of, "svg"))
+    root = ET.fromstring(as_svg(of, with_style=False))
     for found in root.iter():
         assert found.tag.removeprefix("{http://www.w3.org/2000/svg}") in _TAGS
         assert not [
-            name
-            for name in found.attrib
-            if name.startswith("on") or name in {"style", "class", "id"}
+            name for name in found.attrib if name.startswith("on") or name in {"style", "id"}
         ]
+        assert re.fullmatch("(?:dg[a-z-]* ?)*", found.get("class", ""))
 
 
 def _expect_plain_mermaid(of: Diagram) -> None:
@@ -162,7 +161,7 @@ def test_any_text_is_escaped(text: str) -> None:
     _expect_plain_json(_everywhere(text), text)
 
 
-@pytest.mark.parametrize("known", FORMATS)
+@pytest.mark.parametrize("known", FILE_FORMATS)
 def test_a_label_is_shown_as_it_was_written(known: str) -> None:
     drawn = draw(diagram([node("a", label="a < b & c")]), known)
     shown = {
@@ -177,7 +176,7 @@ def test_a_label_is_shown_as_it_was_written(known: str) -> None:
 @pytest.mark.parametrize("href", HREFS, ids=range(len(HREFS)))
 def test_a_link_with_an_unsafe_scheme_is_dropped(href: str) -> None:
     assert safe_link(href) == ""
-    drawn = {known: draw(_everywhere("x", href), known) for known in FORMATS}
+    drawn = {known: draw(_everywhere("x", href), known) for known in FILE_FORMATS}
     assert "<a " not in drawn["svg"]
     assert "click" not in drawn["mermaid"]
     assert {kept["href"] for kept in json.loads(drawn["json"])["nodes"]} == {""}
@@ -208,9 +207,9 @@ def test_a_collapsed_box_of_hostile_names_is_escaped() -> None:
 
 @given(st.text(max_size=60), st.integers(1, 40))
 def test_shortened_text_fits_and_keeps_both_ends(text: str, room: int) -> None:
-    assert ems(shortened(clean(text), room)) <= max(room, 2.1)
-    assert columns(shortened_columns(clean(text), room)) <= max(room, 3)
-    cut = shortened_columns("begin" + "x" * 200 + "end", 20)
+    assert ems(shortened(clean(text), room, ems)) <= max(room, 2.1)
+    assert columns(shortened(clean(text), room)) <= max(room, 3)
+    cut = shortened("begin" + "x" * 200 + "end", 20)
     assert len(cut) == 20
     assert cut.startswith("begin")
     assert cut.endswith("end")

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from hypothesis import given
 
-from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.outline import layered
+from django_durable_tasks.workflows.diagrams import Diagram, layered
 from tests.unit.diagrams.graphs import diagram, diagrams, edge, node
 
 

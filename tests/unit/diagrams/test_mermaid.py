@@ -6,9 +6,8 @@ import re
 
 from hypothesis import given, settings
 
-from django_durable_tasks.diagrams import draw
-from django_durable_tasks.diagrams.model import Diagram
-from django_durable_tasks.diagrams.outline import collapsed, layered
+from django_durable_tasks.contrib.diagrams.layout import outlined
+from django_durable_tasks.workflows.diagrams import Diagram, draw
 from tests.unit.diagrams.graphs import diagram, diagrams, node
 from tests.unit.diagrams.test_formats import DIAMOND
 
@@ -16,7 +15,7 @@ from tests.unit.diagrams.test_formats import DIAMOND
 @given(diagrams(cycles=True))
 @settings(deadline=None)
 def test_mermaid_contains_every_node_and_edge(of: Diagram) -> None:
-    outline = collapsed(layered(of))
+    outline = outlined(of)
     lines = draw(of, "mermaid").splitlines()
     arrows = [
         re.fullmatch(r"  (n\d+) (?:-->|-\.->|--x)(?:\|[a-z0-9, ]+\|)? (n\d+)", line)

@@ -18,18 +18,8 @@ from django_durable_tasks.callbacks import http
 from django_durable_tasks.callbacks.tasks import DeliveryRetry, RequestOfRun, database_of, slug_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
-from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.exceptions import (
-    DeliveryFailed,
-    DeliveryStopped,
-    EncryptionError,
-    InvalidOption,
-    InvalidTarget,
-)
-from django_durable_tasks.masking import shortened
-from django_durable_tasks.models import NotificationSetting
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.notifications.messages import (
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.messages import (
     NotificationContent,
     email_text,
     endpoint_of_setting,
@@ -39,6 +29,16 @@ from django_durable_tasks.notifications.messages import (
     slack_body,
     subject_of,
 )
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import (
+    DeliveryFailed,
+    DeliveryStopped,
+    EncryptionError,
+    InvalidOption,
+    InvalidTarget,
+)
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.targets import endpoints
 from django_durable_tasks.targets.answers import BACKOFF, delay
@@ -48,7 +48,7 @@ from django_durable_tasks.task_names import NOTIFICATION_TASK
 # Sends a notification by Django's e-mail backend.
 
 
-logger = logging.getLogger("django_durable_tasks.notifications")
+logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _ALLOW = "NOTIFICATION_EMAIL_ALLOW"
 _TEMPORARY = range(400, 500)
 _REASON_MAX, _LOGGED_MAX = 150, 500

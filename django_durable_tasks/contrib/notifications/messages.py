@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
+from django_durable_tasks.contrib.notifications.events import DigestCount, DigestData, EventMessage
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
-from django_durable_tasks.outbox.events import DigestCount, DigestData, EventMessage
 from django_durable_tasks.schedules.timetables.zones import zone_name
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS

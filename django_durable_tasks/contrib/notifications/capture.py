@@ -6,30 +6,39 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import Error, connections
 from django.db.models import Count, Max, Sum
+from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import FLAGS, EventType, Status
-from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
-from django_durable_tasks.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.models.notifications import (
-    NotificationEventQuerySet,
-    NotificationSettingQuerySet,
-)
-from django_durable_tasks.outbox.events import (
+from django_durable_tasks.contrib.notifications.events import (
     OF_TRANSITION,
+    EndpointEventData,
     EventSubject,
+    FireEventData,
     QuietHours,
+    QuotaEventData,
     RetryingTaskData,
     Subscription,
 )
+from django_durable_tasks.contrib.notifications.models import (
+    NotificationEvent,
+    NotificationEventQuerySet,
+    NotificationSetting,
+    NotificationSettingQuerySet,
+)
+from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
+from django_durable_tasks.models import TenantQuota
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.tick_plan import KnownSchedule
+from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.background_refresh import Refresher
 from django_durable_tasks.store.clock import estimated_now
@@ -41,6 +50,7 @@ from django_durable_tasks.store.connections import (
 from django_durable_tasks.store.statements import recordset, statement
 from django_durable_tasks.task_names import OWN_TASKS
 from django_durable_tasks.task_values import Run
+from django_durable_tasks.tenants.quotas import quota_rows
 
 # The enabled notification settings as this process knows them.
 #
@@ -183,7 +193,7 @@ def subscriptions() -> Subscriptions:
 # of this type.
 
 
-logger = logging.getLogger("django_durable_tasks.notifications")
+logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _TOGETHER = 500
 _ERROR_MAX = 300
 
@@ -227,96 +237,6 @@ def notification_events() -> NotificationEventQuerySet:
     return found.unguarded()
 
 
-def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
-    """Return a transaction for the successes of runs, which are one statement, if a setting may
-    select one. Then the events and the successes are committed together.
-    """
-    is_selectable = bool(_selectable(_selecting(_OF_SUCCESS), runs))
-    return tables.atomic() if is_selectable else _nothing
-
-
-_nothing = nullcontext()
-_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
-
-
-def capture_successes(runs: Sequence[Run]) -> None:
-    """Record the events of runs that succeeded. Tasks are read only for the names of their
-    schedules.
-    """
-    found = _selecting(_OF_SUCCESS)
-    selectable = _selectable(found, runs)
-    if found is not None and selectable:
-        _guarded(lambda: record_events(found, _of_runs(found, selectable)))
-
-
-def _selectable(found: Subscriptions | None, runs: Sequence[Run]) -> list[Run]:
-    """Return the runs whose success a setting may select."""
-    if found is None:
-        return []
-    return [
-        run
-        for run in runs
-        if run.name not in OWN_TASKS
-        and found.may_select(
-            _OF_SUCCESS,
-            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
-        )
-    ]
-
-
-def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterable[OccurredEvent]:
-    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
-    if scheduled:
-        yield from _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, scheduled)
-    for run in runs:
-        if run.recurring_task_id is None:
-            row = {
-                "pk": run.task_id,
-                "tenant_id": run.tenant_id,
-                "name": run.name,
-                "queue": run.queue,
-                "recurring_task__name": None,
-                "attempts": run.attempt,
-                "max_attempts": run.max_attempts,
-            }
-            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
-
-
-def capture_transition(transition: str, status: Status, task_ids: Sequence[uuid.UUID]) -> None:
-    """Record the events of tasks that have changed to this status."""
-    if not conf.settings().NOTIFICATIONS:
-        return
-    types = OF_TRANSITION.get((transition, status), ())
-    found = _selecting(types)
-    if found is not None:
-        _guarded(lambda: record_events(found, _of_tasks(found, types, status, task_ids)))
-
-
-def capture(types: Iterable[EventType], occurred: Callable[[], Iterable[OccurredEvent]]) -> None:
-    """Record other events. ``occurred`` is called only if a setting selects one of the types."""
-    if not conf.settings().NOTIFICATIONS:
-        return
-    found = _selecting(tuple(types))
-    if found is not None:
-        _guarded(lambda: record_events(found, occurred()))
-
-
-def capture_once(event: OccurredEvent, is_first: Callable[[], bool]) -> None:
-    """Record an event if a setting selects it and ``is_first`` returns True, which is called in
-    the transaction of the event.
-    """
-    found = _selecting(event.types)
-    if found is None or not found.selecting(event.types, event.subject):
-        return
-
-    def act() -> None:
-        with tables.atomic():
-            if is_first():
-                record_events(found, [event])
-
-    _guarded(act)
-
-
 def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
     if not types or not conf.settings().NOTIFICATIONS:
@@ -331,11 +251,12 @@ def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     return None if found.types.isdisjoint(types) else found
 
 
-def _guarded(act: Callable[[], None]) -> None:
-    """Call the function in a savepoint, if there is a transaction. Its errors are logged."""
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Open a savepoint, if there is a transaction. Errors in the block are logged."""
     try:
         with tables.atomic() if in_transaction() else nullcontext():
-            act()
+            yield
     except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
         _failed(error)
 
@@ -384,17 +305,74 @@ def _new_event(
     }
 
 
+# Transitions of tasks.
+
+_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
 _COLUMNS = (
-    "pk",
-    "tenant_id",
-    "name",
-    "queue",
-    "recurring_task__name",
-    "attempts",
-    "max_attempts",
-    "last_error",
-    "due_at",
+    *("pk", "tenant_id", "name", "queue", "recurring_task__name", "attempts", "max_attempts"),
+    *("last_error", "due_at"),
 )
+
+
+class TransitionRecorder:
+    """Records the events of tasks that notification settings select."""
+
+    def needs_transaction(self, runs: Sequence[Run]) -> bool:
+        """Return whether a setting may select a success of these runs, so that the successes and
+        their events are committed together.
+        """
+        found = _selecting(_OF_SUCCESS)
+        return found is not None and bool(_selectable(found, runs))
+
+    def record(
+        self, transition: str, status: Status, task_ids: Sequence[uuid.UUID], runs: Sequence[Run]
+    ) -> None:
+        """Record the events of tasks that have changed to this status. Of ``runs``, which have
+        succeeded, tasks are read only for the names of their schedules.
+        """
+        types = OF_TRANSITION.get((transition, status), ())
+        found = _selecting(types)
+        if found is None:
+            return
+        selectable = _selectable(found, runs)
+        if runs and not selectable:
+            return
+        with _guarded():
+            if runs:
+                record_events(found, _of_runs(found, selectable))
+            else:
+                record_events(found, _of_tasks(found, types, status, task_ids))
+
+
+def _selectable(found: Subscriptions, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose success a setting may select."""
+    return [
+        run
+        for run in runs
+        if run.name not in OWN_TASKS
+        and found.may_select(
+            _OF_SUCCESS,
+            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
+        )
+    ]
+
+
+def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEvent]:
+    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
+    if scheduled:
+        yield from _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, scheduled)
+    for run in runs:
+        if run.recurring_task_id is None:
+            row = {
+                "pk": run.task_id,
+                "tenant_id": run.tenant_id,
+                "name": run.name,
+                "queue": run.queue,
+                "recurring_task__name": None,
+                "attempts": run.attempt,
+                "max_attempts": run.max_attempts,
+            }
+            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
 
 
 def _of_tasks(
@@ -402,7 +380,7 @@ def _of_tasks(
     types: Sequence[EventType],
     status: Status,
     task_ids: Sequence[uuid.UUID],
-) -> Iterable[OccurredEvent]:
+) -> Iterator[OccurredEvent]:
     changed = tables.tasks().filter(status=status, tenant_id__in=sorted(found.tenants))
     for first in range(0, len(task_ids), _TOGETHER):
         page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
@@ -431,3 +409,139 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
     )
     return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)
+
+
+# Missed and late fire times of schedules.
+
+
+@receiver(fires_recorded)
+def record_fires(
+    *,
+    schedules: Mapping[uuid.UUID, KnownSchedule],
+    missed: Sequence[LedgerEntry],
+    late: Sequence[LedgerEntry],
+    **_: Any,
+) -> None:
+    """Record the missed and late fire times of a tick, in its transaction."""
+    found = _selecting((EventType.MISSED, EventType.LATE))
+    if found is not None:
+        with _guarded():
+            record_events(
+                found,
+                [
+                    _of_fire(row, entry, kind)
+                    for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late))
+                    for entry in entries
+                    if (row := schedules.get(entry.recurring_task_id)) is not None
+                    and row.task not in OWN_TASKS
+                ],
+            )
+
+
+def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
+    data: FireEventData = {
+        "schedule_id": str(row.pk),
+        "schedule": row.name,
+        "task_name": row.task,
+        "fire_time": _instant(entry.fire_time),
+        "count": entry.count,
+        "reason": entry.reason,
+    }
+    if entry.last_fire_time is not None:
+        data["last_fire_time"] = _instant(entry.last_fire_time)
+    if entry.task_id is not None:
+        data["task_id"] = str(entry.task_id)
+    subject = EventSubject(
+        tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
+    )
+    return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)
+
+
+def _instant(value: datetime) -> str:
+    return value.isoformat().replace("+00:00", "Z")
+
+
+# Receivers of HTTP callbacks.
+
+_OF_CHANGE = {"opened": EventType.ENDPOINT_OPENED, "gone": EventType.ENDPOINT_GONE}
+
+
+@receiver(endpoint_changed)
+def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: Any) -> None:
+    """Record that a receiver fails, or that it has ended deliveries."""
+    kind = _OF_CHANGE[change]
+    found = _selecting((kind,))
+    if found is None:
+        return
+    shown = endpoint.removeprefix(f"{run.tenant_id}:")
+    data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
+    subject = EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
+    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
+    with _guarded():
+        record_events(found, [event])
+
+
+# Requests that a quota refused.
+#
+# Each tenant has at most one event per quota and hour. The time of the last one is in the row of
+# the tenant's quotas. Later refusals of the same process are known without reading it, so that a
+# flood of requests does not cause a flood of statements.
+
+_PERIOD = timedelta(hours=1)
+_KNOWN = 10_000
+
+
+class RecentQuotaEvents:
+    """When tenants had their last event of a quota, as this process read it."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], datetime] = {}
+
+    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
+        """Return whether an event of the last hour is known."""
+        last = self._last.get((tenant_id, quota))
+        return last is not None and abs(now - last) < _PERIOD
+
+    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
+        """Keep the time of an event that was committed."""
+        if len(self._last) >= _KNOWN:
+            self._last.clear()
+        self._last[tenant_id, quota] = last
+
+
+@receiver(quota_refused)
+def record_quota(*, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
+    """Record a refused request. Errors are logged and not raised."""
+    now = estimated_now()
+    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
+        return
+    types = (EventType.QUOTA_REACHED,)
+    subject = EventSubject(tenant_id=tenant_id, task_name="", queue="")
+    found = _selecting(types)
+    if found is None or not found.selecting(types, subject):
+        return
+    data: QuotaEventData = {"quota": quota, "detail": detail}
+    event = OccurredEvent(types=types, subject=subject, shown_as=quota, data=data)
+    with _guarded(), tables.atomic():
+        if _is_first(tenant_id, quota, now):
+            record_events(found, [event])
+
+
+def _is_first(tenant_id: int, quota: str, now: datetime) -> bool:
+    """Return whether no event of the last hour exists; the caller then writes one.
+
+    A row that a request has locked is left out: the next refusal finds it free.
+    """
+    rows = quota_rows().filter(pk=tenant_id)
+    if not rows.exists():
+        quota_rows().bulk_create([TenantQuota(tenant_id=tenant_id)], ignore_conflicts=True)
+    row = tables.locked_for_change(rows, skip_locked=True).first()
+    if row is None:
+        return False
+    given = row.notified_at.get(quota)
+    last = None if given is None else datetime.fromisoformat(given)
+    if last is not None and abs(now - last) < _PERIOD:
+        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
+        return False
+    rows.update(notified_at={**row.notified_at, quota: now.isoformat()})
+    return True

@@ -10,10 +10,14 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks import conf
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.messages import endpoint_of_setting, url_of
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import NotificationSetting
-from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.operations.operation import Operation, OperationResult, Target
+from django_durable_tasks.operations.tenants import SigningSecrets, record_read_secrets
 
 
 def _create(tenant: Any, *, by: str, reason: str, **values: Any) -> OperationResult:
@@ -69,7 +73,7 @@ CREATE = Operation(
     name="create_notification_setting",
     title=_("Create a notification setting"),
     help=_("Events that match the setting are sent from now on."),
-    permission="add_notificationsetting",
+    permission="durable_tasks_notifications.add_notificationsetting",
     perform=_create,
     confirm=False,
     not_in_command=_NO_COMMAND,
@@ -82,7 +86,7 @@ CHANGE = Operation(
         "Messages that wait for the end of a period or of quiet hours are sent at once if these"
         " are changed."
     ),
-    permission="change_notificationsetting",
+    permission="durable_tasks_notifications.change_notificationsetting",
     perform=_change,
     confirm=False,
     not_in_command=_NO_COMMAND,
@@ -92,7 +96,7 @@ DELETE = Operation(
     name="delete",
     title=_("Delete notification settings"),
     help=_("Messages that were not sent are not sent any more."),
-    permission="delete_notificationsetting",
+    permission="durable_tasks_notifications.delete_notificationsetting",
     perform=_delete,
     applies_to=Q(),
     summary=_deleted,
@@ -106,7 +110,7 @@ TEST = Operation(
         "Creates a task that sends a test message to the destination of the setting, also if the"
         " setting is disabled. Its result is shown as the last delivery."
     ),
-    permission="test_notificationsetting",
+    permission="durable_tasks_notifications.test_notificationsetting",
     perform=_test,
     confirm=False,
     applies_to=Q(),
@@ -114,3 +118,15 @@ TEST = Operation(
 )
 
 OPERATIONS = (CREATE, CHANGE, DELETE, TEST)
+
+
+def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
+    """Return the secrets of the messages of a notification setting."""
+    name, origin, found = endpoint_of_setting(setting.pk), None, list[str]()
+    if DeliveryType(setting.delivery_type).is_http:
+        target = url_of(setting.delivery_config)
+        origin = target.origin
+        found = http.signing_secrets(setting.tenant_id, target, name)
+    result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
+    record_read_secrets("notification setting", setting.pk, setting.tenant_id, result, by)
+    return result

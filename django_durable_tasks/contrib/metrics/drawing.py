@@ -10,15 +10,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from django.forms.utils import flatatt
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.diagrams import model
-from django_durable_tasks.diagrams.svg import Markup, element, text
 
 WIDTH, HEIGHT = 960, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 _SIZE = 12
-_GRID = "#e2e8f0"
+PANEL, _GRID, _AXIS, _QUIET = "#ffffff", "#e2e8f0", "#64748b", "#475569"
 _SECONDS = (
     (0.001, "1 ms"),
     (0.01, "10 ms"),
@@ -30,17 +32,31 @@ _SECONDS = (
     (3_600.0, "1 h"),
 )
 STATUS_COLOURS = {
-    Status.SUCCESS.value: model.STYLES[Status.SUCCESS].strong,
+    Status.SUCCESS.value: "#15803d",
     LogStatus.RETRY.value: "#d97706",
-    Status.FAILED.value: model.STYLES[Status.FAILED].strong,
+    Status.FAILED.value: "#b91c1c",
     LogStatus.LOST.value: "#0f172a",
-    Status.CANCELLED.value: model.STYLES[Status.CANCELLED].strong,
+    Status.CANCELLED.value: "#7e22ce",
     Status.SKIPPED.value: "#94a3b8",
     Status.EXPIRED.value: "#db2777",
 }
 """The statuses of endings in the order of a stack, from below, with their colours."""
-OTHER_COLOUR = model.LINE
+OTHER_COLOUR = _AXIS
 LINE_COLOURS = ("#1d4ed8", "#d97706")
+
+
+def element(name: str, *children: str, **attributes: str | float | None) -> SafeString:
+    """Return an element. An underscore in an attribute's name represents a hyphen."""
+    written = flatatt({key.replace("_", "-"): value for key, value in attributes.items()})
+    inside = format_html_join("", "{}", ((child,) for child in children))
+    return format_html("<{}{}>{}</{}>", name, written, inside, name)
+
+
+def text(
+    x: float, y: float, words: str, size: float, colour: str, **attributes: str | float
+) -> SafeString:
+    """Return one line of text; ``y`` is its baseline."""
+    return element("text", words, x=x, y=y, font_size=size, fill=colour, **attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +86,7 @@ class ChartFrame:
         return _LEFT + _PLOT_WIDTH * index / max(len(self.moments), 1)
 
 
-def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Markup:
+def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
     """Return a bar for each point, in which the values of all rows are stacked."""
     sums = [sum(row.values[index] or 0.0 for row in rows) for index in range(len(frame.moments))]
     top, marks = _linear(max(sums, default=0.0))
@@ -82,7 +98,7 @@ def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Markup:
     return _document(frame, [*_grid(marks, height), *_axis(frame), *bars])
 
 
-def lines(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Markup:
+def lines(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
     """Return a line for each row of durations in seconds, with gaps where there is no value."""
     given = [value for row in rows for value in row.values if value is not None]
     low, high = _decades(given)
@@ -110,19 +126,19 @@ def seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
 
 
-def swatch(colour: str) -> Markup:
+def swatch(colour: str) -> SafeString:
     """Return a small square for a legend outside the chart."""
     square = element("rect", width=12, height=12, rx=2, fill=colour)
     return element("svg", square, width=12, height=12, aria_hidden="true")
 
 
-def _document(frame: ChartFrame, parts: Sequence[Markup]) -> Markup:
+def _document(frame: ChartFrame, parts: Sequence[SafeString]) -> SafeString:
     title, description = f"{frame.key}-title", f"{frame.key}-desc"
     return element(
         "svg",
         element("title", frame.title, id=title),
         element("desc", frame.description, id=description),
-        element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=model.PANEL),
+        element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=PANEL),
         *parts,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -156,27 +172,29 @@ def _decades(given: Sequence[float]) -> tuple[float, float]:
     return marks[low], marks[high]
 
 
-def _grid(marks: Sequence[tuple[float, str]], height: Callable[[float], float]) -> Iterator[Markup]:
+def _grid(
+    marks: Sequence[tuple[float, str]], height: Callable[[float], float]
+) -> Iterator[SafeString]:
     for value, label in marks:
         y = round(height(value), 2)
         yield element("path", d=f"M{_LEFT} {y}H{WIDTH - _RIGHT}", stroke=_GRID)
-        yield text(_LEFT - 8, y + 4, label, _SIZE, model.QUIET, text_anchor="end")
+        yield text(_LEFT - 8, y + 4, label, _SIZE, _QUIET, text_anchor="end")
 
 
-def _axis(frame: ChartFrame) -> Iterator[Markup]:
+def _axis(frame: ChartFrame) -> Iterator[SafeString]:
     bottom = _TOP + _PLOT_HEIGHT
-    yield element("path", d=f"M{_LEFT} {bottom}H{WIDTH - _RIGHT}", stroke=model.LINE)
+    yield element("path", d=f"M{_LEFT} {bottom}H{WIDTH - _RIGHT}", stroke=_AXIS)
     for index, label in frame.ticks:
         x = round(frame.left_of(index), 2)
-        yield element("path", d=f"M{x} {bottom}V{bottom + 5}", stroke=model.LINE)
-        yield text(x, bottom + 20, label, _SIZE, model.QUIET, text_anchor="middle")
+        yield element("path", d=f"M{x} {bottom}V{bottom + 5}", stroke=_AXIS)
+        yield text(x, bottom + 20, label, _SIZE, _QUIET, text_anchor="middle")
 
 
 def _bar(
     frame: ChartFrame, rows: Sequence[ChartSeries], index: int, height: Callable[[float], float]
-) -> Markup:
+) -> SafeString:
     left, width = frame.left_of(index), _PLOT_WIDTH / len(frame.moments)
-    below, parts = 0.0, list[Markup]()
+    below, parts = 0.0, list[SafeString]()
     for row in rows:
         value = row.values[index] or 0.0
         if value:
@@ -196,9 +214,9 @@ def _bar(
     return element("g", element("title", f"{frame.moments[index]}: {said}"), *parts)
 
 
-def _line(frame: ChartFrame, row: ChartSeries, height: Callable[[float], float]) -> Markup:
+def _line(frame: ChartFrame, row: ChartSeries, height: Callable[[float], float]) -> SafeString:
     """Return the line with a dot at each value, so that a value between two gaps is visible."""
-    path, dots, pen = list[str](), list[Markup](), "M"
+    path, dots, pen = list[str](), list[SafeString](), "M"
     for index, value in enumerate(row.values):
         if value is None:
             pen = "M"
@@ -211,7 +229,7 @@ def _line(frame: ChartFrame, row: ChartSeries, height: Callable[[float], float])
     return element("g", *([drawn] if path else []), *dots)
 
 
-def _hovers(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Iterator[Markup]:
+def _hovers(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Iterator[SafeString]:
     """Yield an invisible bar with a tooltip for each point that has a value."""
     for index, moment in enumerate(frame.moments):
         if any(row.values[index] is not None for row in rows):

@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
+from django_durable_tasks.contrib.notifications.messages import shown_config
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
     ExactCharField,
@@ -18,7 +19,6 @@ from django_durable_tasks.models.fields import (
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
-from django_durable_tasks.notifications.messages import shown_config
 
 # NotificationSetting: which events of a tenant are sent where.
 
@@ -169,7 +169,7 @@ class NotificationEvent(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     setting = models.ForeignKey(
-        "django_durable_tasks.NotificationSetting",
+        NotificationSetting,
         models.DO_NOTHING,
         db_index=False,
         db_constraint=False,

@@ -16,30 +16,7 @@ from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.audit import encrypted_mark, recorded
 from django_durable_tasks.choices import EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
-from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
-from django_durable_tasks.masking import shortened
-from django_durable_tasks.models import (
-    DEFAULT_TENANT_ID,
-    Alert,
-    Node,
-    NotificationEvent,
-    NotificationSetting,
-    Tenant,
-)
-from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
-from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.models.notifications import AlertQuerySet, NotificationEventQuerySet
-from django_durable_tasks.notifications.messages import (
-    SHOWN,
-    EventFacts,
-    NotificationContent,
-    check_together,
-    checked_config,
-    checked_values,
-    merged_config,
-    shown_config,
-)
-from django_durable_tasks.outbox.capture import (
+from django_durable_tasks.contrib.notifications.capture import (
     OccurredEvent,
     RecentSubscriptions,
     Subscriptions,
@@ -49,20 +26,42 @@ from django_durable_tasks.outbox.capture import (
     subscription_of,
     subscriptions,
 )
-from django_durable_tasks.outbox.events import (
+from django_durable_tasks.contrib.notifications.events import (
     AlertData,
     AlertKind,
     EventSubject,
     NotificationTestData,
 )
+from django_durable_tasks.contrib.notifications.messages import (
+    SHOWN,
+    EventFacts,
+    NotificationContent,
+    check_together,
+    checked_config,
+    checked_values,
+    merged_config,
+    shown_config,
+)
+from django_durable_tasks.contrib.notifications.models import (
+    Alert,
+    AlertQuerySet,
+    NotificationEvent,
+    NotificationEventQuerySet,
+    NotificationSetting,
+)
+from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
+from django_durable_tasks.masking import shortened
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
+from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.targets.addresses import address_policy
-from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tasks import enqueue, operator_actions
+from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.explanations import comment
 from django_durable_tasks.tasks.new_task import Call, new_task
 from django_durable_tasks.tasks.options import CallOptions
@@ -70,7 +69,7 @@ from django_durable_tasks.tasks.options import CallOptions
 # Creates, changes and deletes notification settings, and records the result of deliveries.
 
 
-logger = logging.getLogger("django_durable_tasks.notifications")
+logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _DESTINATION = ("delivery_type", "delivery_config")
 _NOT_AUDITED = frozenset(
     {
@@ -553,6 +552,11 @@ def _alerts() -> AlertQuerySet:
     return found.unguarded()
 
 
+def open_alerts(limit: int) -> list[Alert]:
+    """Return the open alerts, the oldest first."""
+    return list(_alerts().order_by("pk")[:limit])
+
+
 def _events(began: Mapping[Condition, str], ended: list[Alert]) -> Iterator[OccurredEvent]:
     for (kind, subject), detail in began.items():
         yield _event(EventType.ALERT_BEGAN, kind, subject, detail)
@@ -632,19 +636,3 @@ _CHECKS = {
     AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
     AlertKind.CLOCK_SKEW: _skewed_clocks,
 }
-
-
-# Creates the tasks of the watchdog.
-
-
-_USEFUL_FOR = 120.0
-"""Seconds. A probe that starts later would report that tasks start although they start late."""
-
-
-def create_probe(minute: datetime) -> None:
-    """Create the probe of this minute, once, also if two schedulers do it."""
-    options = CallOptions(
-        idempotency_key=f"durable-watchdog-{int(minute.timestamp()) // 60}",
-        expires_in=_USEFUL_FOR,
-    )
-    enqueue.submit(Call(registry.get(WATCHDOG_TASK), (), {}, options))

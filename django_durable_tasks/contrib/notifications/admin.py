@@ -18,10 +18,10 @@ from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.contrib.notifications.operations import CHANGE, CREATE, DELETE, TEST
 from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
 from django_durable_tasks.masking import MASK
-from django_durable_tasks.models import NotificationSetting
-from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE, TEST
 
 _VALUES = (
     "name",

@@ -1,0 +1,104 @@
+"""``durable check-url`` and ``durable signing-secret``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.http import Deadline, LookupFailed
+from django_durable_tasks.command.subcommand import (
+    OK,
+    UNHEALTHY,
+    Options,
+    Output,
+    Subcommand,
+    refuse,
+    table,
+)
+from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.operations import tenants
+from django_durable_tasks.targets.addresses import parsed_url
+
+# ``durable notify``: list the notification settings, or send a test message and report what
+# happened to it.
+
+
+# ``durable check-url``: whether an HTTP callback to a URL would be sent. ``durable
+# signing-secret``: the secrets of its endpoint.
+
+
+_LOOKUP_TIMEOUT = 10.0
+
+
+def _check_url_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL")
+
+
+def run(options: Options, out: Output) -> int:
+    """Parse the URL, resolve its host and check each address. No request is sent."""
+    rows: list[dict[str, object]] = []
+    reason = ""
+    try:
+        url = parsed_url(options["url"])
+        http.policy().check_port(url)
+        found = http.client(DEFAULT_TENANT_ID).verdicts(url, Deadline(_LOOKUP_TIMEOUT))
+    except (InvalidTarget, LookupFailed) as error:
+        reason = str(error)
+    else:
+        rows = [{"address": str(one), "refused": why or ""} for one, why in found.items()]
+        if any(why is not None for why in found.values()):
+            reason = "An address of the host is refused. HTTP_ALLOW can allow it."
+    text = f"REFUSED: {reason}" if reason else "allowed"
+    if rows:
+        text = f"{text}\n{table(('address', 'refused'), rows)}"
+    out.emit({"allowed": not reason, "reason": reason, "addresses": rows}, text)
+    return UNHEALTHY if reason else OK
+
+
+def _secret_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL")
+    parser.add_argument("--tenant", metavar="SLUG", help="the tenant of the callbacks")
+    parser.add_argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks")
+
+
+def show_secrets(options: Options, out: Output) -> int:
+    """Print the secrets of an endpoint, the current one first."""
+    tenant_id = DEFAULT_TENANT_ID
+    if options["tenant"]:
+        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
+        if tenant is None:
+            refuse(f"No tenant has the slug {options['tenant']!r}.")
+        tenant_id = tenant.pk
+    url, endpoint = options["url"], options["endpoint"] or None
+    # An operator may read the secrets of notification settings too, by their names.
+    found = tenants.secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
+    if not found:
+        refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
+    out.emit({"secrets": found}, "\n".join(found))
+    return OK
+
+
+CHECK_URL = Subcommand(
+    name="check-url",
+    summary=(
+        "check whether an HTTP callback to a URL would be sent, with the reason for each address of"
+        " its host; exit with 1 if it would be refused"
+    ),
+    examples=("check-url https://hooks.example.com/orders",),
+    arguments=_check_url_arguments,
+    run=run,
+)
+SIGNING_SECRET = Subcommand(
+    name="signing-secret",
+    summary=(
+        "print the secrets with which the HTTP callbacks to an endpoint are signed, to be given to"
+        " the receiver"
+    ),
+    examples=(
+        "signing-secret https://hooks.example.com/orders",
+        "signing-secret https://hooks.example.com --tenant acme --endpoint orders",
+    ),
+    arguments=_secret_arguments,
+    run=show_secrets,
+)

@@ -1,0 +1,1 @@
+"""Optional app: drawings of dependent tasks as SVG and as Mermaid flowcharts."""

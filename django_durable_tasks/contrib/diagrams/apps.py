@@ -1,0 +1,22 @@
+"""The configuration of the optional app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DiagramsConfig(AppConfig):
+    """Adds the formats ``mermaid`` and ``svg``, and the drawings on the pages of the admin."""
+
+    name = "django_durable_tasks.contrib.diagrams"
+    label = "durable_tasks_diagrams"
+    verbose_name = _("Durable tasks: diagrams")
+
+    def ready(self) -> None:
+        """Register the formats."""
+        from django_durable_tasks.contrib.diagrams.mermaid import as_mermaid
+        from django_durable_tasks.contrib.diagrams.svg import as_html, as_svg
+        from django_durable_tasks.workflows.diagrams import FORMATS
+
+        FORMATS.update(mermaid=as_mermaid, svg=as_svg, html=as_html)

@@ -1,1 +1,0 @@
-"""Events of notification settings, recorded in the transaction in which they occur."""
