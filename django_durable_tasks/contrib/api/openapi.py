@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -188,8 +189,7 @@ def config_schema(kind: TargetType) -> dict[str, Any]:
         properties = {"task": name, "args": args, "kwargs": kwargs}
         return _config(properties, ["task"])
     ports.load_tasks()
-    registered = registry.find(BUILT_IN[kind])
-    assert registered is not None, kind
+    registered: Any = registry.find(BUILT_IN[kind])
     parameters = registered.signature.parameters
     hints = get_type_hints(registered.function)
     required = [name for name, one in parameters.items() if one.default is one.empty]
@@ -222,17 +222,23 @@ class EndpointSchema(AutoSchema):
 
     def is_excluded(self) -> bool:
         """Leave out what has no endpoint."""
-        return self.view.endpoint is None
+        return bool(self.view.endpoint is None)
 
     @property
     def _is_write(self) -> bool:
-        return self.method != "GET"
+        return bool(self.method != "GET")
 
     def get_operation_id(self) -> str:
         """Return the name of the method in generated clients, such as createTask."""
-        view: Any = self.view
-        name = view.plural if view.action == "list" else view.singular
-        return str(view.endpoint.id or f"{_VERBS[view.action]}{name}")
+        view, needs = self.view, self.view.endpoint
+        if needs.id:
+            return str(needs.id)
+        if view.action in _VERBS and not (view.action == "list" and not view.plural):
+            name = view.plural if view.action == "list" else view.singular
+            return f"{_VERBS[view.action]}{name}"
+        path = getattr(getattr(view, view.action), "url_path", "")
+        words = "".join(part.title() for part in re.split("[-.]", path))
+        return f"{'list' if needs.is_list else 'get'}{view.singular}{words}"
 
     def get_summary(self) -> str:
         """Return the title of the operation, or the first sentence about the action."""
@@ -297,11 +303,11 @@ class EndpointSchema(AutoSchema):
         answer = needs.answer or self.view.answer
         if needs.is_list and not needs.answer:
             answer = list_of(answer)
+        answer = OpenApiTypes.OBJECT if answer is Answer else answer
         if needs.media_types:
             found[200, needs.media_types[0]] = OpenApiTypes.STR
         elif not self._is_write:
-            shown = answer if answer is not Answer else OpenApiTypes.OBJECT
-            found[200] = OpenApiResponse(shown, "Found.")
+            found[200] = OpenApiResponse(answer, "Found.")
         else:
             found[200] = OpenApiResponse(_or_dry_run(answer), "Done.")
         for status in needs.statuses:

@@ -78,11 +78,11 @@ class KeysetPagination(BasePagination):
         self.following: Cursor | None = None
         self.previous: Cursor | None = None
 
-    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Sequence[Any]:
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         """Return the rows of the page; raises Problem."""
         self.request = request
         cursor = self._cursor(queryset.model._meta)
-        return self.rows_of(queryset, cursor, limit_of(request))
+        return list(self.rows_of(queryset, cursor, limit_of(request)))
 
     def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
         """Return the rows of the page, and keep where the pages beside it begin."""

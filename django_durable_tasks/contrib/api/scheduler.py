@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from django.db import Error
 from django.http import HttpResponse
 from django.template.loader import render_to_string
 from django.utils.module_loading import import_string
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -21,7 +21,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.contrib.api import problems
-from django_durable_tasks.contrib.api.fields import AnyJson, Flag, Instant, Integer, Seconds, Text
+from django_durable_tasks.contrib.api.fields import Instant, Integer, Text
 from django_durable_tasks.contrib.api.openapi import document_text
 from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
@@ -51,22 +51,13 @@ _HEALTH_KEPT = 1.0
 COUNTED = 100_000
 
 
-class HealthAnswer(Answer):
-    """Whether tasks start. ``oldest_due_age`` is in seconds."""
-
-    alive = Flag()
-    ready = Flag()
-    leader = Flag()
-    firing = Flag()
-    oldest_due_age = Seconds(allow_null=True)
-
-
 class HealthViewSet(ApiViewSet):
     """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
 
+    singular = "Health"
     authentication_classes = ()
 
-    @endpoint(id="getHealth", answer=HealthAnswer, statuses=(503,))
+    @endpoint(statuses=(503,))
     def list(self, request: Request) -> Response:
         """Return liveness, readiness, and the age of the oldest task that is due.
 
@@ -132,30 +123,17 @@ class AlertAnswer(Answer):
         hidden = ("last_seen_at",)
 
 
-class StatusAnswer(Answer):
-    """The state of the installation. Endings are counted up to 100,000."""
-
-    now = Instant()
-    leader = Text(allow_null=True)
-    term = Integer()
-    nodes = serializers.ListField(child=AnyJson())
-    last_scan_at = Instant(allow_null=True)
-    completed_24h = Integer()
-    failed_24h = Integer()
-    running = Integer()
-    open_dead_letters = Integer()
-    late_recurring_tasks = Integer()
-    alerts = serializers.ListField(child=AnyJson())
-
-
 class SchedulerViewSet(ApiViewSet):
     """The state of the installation, which all tenants share."""
 
+    singular = "Scheduler"
     reads = ("node",)
     is_shared = True
 
     @endpoint(
-        "status", detail=False, id="getSchedulerStatus", scope=ApiScope.QUEUES, answer=StatusAnswer
+        "status",
+        detail=False,
+        scope=ApiScope.QUEUES,
     )
     def status(self, request: Request) -> Response:
         """Return nodes, shards, leader, last scan, endings of 24 hours, and running tasks."""
@@ -204,7 +182,6 @@ class HistoryViewSet(OneTaskMixin):
 
     @endpoint(
         "history",
-        id="listTaskHistory",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
         is_list=True,
@@ -274,11 +251,11 @@ _WRITTEN = "django_durable_tasks.metrics.exposition.written"
 class MetricsViewSet(ApiViewSet):
     """The metrics of all tenants."""
 
+    singular = "Metrics"
     reads = ("node",)
     is_shared = True
 
     @endpoint(
-        id="getMetrics",
         scope=ApiScope.METRICS,
         media_types=("text/plain", "text/*", "application/openmetrics-text"),
     )
@@ -302,15 +279,6 @@ def _written() -> Callable[[str], Any]:
 # The pages of the API: problem types, the OpenAPI document, and a page to try the API.
 
 
-class ProblemTypeAnswer(Answer):
-    """A type of problem."""
-
-    code = Text()
-    status = Integer()
-    title = Text()
-    remedy = Text()
-
-
 class ProblemViewSet(ApiViewSet):
     """The types of problems. They need no key: their addresses are in answers with status 401."""
 
@@ -319,20 +287,20 @@ class ProblemViewSet(ApiViewSet):
     lookup_url_kwarg = "code"
     lookup_value_converter = "slug"
 
-    @endpoint(answer=ProblemTypeAnswer)
+    @endpoint()
     def retrieve(self, request: Request, code: str) -> Response:
         """Return the status, the title and the remedy."""
         kind = problems.TYPES.get(code)
         if kind is None:
             raise Problem(problems.NOT_FOUND, "There is no such type of problem.")
-        return Response(ProblemTypeAnswer.shown(kind))
+        return Response(dataclasses.asdict(kind))
 
 
 class UnknownViewSet(ApiViewSet):
     """Every other address answers 404 to every method."""
 
     authentication_classes = ()
-    schema = None
+    schema: Any = None
     http_method_names = (*ApiViewSet.http_method_names, "put", "options", "trace")
     allowed_methods: Any = ()
 
@@ -344,9 +312,10 @@ class UnknownViewSet(ApiViewSet):
 class SchemaViewSet(ApiViewSet):
     """The OpenAPI 3.1 document. It contains no data of a tenant and needs no key."""
 
+    singular = "Schema"
     authentication_classes = ()
 
-    @endpoint(id="getSchema")
+    @endpoint()
     def list(self, request: Request) -> Response:
         """Return the document."""
         return Response(document_text(address_of("schema-list").removesuffix("/schema")))
@@ -362,9 +331,10 @@ class DocsViewSet(ApiViewSet):
     content security policy allows them.
     """
 
+    singular = "Docs"
     authentication_classes = ()
 
-    @endpoint(id="getDocs", media_types=(_HTML,))
+    @endpoint(media_types=(_HTML,))
     def list(self, request: Request) -> HttpResponse:
         """Return the page."""
         context = {"schema": address_of("schema-list")}

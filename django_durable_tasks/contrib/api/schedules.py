@@ -35,7 +35,7 @@ from django_durable_tasks.contrib.api.fields import (
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field, refused_option
-from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
+from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.targets import (
     TargetCall,
     arguments_in,
@@ -146,13 +146,6 @@ class FireTimeAnswer(Answer):
     nominal = Instant()
     effective = Instant()
     remarks = serializers.ListField(child=Text())
-
-
-class ExplanationAnswer(Body):
-    """What happened or will happen at a fire time, and why."""
-
-    at = Text()
-    explanation = Text()
 
 
 def kinds_in(given: Mapping[str, Any]) -> list[str]:
@@ -309,7 +302,6 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
     @endpoint(
         "preview",
-        id="listNextFireTimes",
         answer=list_of(FireTimeAnswer),
         filters=_COUNT,
         has_refusals=True,
@@ -321,7 +313,6 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
     @endpoint(
         "occurrences",
-        id="listOccurrences",
         reads=("recurringtask", "occurrencerecord"),
         answer=list_of(OccurrenceAnswer),
         is_list=True,
@@ -333,9 +324,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         pages = KeysetPagination(self.tenant_id, "unique_fire_time", descending=True)
         return self.page(rows, OccurrenceAnswer.shown, pages)
 
-    @endpoint(
-        "explain", id="explainFireTime", answer=ExplanationAnswer, filters=_AT, has_refusals=True
-    )
+    @endpoint("explain", filters=_AT, has_refusals=True)
     def explain(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Return sentences about the fire time ``at``: why it has run or not, or what will
         happen.

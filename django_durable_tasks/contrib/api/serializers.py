@@ -41,9 +41,14 @@ class Body(_Serializer):
         reader = _reader(cls, partial)
         if briefly and isinstance(data, Mapping):
             for name in data:
-                if name not in reader.fields:
+                if name not in reader.names:
                     raise serializers.ValidationError({name: [unknown_field(str(name), set())]})
         return reader.run_validation(data)
+
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """The names of the fields."""
+        return set(self.fields)
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the values of the given fields; raises ValidationError."""
@@ -51,7 +56,7 @@ class Body(_Serializer):
             raise serializers.ValidationError(
                 {"non_field_errors": ["is no JSON object"]}, code="type"
             )
-        known = set(self.fields)
+        known = self.names
         unknown = [name for name in data if name not in known]
         if unknown:
             raise serializers.ValidationError(
@@ -214,7 +219,7 @@ class Options(Body):
         for name in meta.options:
             if name in declared or name in meta.hidden:
                 continue
-            column = columns.get(meta.columns.get(name, name))
+            column: Any = columns.get(meta.columns.get(name, name))
             options: dict[str, Any] = {"required": False}
             if name in meta.nullable:
                 options["allow_null"] = True
@@ -228,7 +233,6 @@ class Options(Body):
             elif name in meta.seconds:
                 yield name, Seconds(min_value=meta.seconds[name], **options)
             else:
-                assert column is not None, name
                 if isinstance(column, models.CharField) and not column.choices:
                     options["max_length"] = column.max_length
                     options["allow_blank"] = column.blank and not column.null

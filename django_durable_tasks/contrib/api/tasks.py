@@ -130,6 +130,9 @@ class TaskOptions(Options):
         )
 
 
+_CALL_OPTIONS = frozenset(TaskOptions.Meta.options)
+
+
 class NewTaskBody(TaskOptions):
     """A task to create."""
 
@@ -452,7 +455,7 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     refuse_masks(given["target_config"], f"{pointer}/target_config")
     target = call_of(given["target_type"], given["target_config"], caller.tenant, pointer)
     check_queue(given, caller.tenant, pointer)
-    options = {name: given[name] for name in TaskOptions.Meta.options if name in given}
+    options = {name: value for name, value in given.items() if name in _CALL_OPTIONS}
     if "delay" in given:
         options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])
     options["tenant"] = caller.tenant.pk
@@ -609,7 +612,6 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
     @endpoint(
         "executions",
-        id="listTaskExecutions",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
         is_list=True,
@@ -620,7 +622,6 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
     @endpoint(
         "deliveries",
-        id="listTaskDeliveries",
         reads=("task", "deliveryattempt"),
         answer=list_of(DeliveryAnswer),
         is_list=True,

@@ -82,9 +82,10 @@ class KeyAnswer(Answer):
 class KeyViewSet(ApiViewSet):
     """Who sends the request, and what it may do."""
 
+    singular = "Key"
     reads = ("tenant",)
 
-    @endpoint(id="getKey", answer=KeyAnswer)
+    @endpoint(answer=KeyAnswer)
     def list(self, request: Request) -> Response:
         """Return the scopes, the expiry and the last use of the own key."""
         caller = self.caller
@@ -105,9 +106,10 @@ class QuotaAnswer(Answer):
 class QuotaViewSet(ApiViewSet):
     """The quotas of the tenant. Ended tasks do not count."""
 
+    singular = "Quota"
     reads = ("tenantquota",)
 
-    @endpoint(id="getQuota", answer=list_of(QuotaAnswer))
+    @endpoint(answer=list_of(QuotaAnswer))
     def list(self, request: Request) -> Response:
         """Return each quota with its limit and what is used of it."""
         rows = usage(self.caller.tenant)
@@ -237,9 +239,10 @@ _OF_CALLBACKS = {
 class SigningSecretViewSet(ApiViewSet):
     """The secrets with which callbacks of the tenant are signed. Each read has an audit entry."""
 
+    singular = "SigningSecret"
     reads = ("task_arguments",)
 
-    @endpoint(id="getSigningSecret", answer=SigningSecretAnswer, filters=_OF_CALLBACKS)
+    @endpoint(answer=SigningSecretAnswer, filters=_OF_CALLBACKS)
     def list(self, request: Request) -> Response:
         """Return the secrets with which a server checks `webhook-signature` of the callbacks to
         this URL. The key needs the scope `secrets` too.
@@ -394,7 +397,6 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
 
     @endpoint(
         "signing-secret",
-        id="getNotificationSettingSecret",
         reads=("notificationsetting", "task_arguments"),
         answer=SigningSecretAnswer,
     )

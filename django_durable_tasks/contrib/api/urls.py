@@ -1,4 +1,4 @@
-"""The addresses of the API: ``path("api/v1/", include("django_durable_tasks.contrib.api.urls"))``."""
+"""The addresses of the API, for ``include("django_durable_tasks.contrib.api.urls")``."""
 
 from typing import Any
 

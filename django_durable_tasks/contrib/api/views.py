@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from django.core.signals import got_request_exception
 from django.db import connections, transaction
@@ -134,7 +134,11 @@ class Endpoint:
 
 
 def endpoint(
-    path: str = "", *, detail: bool = True, method: str = "get", **options: Any
+    path: str = "",
+    *,
+    detail: bool = True,
+    method: Literal["get", "post"] = "get",
+    **options: Any,
 ) -> Callable[[Any], Any]:
     """Decorate an action; with ``path`` it has a route of its own below the object, or below the
     list without ``detail``.
@@ -236,7 +240,7 @@ class ApiViewSet(GenericViewSet[Any]):
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         self.format_kwarg = None
         negotiated = self.perform_content_negotiation(request)
-        request.accepted_renderer, request.accepted_media_type = negotiated  # type: ignore[attr-defined]
+        request.accepted_renderer, request.accepted_media_type = negotiated
         self.perform_authentication(request)
         if request.method not in self.allowed_methods:
             # Before the parameters, which are those of a method.
@@ -330,9 +334,7 @@ class ApiViewSet(GenericViewSet[Any]):
 
     def valid(self, *, partial: bool = False) -> dict[str, Any]:
         """Return the validated body of the action; raises Problem or ValidationError."""
-        needs = self.endpoint
-        assert needs is not None
-        assert needs.body is not None
+        needs: Any = self.endpoint
         found: dict[str, Any] = needs.body.valid(self.body(), partial=partial)
         return found
 
@@ -377,8 +379,8 @@ class ApiViewSet(GenericViewSet[Any]):
     ) -> Response:
         """Add the headers of every answer."""
         if getattr(request, "accepted_renderer", None) is None:
-            request.accepted_renderer = JsonRenderer()  # type: ignore[attr-defined]
-            request.accepted_media_type = JsonRenderer.media_type  # type: ignore[attr-defined]
+            request.accepted_renderer = JsonRenderer()
+            request.accepted_media_type = JsonRenderer.media_type
         finished = super().finalize_response(request, response, *args, **kwargs)
         finished.headers["X-Request-Id"] = self.request_id
         finished.headers["Cache-Control"] = "no-store"
@@ -392,7 +394,8 @@ class ApiViewSet(GenericViewSet[Any]):
     def rows(self) -> QuerySet[Any]:
         """Return the rows of the tenant."""
         model: Any = self.answer.Meta.model
-        return model.objects.using(conf.settings().DATABASE).filter(tenant_id=self.tenant_id)
+        found: QuerySet[Any] = model.objects.using(conf.settings().DATABASE)
+        return found.filter(tenant_id=self.tenant_id)
 
     def find(self, *, lock: bool = False) -> Any:
         """Return the object of the address, locked for a change if ``lock``; raises Problem.

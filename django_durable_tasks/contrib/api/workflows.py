@@ -310,14 +310,13 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         changed, stopping = len(report.changes), len(report.stop_requested)
         return {"changed_tasks": changed, "stop_requested": stopping}
 
-    @endpoint("graph", id="getWorkflowGraph", reads=("workflowrun", "task"), answer=GraphAnswer)
+    @endpoint("graph", reads=("workflowrun", "task"), answer=GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
         return Response(_json(graph_data.of_run(self.find())))
 
     @endpoint(
         "graph.svg",
-        id="getWorkflowImage",
         reads=("workflowrun", "task"),
         media_types=_IMAGES,
     )
@@ -338,7 +337,7 @@ class GraphTaskViewSet(TaskViewSet):
     def _graph(self) -> Diagram:
         return graph_data.around(self.find(), NEAR)
 
-    @endpoint("dependencies", id="getTaskDependencies", answer=GraphAnswer)
+    @endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the tasks connected with this one, at most 1,000, the nearest first."""
         return Response(_json(self._graph()))
@@ -385,7 +384,7 @@ class GraphTaskViewSet(TaskViewSet):
 
         return self.write(act)
 
-    @endpoint("dependencies.svg", id="getTaskImage", media_types=_IMAGES)
+    @endpoint("dependencies.svg", media_types=_IMAGES)
     def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of the tasks connected with a task."""
         return _image(self._graph())
