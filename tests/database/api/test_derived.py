@@ -52,9 +52,10 @@ def test_a_new_column_and_a_new_option_are_in_bodies_and_answers() -> None:
 
     shown = CopiedAnswer.shown(Copied(color="RED", secret={"password": "x"}, note="n"))
     assert shown == {"color": "RED", "secret": {"password": "********"}}
-    assert list_of(CopiedAnswer)().fields["data"].child.fields["color"].help_text == "Of the roof."
+    page: Any = list_of(CopiedAnswer)().fields["data"]
+    assert page.child.fields["color"].help_text == "Of the roof."
     assert CopiedBody.valid({"color": "RED", "lease": 3}) == {"color": "RED", "lease": 3.0}
-    fields = CopiedBody().fields
+    fields: Any = CopiedBody().fields
     assert fields["color"].choices == {"RED": "RED"}
     assert isinstance(fields["lease"], Seconds)
     assert not isinstance(fields["color"], Text)
