@@ -310,7 +310,7 @@ class EndpointSchema(AutoSchema):
             found[200] = OpenApiResponse(answer, "Found.")
         else:
             found[200] = OpenApiResponse(_or_dry_run(answer), "Done.")
-        for status in needs.statuses:
+        for status in needs.statuses or ((201,) if self.view.action == "create" else ()):
             found[status] = OpenApiResponse(answer, _STATUSES[status])
         kinds = [*_ALWAYS, *(_WITH_KEY if self.view.authentication_classes else ())]
         if self._is_write:

@@ -20,8 +20,7 @@ from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import Overview, overview
-from django_durable_tasks.contrib.api import problems
-from django_durable_tasks.contrib.api.fields import Instant, Integer, Text
+from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.openapi import document_text
 from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
@@ -106,13 +105,13 @@ def _firing() -> dict[str, Any]:
 class NodeAnswer(Answer):
     """A scheduler or a worker."""
 
-    name = Text()
-    kind = Text()
-    host = Text()
-    started_at = Instant()
-    last_seen_at = Instant()
-    last_scan_at = Instant(allow_null=True)
-    concurrency = Integer()
+    name = fields.Text()
+    kind = fields.Text()
+    host = fields.Text()
+    started_at = fields.Instant()
+    last_seen_at = fields.Instant()
+    last_scan_at = fields.Instant(allow_null=True)
+    concurrency = fields.Integer()
 
 
 class AlertAnswer(Answer):
@@ -140,7 +139,7 @@ class SchedulerViewSet(ApiViewSet):
         found = overview(registry.names())
         return Response(
             {
-                "now": Instant().to_representation(found.now),
+                "now": fields.Instant().to_representation(found.now),
                 "leader": found.leader.name if found.leader and found.is_led else None,
                 "term": found.term,
                 "nodes": [_node(node, found) for node in found.nodes],
@@ -166,7 +165,7 @@ def _node(node: Node, found: Overview) -> dict[str, Any]:
 
 def _last_scan(found: Overview) -> Any:
     scans = [node.last_scan_at for node in found.alive(NodeKind.SCHEDULER) if node.last_scan_at]
-    return Instant().to_representation(max(scans)) if scans else None
+    return fields.Instant().to_representation(max(scans)) if scans else None
 
 
 def _ended(status: Status, now: datetime) -> int:
@@ -194,18 +193,18 @@ class HistoryViewSet(OneTaskMixin):
 class QueueAnswer(Answer):
     """A queue. ``pending`` and ``due`` are counted up to 10,000."""
 
-    queue = Text()
-    pending = Integer()
-    due = Integer()
-    queued = Integer()
-    running = Integer()
-    late = Integer()
-    oldest_due_at = Instant(allow_null=True)
-    paused_at = Instant(allow_null=True)
-    paused_by = Text(allow_blank=True)
-    reason = Text(allow_blank=True)
-    workers = Integer()
-    concurrency = Integer()
+    queue = fields.Text()
+    pending = fields.Integer()
+    due = fields.Integer()
+    queued = fields.Integer()
+    running = fields.Integer()
+    late = fields.Integer()
+    oldest_due_at = fields.Instant(allow_null=True)
+    paused_at = fields.Instant(allow_null=True)
+    paused_by = fields.Text(allow_blank=True)
+    reason = fields.Text(allow_blank=True)
+    workers = fields.Integer()
+    concurrency = fields.Integer()
 
 
 class QueueViewSet(OperationsMixin):

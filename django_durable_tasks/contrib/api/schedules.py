@@ -14,24 +14,8 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
-from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
-from django_durable_tasks.contrib.api.fields import (
-    KEY_LENGTH,
-    Day,
-    Flag,
-    Id,
-    Instant,
-    Integer,
-    Items,
-    JsonObject,
-    OneOf,
-    Seconds,
-    TargetConfig,
-    TargetKind,
-    Text,
-    WallTime,
-)
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field, refused_option
@@ -77,13 +61,15 @@ _NOT_OPTIONS = frozenset({"name", "target_type", "target_config", "reason", "pau
 class ScheduleEditBody(Options):
     """The fields of a recurring task that can be changed; the others keep their values."""
 
-    target_config = JsonObject(required=False)
-    interval_seconds = Seconds(required=False, min_value=1)
-    cron = Text(required=False, max_length=_CRON_MAX)
-    rrule = Text(required=False, max_length=_RULE_MAX)
-    at = Items(child=Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX)
-    calendar = Text(required=False, max_length=KEY_LENGTH)
-    expires_in = Seconds(required=False, allow_null=True, min_value=0.001)
+    target_config = fields.JsonObject(required=False)
+    interval_seconds = fields.Seconds(required=False, min_value=1)
+    cron = fields.Text(required=False, max_length=_CRON_MAX)
+    rrule = fields.Text(required=False, max_length=_RULE_MAX)
+    at = fields.Items(
+        child=fields.Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX
+    )
+    calendar = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    expires_in = fields.Seconds(required=False, allow_null=True, min_value=0.001)
 
     class Meta(Options.Meta):
         model = RecurringTask
@@ -103,22 +89,22 @@ class ScheduleEditBody(Options):
 class NewScheduleBody(ScheduleEditBody):
     """A recurring task to create, with one of interval_seconds, cron, rrule and at."""
 
-    name = Text(max_length=KEY_LENGTH, help_text="Unique within the tenant.")
-    target_type = OneOf(
+    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the tenant.")
+    target_type = fields.OneOf(
         choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
     )
-    target_config = JsonObject()
-    idempotency_key = Text(required=False, max_length=KEY_LENGTH)
-    paused = Flag(default=False)
+    target_config = fields.JsonObject()
+    idempotency_key = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    paused = fields.Flag(default=False)
 
 
 class ScheduleAnswer(Answer):
     """A recurring task."""
 
-    recurring_task_id = Id(source="pk")
-    target_type = TargetKind("task")
-    target_config = TargetConfig("task", allow_null=True)
-    target_config_error = Text(allow_blank=True, help_text="Why target_config is null.")
+    recurring_task_id = fields.Id(source="pk")
+    target_type = fields.TargetKind("task")
+    target_config = fields.TargetConfig("task", allow_null=True)
+    target_config_error = fields.Text(allow_blank=True, help_text="Why target_config is null.")
 
     class Meta:
         model = RecurringTask
@@ -143,9 +129,9 @@ class OccurrenceAnswer(Answer):
 class FireTimeAnswer(Answer):
     """A fire time of the future: ``effective`` includes jitter and moves of calendars."""
 
-    nominal = Instant()
-    effective = Instant()
-    remarks = serializers.ListField(child=Text())
+    nominal = fields.Instant()
+    effective = fields.Instant()
+    remarks = serializers.ListField(child=fields.Text())
 
 
 def kinds_in(given: Mapping[str, Any]) -> list[str]:
@@ -179,15 +165,17 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_AT = {"at": Instant(required=True, help_text="a fire time such as 2026-03-07T00:00:00Z")}
+_AT = {"at": fields.Instant(required=True, help_text="a fire time such as 2026-03-07T00:00:00Z")}
 _STATUS = {
-    "status": OneOf(
+    "status": fields.OneOf(
         choices=[status.value for status in RecurringStatus],
         required=False,
         help_text="Only objects in this status.",
     )
 }
-_COUNT = {"limit": Integer(min_value=1, max_value=LIMIT_MAX, required=False, help_text="How many.")}
+_COUNT = {
+    "limit": fields.Integer(min_value=1, max_value=LIMIT_MAX, required=False, help_text="How many.")
+}
 
 
 class RecurringTaskViewSet(OperationsMixin, ReadMixin):
@@ -209,12 +197,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         """Return the recurring tasks that match the filter."""
         return self.page(self.rows().filter(**self.query()))
 
-    @endpoint(
-        scope=ApiScope.SCHEDULES,
-        permissions=("add_recurringtask",),
-        body=NewScheduleBody,
-        statuses=(201,),
-    )
+    @endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         given, tenant = self.valid(), self.caller.tenant
@@ -251,9 +234,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         stored = self.rows().get(pk=row.pk)
         return self.changed(stored, 200 if same else 201, Location=location)
 
-    @endpoint(
-        scope=ApiScope.SCHEDULES, permissions=("change_recurringtask",), body=ScheduleEditBody
-    )
+    @endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
     def partial_update(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Change the recurring task; only times after now fire."""
         valid, tenant = self.valid(partial=True), self.caller.tenant
@@ -337,17 +318,21 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 class SpecialDayBody(Answer):
     """A date that differs from its weekday."""
 
-    date = Day()
-    kind = OneOf(choices=[kind.value for kind in DayKind], default=DayKind.CLOSED.value)
-    until = WallTime(required=False, allow_null=True, help_text="Of HALF: the last open minute.")
-    name = Text(required=False, allow_blank=True, max_length=KEY_LENGTH)
+    date = fields.Day()
+    kind = fields.OneOf(choices=[kind.value for kind in DayKind], default=DayKind.CLOSED.value)
+    until = fields.WallTime(
+        required=False, allow_null=True, help_text="Of HALF: the last open minute."
+    )
+    name = fields.Text(required=False, allow_blank=True, max_length=fields.KEY_LENGTH)
 
 
 class CalendarEditBody(Options):
     """The fields of a calendar that can be changed. ``days`` replaces all special days."""
 
-    working_days = Items(child=Integer(min_value=1, max_value=7), required=False, max_length=7)
-    days = Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
+    working_days = fields.Items(
+        child=fields.Integer(min_value=1, max_value=7), required=False, max_length=7
+    )
+    days = fields.Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
     reason = reason_field()
 
     class Meta(Options.Meta):
@@ -358,13 +343,13 @@ class CalendarEditBody(Options):
 class NewCalendarBody(CalendarEditBody):
     """A calendar to create."""
 
-    name = Text(max_length=KEY_LENGTH)
+    name = fields.Text(max_length=fields.KEY_LENGTH)
 
 
 class CalendarAnswer(Answer):
     """A calendar. ``days`` are its special days, at most 1,000, the latest first."""
 
-    calendar_id = Integer(source="pk")
+    calendar_id = fields.Integer(source="pk")
 
     class Meta:
         model = Calendar
@@ -407,7 +392,6 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         permissions=("add_calendar",),
         operations=(SAVE,),
         body=NewCalendarBody,
-        statuses=(201,),
     )
     def create(self, request: Request) -> Response:
         """Create a calendar."""
@@ -429,24 +413,11 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
     @endpoint(scope=ApiScope.SCHEDULES, operations=(SAVE,), body=CalendarEditBody)
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
-        given = self.valid()
-
-        def act() -> StoredAnswer:
-            row = self.find()
-            self.require_version(row)
-            SAVE.perform(row.name, revision=row.revision, **self._values(given))
-            return self.changed(self.find())
-
-        return self.write(act, self.before)
+        return self.update(
+            lambda row, given: SAVE.perform(row.name, revision=row.revision, **self._values(given))
+        )
 
     @endpoint(scope=ApiScope.SCHEDULES, operations=(DELETE,))
     def destroy(self, request: Request, calendar_id: int) -> Response:
         """Delete the calendar, unless a schedule uses it; return it as it was."""
-
-        def act() -> StoredAnswer:
-            row = self.find()
-            shown = self.show(row, self.caller)
-            DELETE.perform(row, by=self.caller.name, reason="")
-            return StoredAnswer(200, shown)
-
-        return self.write(act)
+        return self.delete_with(DELETE)

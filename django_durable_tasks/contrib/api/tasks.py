@@ -18,27 +18,8 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
-from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
-from django_durable_tasks.contrib.api.fields import (
-    KEY_LENGTH,
-    AnyJson,
-    ErrorText,
-    Flag,
-    Id,
-    Instant,
-    Integer,
-    Items,
-    JsonObject,
-    OneOf,
-    Seconds,
-    SecretJson,
-    TargetConfig,
-    TargetKind,
-    Text,
-    future,
-    not_past,
-)
 from django_durable_tasks.contrib.api.operations import (
     OperationsMixin,
     perform,
@@ -91,7 +72,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import created_so_far
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue
-from django_durable_tasks.tasks.new_task import Call, new_task
+from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
 from django_durable_tasks.tenants import bulk_operations
 from django_durable_tasks.tenants.idempotent_requests import (
@@ -112,8 +93,6 @@ INCLUDED = ("target_config", "result", "progress")
 _COLUMNS: Mapping[str, tuple[str, ...]] = {"target_config": ("args", "kwargs")}
 # Edges of one task. Each locks its upstream task.
 _UPSTREAMS_MAX = 100
-# Seconds: a year, the longest delay that DELAY_MAX may allow.
-_DELAY_MAX = 366 * 86_400.0
 
 
 class TaskOptions(Options):
@@ -136,42 +115,48 @@ _CALL_OPTIONS = frozenset(TaskOptions.Meta.options)
 class NewTaskBody(TaskOptions):
     """A task to create."""
 
-    target_type = OneOf(
+    target_type = fields.OneOf(
         choices=[kind.value for kind in TargetType],
         default=TargetType.CELERY_TASK.value,
         help_text="HTTP_CALLBACK sends a request to your server, QUEUE_MESSAGE a message to a"
         " queue. CELERY_TASK runs a durable task of this installation.",
     )
-    target_config = JsonObject(
+    target_config = fields.JsonObject(
         help_text="HTTP_CALLBACK: url, and if needed method (POST by default), headers, body,"
         " timeout, retry_on, no_retry_on and endpoint. QUEUE_MESSAGE: queue or exchange, and if"
         " needed routing_key, body, headers and content_type. CELERY_TASK: task, args and kwargs."
     )
-    run_at = Instant(required=False, validators=[not_past], help_text="The earliest start.")
-    delay = Seconds(
+    run_at = fields.Instant(
+        required=False, validators=[fields.not_past], help_text="The earliest start."
+    )
+    delay = fields.Seconds(
         required=False,
         min_value=0,
-        max_value=_DELAY_MAX,
+        max_value=DELAY_MAX,
         help_text="Seconds until the earliest start, instead of run_at: for clients whose clock"
         " may be wrong.",
     )
-    idempotency_key = Text(
+    idempotency_key = fields.Text(
         required=False,
-        max_length=KEY_LENGTH,
+        max_length=fields.KEY_LENGTH,
         help_text="A second task with this key is not created; the answer is the first one.",
     )
-    on_conflict = OneOf(
+    on_conflict = fields.OneOf(
         choices=["return", "reject"],
         default="return",
         help_text="What to answer if idempotency_key belongs to an equal task.",
     )
-    key = Text(
+    key = fields.Text(
         required=False,
-        max_length=KEY_LENGTH,
+        max_length=fields.KEY_LENGTH,
         help_text="An open task with this key is edited instead of creating another one.",
     )
-    expires_at = Instant(required=False, validators=[future], help_text="The latest start.")
-    depends_on = Items(child=Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False)
+    expires_at = fields.Instant(
+        required=False, validators=[fields.future], help_text="The latest start."
+    )
+    depends_on = fields.Items(
+        child=fields.Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False
+    )
 
     def validate(self, attrs: Any) -> Any:
         """Refuse two start times."""
@@ -184,9 +169,9 @@ class NewTaskBody(TaskOptions):
 class TaskEditBody(Options):
     """The fields of a waiting task that can be edited; the others keep their values."""
 
-    target_config = JsonObject(required=False)
-    run_at = Instant(required=False, validators=[not_past])
-    expires_at = Instant(required=False, validators=[future])
+    target_config = fields.JsonObject(required=False)
+    run_at = fields.Instant(required=False, validators=[fields.not_past])
+    expires_at = fields.Instant(required=False, validators=[fields.future])
     reason = reason_field()
 
     class Meta(Options.Meta):
@@ -198,18 +183,18 @@ class TaskEditBody(Options):
 class TaskAnswer(Answer):
     """A task. ``target_config``, ``result`` and ``progress`` only if ``include`` names them."""
 
-    task_id = Id(source="pk")
-    target_type = TargetKind("name")
-    target_config = TargetConfig("name", required=False, allow_null=True)
-    target_config_error = Text(
+    task_id = fields.Id(source="pk")
+    target_type = fields.TargetKind("name")
+    target_config = fields.TargetConfig("name", required=False, allow_null=True)
+    target_config_error = fields.Text(
         required=False, allow_blank=True, help_text="Why target_config is null."
     )
-    next_attempt_at = Instant(allow_null=True)
-    result = SecretJson(required=False)
-    result_error = Text(
+    next_attempt_at = fields.Instant(allow_null=True)
+    result = fields.SecretJson(required=False)
+    result_error = fields.Text(
         required=False, allow_blank=True, help_text="Why result is null though there is one."
     )
-    progress = SecretJson(required=False)
+    progress = fields.SecretJson(required=False)
 
     class Meta:
         model = Task
@@ -226,7 +211,7 @@ class TaskAnswer(Answer):
 class ExecutionAnswer(Answer):
     """One attempt of a task."""
 
-    duration = Seconds(allow_null=True, help_text="Seconds.")
+    duration = fields.Seconds(allow_null=True, help_text="Seconds.")
 
     class Meta:
         model = TaskExecutionLog
@@ -238,7 +223,7 @@ class ExecutionAnswer(Answer):
 class DeliveryAnswer(Answer):
     """A request and its answer. Secrets are masked, also for keys with the scope ``secrets``."""
 
-    reason = ErrorText(allow_blank=True)
+    reason = fields.ErrorText(allow_blank=True)
 
     class Meta:
         model = DeliveryAttempt
@@ -248,7 +233,7 @@ class DeliveryAnswer(Answer):
         )
 
 
-class Several(Text):
+class Several(fields.Text):
     """Some of several words, separated by commas."""
 
     def __init__(self, words: Sequence[str], **options: Any) -> None:
@@ -342,14 +327,18 @@ class TaskPagination(KeysetPagination):
 
 _WHICH = {
     "status": Several(list(Status), help_text="Only tasks in this status, or in several ones."),
-    "queue": Text(max_length=KEY_LENGTH, help_text="Only tasks of this queue."),
-    "name": Text(max_length=KEY_LENGTH, help_text="Only tasks of this name."),
-    "key": Text(max_length=KEY_LENGTH, help_text="Only tasks with this key."),
-    "idempotency_key": Text(max_length=KEY_LENGTH, help_text="The task with this key."),
-    "workflow_id": Id(help_text="Only tasks of this workflow."),
-    "recurring_task_id": Id(help_text="Only tasks of this recurring task."),
-    "from": Instant(help_text="Created at or after this time, such as 2026-03-07T00:00:00Z."),
-    "to": Instant(help_text="Created before this time, such as 2026-03-07T00:00:00Z."),
+    "queue": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks of this queue."),
+    "name": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks of this name."),
+    "key": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks with this key."),
+    "idempotency_key": fields.Text(
+        max_length=fields.KEY_LENGTH, help_text="The task with this key."
+    ),
+    "workflow_id": fields.Id(help_text="Only tasks of this workflow."),
+    "recurring_task_id": fields.Id(help_text="Only tasks of this recurring task."),
+    "from": fields.Instant(
+        help_text="Created at or after this time, such as 2026-03-07T00:00:00Z."
+    ),
+    "to": fields.Instant(help_text="Created before this time, such as 2026-03-07T00:00:00Z."),
 }
 for _field in _WHICH.values():
     _field.required = False
@@ -366,7 +355,7 @@ _SAMPLE = 5
 _EXPLAINED = 20
 
 
-class _Item(JsonObject):
+class _Item(fields.JsonObject):
     """A body of POST /tasks, which is validated alone, so that a wrong one refuses no other."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -377,43 +366,45 @@ class _Item(JsonObject):
 class BulkCreateBody(Body):
     """Tasks to create. The result of each item has the index of the item."""
 
-    items = Items(
+    items = fields.Items(
         child=_Item(),
         max_length=_ITEMS_MAX,
         allow_empty=False,
         help_text="Up to 1,000 bodies of POST /tasks.",
     )
-    atomic = Flag(default=False, help_text="true: if one item is refused, no task is created.")
+    atomic = fields.Flag(
+        default=False, help_text="true: if one item is refused, no task is created."
+    )
 
 
 class BulkCreateAnswer(Body):
     """The result of each item, in the order of the request."""
 
-    created = Integer()
-    refused = Integer()
-    data = serializers.ListField(child=AnyJson())  # type: ignore[assignment]
+    created = fields.Integer()
+    refused = fields.Integer()
+    data = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
 
 
 class BulkFilterBody(Body):
     """Which tasks, as in the list of tasks, and why."""
 
-    queue = Text(required=False, max_length=KEY_LENGTH)
-    name = Text(required=False, max_length=KEY_LENGTH)
-    created_from = Instant(required=False, help_text="Created at or after this time.")
-    created_to = Instant(required=False, help_text="Created before this time.")
+    queue = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    name = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    created_from = fields.Instant(required=False, help_text="Created at or after this time.")
+    created_to = fields.Instant(required=False, help_text="Created before this time.")
     reason = reason_field()
 
 
 class BulkCancelBody(BulkFilterBody):
     """Which open tasks to cancel; without a filter all."""
 
-    status = OneOf(choices=sorted(OPEN), required=False)
+    status = fields.OneOf(choices=sorted(OPEN), required=False)
 
 
 class BulkReplayBody(BulkFilterBody):
     """Which ended tasks to replay; without a status the FAILED ones."""
 
-    status = OneOf(choices=sorted(REPLAYABLE), default=Status.FAILED.value)
+    status = fields.OneOf(choices=sorted(REPLAYABLE), default=Status.FAILED.value)
 
 
 _STATES = {
@@ -424,7 +415,7 @@ _STATES = {
 }
 
 
-class _State(OneOf):
+class _State(fields.OneOf):
     """The state of an operation on many tasks, which is that of its task."""
 
     def shown(self, row: BulkOperation, *, plain: bool) -> str:
@@ -436,10 +427,10 @@ class _State(OneOf):
 class OperationAnswer(Answer):
     """An operation on many tasks. Its task can be cancelled, and replayed to continue it."""
 
-    operation_id = Id(source="pk")
+    operation_id = fields.Id(source="pk")
     state = _State(choices=["PENDING", *_STATES.values()])
-    filters = JsonObject()
-    errors = serializers.ListField(child=AnyJson())  # type: ignore[assignment]
+    filters = fields.JsonObject()
+    errors = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
 
     class Meta:
         model = BulkOperation
@@ -460,6 +451,17 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
         options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])
     options["tenant"] = caller.tenant.pk
     return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+
+
+_bulk = partial(
+    endpoint,
+    detail=False,
+    method="post",
+    scope=ApiScope.OPERATE,
+    reads=("task", "bulkoperation"),
+    answer=OperationAnswer,
+    statuses=(202,),
+)
 
 
 class OneTaskMixin(ApiViewSet):
@@ -496,7 +498,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     }
     more: ClassVar = {
         tasks.REPLAY: {
-            "target_config": JsonObject(
+            "target_config": fields.JsonObject(
                 required=False, help_text="As of PATCH; a mask keeps the stored value."
             )
         }
@@ -526,7 +528,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         row = self.find()
         return self.tagged(row, self.show(row, self.caller, included))
 
-    @endpoint(scope=ApiScope.CREATE, permissions=("add_task",), body=NewTaskBody, statuses=(201,))
+    @endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
     def create(self, request: Request) -> Response:
         """Create a task, or return the one with the same idempotency key."""
         given = self.valid()
@@ -599,7 +601,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         """Check edited arguments, and the time of a reschedule."""
         if operation is tasks.RESCHEDULE:
             try:
-                not_past(given["run_at"])
+                fields.not_past(given["run_at"])
             except ValidationError:
                 text = "is more than a day in the past"
                 raise invalid_field("#/run_at", text, "past") from None
@@ -710,34 +712,12 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 self._check_existing(given, key)
         return _made(key, 201 if is_new else 200)
 
-    @endpoint(
-        "bulk-cancel",
-        detail=False,
-        method="post",
-        id="cancelTasks",
-        scope=ApiScope.OPERATE,
-        reads=("task", "bulkoperation"),
-        permissions=(CANCEL.permission,),
-        body=BulkCancelBody,
-        answer=OperationAnswer,
-        statuses=(202,),
-    )
+    @_bulk("bulk-cancel", id="cancelTasks", operations=(CANCEL,), body=BulkCancelBody)
     def bulk_cancel(self, request: Request) -> Response:
         """Cancel all open tasks that match a filter; ``Location`` shows the progress."""
         return self._started(BulkKind.CANCEL)
 
-    @endpoint(
-        "bulk-replay",
-        detail=False,
-        method="post",
-        id="replayTasks",
-        scope=ApiScope.OPERATE,
-        reads=("task", "bulkoperation"),
-        permissions=(REPLAY.permission,),
-        body=BulkReplayBody,
-        answer=OperationAnswer,
-        statuses=(202,),
-    )
+    @_bulk("bulk-replay", id="replayTasks", operations=(REPLAY,), body=BulkReplayBody)
     def bulk_replay(self, request: Request) -> Response:
         """Replay all ended tasks that match a filter; ``Location`` shows the progress."""
         return self._started(BulkKind.REPLAY)
@@ -843,8 +823,8 @@ class OperationViewSet(ReadMixin, ApiViewSet):
 class DeadLetterAnswer(Answer):
     """Why a task failed finally, and how the dead letter was closed."""
 
-    dead_letter_id = Integer(source="pk")
-    resolution = Text(allow_blank=True)
+    dead_letter_id = fields.Integer(source="pk")
+    resolution = fields.Text(allow_blank=True)
 
     class Meta:
         model = DeadLetter
@@ -865,7 +845,7 @@ class DeadLetterViewSet(OperationsMixin, ReadMixin):
     @endpoint(
         is_list=True,
         filters={
-            "state": OneOf(
+            "state": fields.OneOf(
                 choices=["open", "all"], required=False, help_text="open (default) or all."
             )
         },

@@ -14,18 +14,8 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
-from django_durable_tasks.contrib.api.fields import (
-    KEY_LENGTH,
-    AnyJson,
-    ErrorText,
-    Integer,
-    JsonObject,
-    OneOf,
-    Seconds,
-    Text,
-)
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.problems import Problem, invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
@@ -71,8 +61,8 @@ class TenantViewSet(ApiViewSet):
 class KeyAnswer(Answer):
     """The key or the staff user that sends the request. A staff user has only name and scopes."""
 
-    scopes = serializers.ListField(child=Text())
-    prefix = Text(required=False)
+    scopes = serializers.ListField(child=fields.Text())
+    prefix = fields.Text(required=False)
 
     class Meta:
         model = ApiKey
@@ -98,9 +88,9 @@ class KeyViewSet(ApiViewSet):
 class QuotaAnswer(Answer):
     """A quota. ``limit`` is null without a limit, and ``used`` if it is not counted."""
 
-    name = Text()
-    limit = AnyJson()
-    used = Integer(allow_null=True)
+    name = fields.Text()
+    limit = fields.AnyJson()
+    used = fields.Integer(allow_null=True)
 
 
 class QuotaViewSet(ApiViewSet):
@@ -135,9 +125,9 @@ _OWN = Q(source=AuditSource.API, actor__startswith=KEY_ACTOR)
 class AuditAnswer(Answer):
     """A write: who changed what. ``object_id`` is empty if it changed several objects."""
 
-    audit_id = Integer(source="pk")
-    object_type = OneOf(choices=list(OBJECT_TYPES))
-    object_ids = serializers.ListField(child=Text())
+    audit_id = fields.Integer(source="pk")
+    object_type = fields.OneOf(choices=list(OBJECT_TYPES))
+    object_ids = serializers.ListField(child=fields.Text())
     before = serializers.DictField()
     after = serializers.DictField()
 
@@ -146,8 +136,8 @@ class AuditAnswer(Answer):
         hidden = ()
 
 
-def _entry(about: str) -> Text:
-    return Text(required=False, max_length=_LONGEST, help_text=f"Only entries {about}.")
+def _entry(about: str) -> fields.Text:
+    return fields.Text(required=False, max_length=_LONGEST, help_text=f"Only entries {about}.")
 
 
 class AuditViewSet(ApiViewSet):
@@ -163,7 +153,7 @@ class AuditViewSet(ApiViewSet):
             "operation": _entry("of this operation, such as tasks.cancel"),
             "actor": _entry("of this key or user"),
             "object_id": _entry("about the object with this id or name"),
-            "object_type": OneOf(
+            "object_type": fields.OneOf(
                 choices=list(OBJECT_TYPES),
                 required=False,
                 help_text="Only entries about objects of this type.",
@@ -210,10 +200,10 @@ class AuditViewSet(ApiViewSet):
 class SigningSecretAnswer(Answer):
     """The secrets of an endpoint."""
 
-    origin = Text(allow_null=True, help_text="Null if the messages are e-mails.")
-    endpoint = Text(help_text="The name of the endpoint; by default its origin.")
+    origin = fields.Text(allow_null=True, help_text="Null if the messages are e-mails.")
+    endpoint = fields.Text(help_text="The name of the endpoint; by default its origin.")
     secrets = serializers.ListField(
-        child=Text(),
+        child=fields.Text(),
         help_text=(
             "`whsec_` and base64, as Standard Webhooks defines it, the current one first. During a"
             " rotation there are several, and one matching signature is enough. Empty if requests"
@@ -223,12 +213,12 @@ class SigningSecretAnswer(Answer):
 
 
 _OF_CALLBACKS = {
-    "url": Text(
+    "url": fields.Text(
         required=True,
         allow_blank=True,
         help_text="the URL of the callbacks, of which only the origin has an effect",
     ),
-    "endpoint": Text(
+    "endpoint": fields.Text(
         required=False,
         allow_blank=True,
         help_text="The `endpoint` of the callbacks, if they have one.",
@@ -276,13 +266,13 @@ _CONFIG = (
 class NotificationSettingAnswer(Answer):
     """A notification setting, with the result of its last delivery."""
 
-    notification_setting_id = Integer(source="pk")
-    delivery_config = JsonObject(source="shown_config", allow_null=True)
-    delivery_config_error = Text(
+    notification_setting_id = fields.Integer(source="pk")
+    delivery_config = fields.JsonObject(source="shown_config", allow_null=True)
+    delivery_config_error = fields.Text(
         allow_blank=True, help_text="Why delivery_config is null. A PATCH can set it again."
     )
-    last_delivery_status = Text(allow_blank=True, help_text="SENT, RETRYING or FAILED.")
-    last_delivery_error = ErrorText(allow_blank=True)
+    last_delivery_status = fields.Text(allow_blank=True, help_text="SENT, RETRYING or FAILED.")
+    last_delivery_error = fields.ErrorText(allow_blank=True)
 
     class Meta:
         model = NotificationSetting
@@ -292,14 +282,14 @@ class NotificationSettingAnswer(Answer):
 class NotificationTestAnswer(NotificationSettingAnswer):
     """A notification setting, and the task that sends a test message."""
 
-    task_id = Text()
+    task_id = fields.Text()
 
 
 class NotificationSettingEditBody(Options):
     """The fields of a notification setting that can be changed."""
 
-    delivery_config = JsonObject(required=False, help_text=_CONFIG)
-    digest = Seconds(
+    delivery_config = fields.JsonObject(required=False, help_text=_CONFIG)
+    digest = fields.Seconds(
         required=False, allow_null=True, min_value=SHORTEST_DIGEST, max_value=LONGEST_DIGEST
     )
     reason = reason_field()
@@ -318,13 +308,13 @@ class NotificationSettingEditBody(Options):
 class NewNotificationSettingBody(NotificationSettingEditBody):
     """A notification setting to create."""
 
-    name = Text(max_length=KEY_LENGTH)
-    delivery_type = OneOf(
+    name = fields.Text(max_length=fields.KEY_LENGTH)
+    delivery_type = fields.OneOf(
         choices=[
             value for value, _ in NotificationSetting._meta.get_field("delivery_type").choices or ()
         ]
     )
-    delivery_config = JsonObject(help_text=_CONFIG)
+    delivery_config = fields.JsonObject(help_text=_CONFIG)
 
 
 class NotificationSettingViewSet(OperationsMixin, ReadMixin):
@@ -347,12 +337,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         return super().rows()
 
-    @endpoint(
-        scope=ApiScope.NOTIFICATIONS,
-        operations=(CREATE,),
-        body=NewNotificationSettingBody,
-        statuses=(201,),
-    )
+    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(CREATE,), body=NewNotificationSettingBody)
     def create(self, request: Request) -> Response:
         """Create a setting. Events that match it are sent from now on."""
         self.rows()
@@ -369,27 +354,16 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     def partial_update(self, request: Request, notification_setting_id: int) -> Response:
         """Change the setting."""
         self.rows()
-        given = {"reason": "", **self.valid()}
-
-        def act() -> StoredAnswer:
-            row = self.find()
-            self.require_version(row)
-            CHANGE.perform(row, by=self.caller.name, revision=row.revision, **given)
-            return self.changed(self.find())
-
-        return self.write(act, self.before)
+        return self.update(
+            lambda row, given: CHANGE.perform(
+                row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
+            )
+        )
 
     @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(DELETE,))
     def destroy(self, request: Request, notification_setting_id: int) -> Response:
         """Delete the setting; return it as it was. Messages that were not sent are not sent."""
-
-        def act() -> StoredAnswer:
-            row = self.find()
-            shown = self.show(row, self.caller)
-            DELETE.perform(row, by=self.caller.name, reason="")
-            return StoredAnswer(200, shown)
-
-        return self.write(act)
+        return self.delete_with(DELETE)
 
     def result(self, done: OperationResult) -> dict[str, Any]:
         """Return the task that sends the test message."""

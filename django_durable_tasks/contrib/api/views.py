@@ -264,8 +264,16 @@ class ApiViewSet(GenericViewSet[Any]):
         if self.is_shared:
             self.caller.require_all_tenants()
         if request.method in WRITES:
-            names = needs.permissions or tuple(one.permission for one in needs.operations)
-            self.caller.require_permission(*names)
+            self.caller.require_permission(*self.write_permissions(str(self.action)))
+
+    @classmethod
+    def write_permissions(cls, name: str) -> tuple[str, ...]:
+        """Return the permissions of which a staff user needs one for this action: those of its
+        endpoint or its operations, otherwise Django's.
+        """
+        needs: Endpoint = getattr(cls, name).endpoint
+        found = needs.permissions or tuple(one.permission for one in needs.operations)
+        return found or (f"{'add' if name == 'create' else 'change'}_{cls.reads[0]}",)
 
     def require_scope(self, scope: ApiScope) -> None:
         """Raise Problem unless the key has this scope."""
@@ -475,6 +483,31 @@ class ApiViewSet(GenericViewSet[Any]):
     def before(self) -> dict[str, Any]:
         """Return the object of the address as a write shows it, for a dry run."""
         return self.show(self.find(), self.caller.without_secrets())
+
+    def update(self, change: Callable[[Any, dict[str, Any]], Any]) -> Response:
+        """Call ``change`` with the object of the address and the validated body, if the client has
+        the present version; return the changed object.
+        """
+        given = self.valid()
+
+        def act() -> StoredAnswer:
+            row = self.find()
+            self.require_version(row)
+            change(row, given)
+            return self.changed(self.find())
+
+        return self.write(act, self.before)
+
+    def delete_with(self, operation: Operation) -> Response:
+        """Perform the operation, which deletes the object; return it as it was."""
+
+        def act() -> StoredAnswer:
+            row = self.find()
+            shown = self.show(row, self.caller.without_secrets())
+            operation.perform(row, by=self.caller.name, reason="")
+            return StoredAnswer(200, shown)
+
+        return self.write(act)
 
     def write(
         self,

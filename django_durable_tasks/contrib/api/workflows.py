@@ -14,20 +14,8 @@ from rest_framework.response import Response
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
+from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import Caller
-from django_durable_tasks.contrib.api.fields import (
-    KEY_LENGTH,
-    AnyJson,
-    Id,
-    Instant,
-    Integer,
-    Items,
-    JsonObject,
-    OneOf,
-    Text,
-    future,
-    not_past,
-)
 from django_durable_tasks.contrib.api.operations import (
     REASON_MAX,
     OperationsMixin,
@@ -69,20 +57,20 @@ _STEPS_MAX = 1_000
 class StepBody(TaskOptions):
     """One task of a workflow."""
 
-    step = Text(max_length=KEY_LENGTH, help_text="Unique within the workflow.")
-    target_type = OneOf(
+    step = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the workflow.")
+    target_type = fields.OneOf(
         choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
     )
-    target_config = JsonObject(
+    target_config = fields.JsonObject(
         help_text=f'An argument {{"{MARK}": "step"}} is the result of an earlier step.'
     )
-    after = AnyJson(
+    after = fields.AnyJson(
         required=False,
         help_text="Steps that must end before: a list of names, or an object of names and"
         " MUST_SUCCEED, MUST_FINISH or MUST_FAIL.",
     )
-    join = AnyJson(required=False, help_text="ALL (default), ANY, or how many of them.")
-    on_upstream_failure = OneOf(
+    join = fields.AnyJson(required=False, help_text="ALL (default), ANY, or how many of them.")
+    on_upstream_failure = fields.OneOf(
         choices=[policy.value for policy in OnUpstreamFailure],
         default=OnUpstreamFailure.SKIP.value,
     )
@@ -99,22 +87,24 @@ class StepBody(TaskOptions):
 class NewWorkflowBody(Body):
     """A workflow to start."""
 
-    name = Text(max_length=KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
-    key = Text(
+    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
+    key = fields.Text(
         required=False,
-        max_length=KEY_LENGTH,
+        max_length=fields.KEY_LENGTH,
         help_text="If an open workflow has this key, the answer is that one.",
     )
-    run_at = Instant(required=False, validators=[not_past], help_text="The earliest start.")
-    deadline = Instant(
+    run_at = fields.Instant(
+        required=False, validators=[fields.not_past], help_text="The earliest start."
+    )
+    deadline = fields.Instant(
         required=False,
-        validators=[future],
+        validators=[fields.future],
         help_text="Tasks that have not ended then are cancelled.",
     )
-    priority = Integer(
+    priority = fields.Integer(
         required=False, min_value=COUNTS["priority"][0], max_value=COUNTS["priority"][1]
     )
-    steps = Items(child=StepBody(), max_length=_STEPS_MAX, allow_empty=False)
+    steps = fields.Items(child=StepBody(), max_length=_STEPS_MAX, allow_empty=False)
 
 
 class _TaskWithOptions(NamedTuple):
@@ -227,9 +217,9 @@ def _connect(steps: Mapping[str, Step], given: Mapping[str, Any], pointer: str) 
 class WorkflowAnswer(Answer):
     """A workflow run. The numbers are those of endings that the leader has counted."""
 
-    workflow_id = Id(source="pk")
-    parent_id = Id(source="parent", allow_null=True)
-    recurring_task_id = Id(source="recurring_task", allow_null=True)
+    workflow_id = fields.Id(source="pk")
+    parent_id = fields.Id(source="parent", allow_null=True)
+    recurring_task_id = fields.Id(source="recurring_task", allow_null=True)
 
     class Meta:
         model = WorkflowRun
@@ -242,8 +232,8 @@ class WorkflowAnswer(Answer):
 class GraphAnswer(Answer):
     """Tasks and the dependencies between them."""
 
-    nodes = serializers.ListField(child=JsonObject())
-    edges = serializers.ListField(child=JsonObject())
+    nodes = serializers.ListField(child=fields.JsonObject())
+    edges = serializers.ListField(child=fields.JsonObject())
 
 
 _SVG = "image/svg+xml"
@@ -274,12 +264,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         """Return the time of the last change in microseconds."""
         return int(row.updated_at.timestamp() * 1_000_000)
 
-    @endpoint(
-        scope=ApiScope.CREATE,
-        permissions=("add_workflowrun",),
-        body=NewWorkflowBody,
-        statuses=(201,),
-    )
+    @endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
     def create(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
         self.charge_items(items_of(self.body()))
@@ -326,8 +311,8 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
 
 
 _REMOVE = {
-    "upstream": Id(required=True, help_text="the id of a task"),
-    "reason": Text(required=False, allow_blank=True, help_text="Why; kept with the name."),
+    "upstream": fields.Id(required=True, help_text="the id of a task"),
+    "reason": fields.Text(required=False, allow_blank=True, help_text="Why; kept with the name."),
 }
 
 
