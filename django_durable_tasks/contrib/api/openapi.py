@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_type_hints
 
 from django.conf import settings
 from drf_spectacular.extensions import (
@@ -29,7 +28,7 @@ from django_durable_tasks.contrib.api.fields import BUILT_IN, AnyJson, Flag, Int
 from django_durable_tasks.contrib.api.pagination import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, list_of
-from django_durable_tasks.contrib.api.webhooks import add_webhooks
+from django_durable_tasks.contrib.api.webhooks import add_webhooks, schema_of
 
 VERSION = "1"
 _SETTINGS: Mapping[str, Any] = {
@@ -172,15 +171,6 @@ class BodyScheme(OpenApiSerializerExtension):
         return str(component.ref["$ref"])
 
 
-_JSON_TYPES: Mapping[Any, dict[str, Any]] = {
-    str: {"type": "string"},
-    float: {"type": "number"},
-    int: {"type": "integer"},
-    Mapping: {"type": "object"},
-    Sequence: {"type": "array", "items": {}},
-}
-
-
 def config_schema(kind: TargetType) -> dict[str, Any]:
     """Return the schema of a ``target_config``, from the signature of the task that performs it."""
     if kind == TargetType.CELERY_TASK:
@@ -193,19 +183,12 @@ def config_schema(kind: TargetType) -> dict[str, Any]:
     parameters = registered.signature.parameters
     hints = get_type_hints(registered.function)
     required = [name for name, one in parameters.items() if one.default is one.empty]
-    return _config({name: _json_type(hints[name]) for name in parameters}, required)
+    return _config({name: schema_of(hints[name]) for name in parameters}, required)
 
 
 def _config(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     found = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**found, "required": required} if required else found
-
-
-def _json_type(hint: Any) -> dict[str, Any]:
-    """Return the schema of an annotation; one that may be None need not be given."""
-    kinds = [one for one in get_args(hint) or (hint,) if one is not type(None)]
-    kind = kinds[0] if get_origin(hint) in (Union, UnionType) else hint
-    return _JSON_TYPES.get(get_origin(kind) or kind, {})
 
 
 _VERBS = {

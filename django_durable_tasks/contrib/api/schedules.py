@@ -265,7 +265,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         """
 
         def act() -> StoredAnswer:
-            row = self.find(lock=True)
+            row = self.find()
             if row.status != RecurringStatus.CANCELLED:
                 schedules.CANCEL.perform(row, by=self.caller.name, reason="")
             lifecycle.release_name(row.name, self.tenant_id)

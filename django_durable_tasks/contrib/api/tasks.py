@@ -325,23 +325,23 @@ class TaskPagination(KeysetPagination):
         return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))
 
 
-_WHICH = {
-    "status": Several(list(Status), help_text="Only tasks in this status, or in several ones."),
-    "queue": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks of this queue."),
-    "name": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks of this name."),
-    "key": fields.Text(max_length=fields.KEY_LENGTH, help_text="Only tasks with this key."),
-    "idempotency_key": fields.Text(
-        max_length=fields.KEY_LENGTH, help_text="The task with this key."
+def _word(text: str) -> fields.Text:
+    return fields.Text(required=False, max_length=fields.KEY_LENGTH, help_text=text)
+
+
+_FILTERS: Mapping[str, Any] = {
+    "status": Several(
+        list(Status), required=False, help_text="Only tasks in this status, or in several ones."
     ),
-    "workflow_id": fields.Id(help_text="Only tasks of this workflow."),
-    "recurring_task_id": fields.Id(help_text="Only tasks of this recurring task."),
-    "from": fields.Instant(
-        help_text="Created at or after this time, such as 2026-03-07T00:00:00Z."
-    ),
-    "to": fields.Instant(help_text="Created before this time, such as 2026-03-07T00:00:00Z."),
+    "queue": _word("Only tasks of this queue."),
+    "name": _word("Only tasks of this name."),
+    "key": _word("Only tasks with this key."),
+    "idempotency_key": _word("The task with this key."),
+    "workflow_id": fields.Id(required=False, help_text="Only tasks of this workflow."),
+    "recurring_task_id": fields.Id(required=False, help_text="Only tasks of this recurring task."),
+    "from": fields.Instant(required=False, help_text="Created at or after this time."),
+    "to": fields.Instant(required=False, help_text="Created before this time."),
 }
-for _field in _WHICH.values():
-    _field.required = False
 _INCLUDE = {
     "include": Several(
         INCLUDED, required=False, help_text="Fields to add: target_config, result, progress."
@@ -504,15 +504,13 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         }
     }
 
-    def show(
-        self, row: Task, caller: Caller, included: Sequence[str] = (), **_: Any
-    ) -> dict[str, Any]:
+    def show(self, row: Task, caller: Caller, included: Sequence[str] = ()) -> dict[str, Any]:
         """Return a task as JSON values, with the fields that ``included`` names."""
         without = [name for name in INCLUDED if name not in included]
         found: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
         return found
 
-    @endpoint(is_list=True, filters={**_WHICH, **_INCLUDE})
+    @endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
     def list(self, request: Request) -> Response:
         """Return the tasks that match the filters, the newest first."""
         given, caller = self.query(), self.caller

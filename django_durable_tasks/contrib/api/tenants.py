@@ -59,30 +59,34 @@ class TenantViewSet(ApiViewSet):
 
 
 class KeyAnswer(Answer):
-    """The key or the staff user that sends the request. A staff user has only name and scopes."""
+    """The key that sends the request; of a staff user, only the name and the scopes are known."""
 
     scopes = serializers.ListField(child=fields.Text())
-    prefix = fields.Text(required=False)
+    prefix = fields.Text(allow_blank=True)
+    created_at = fields.Instant(allow_null=True)
 
     class Meta:
         model = ApiKey
-        hidden = ("identifier", "digest", "created_by", "revoked_by", "reason")
+        hidden = ("identifier", "mode", "digest", "created_by", "revoked_by", "reason")
 
 
 class KeyViewSet(ApiViewSet):
     """Who sends the request, and what it may do."""
 
     singular = "Key"
+    answer = KeyAnswer
     reads = ("tenant",)
 
-    @endpoint(answer=KeyAnswer)
+    @endpoint()
     def list(self, request: Request) -> Response:
         """Return the scopes, the expiry and the last use of the own key."""
         caller = self.caller
-        if caller.user is not None:
-            return Response({"name": caller.name, "scopes": sorted(caller.scopes)})
-        key = ApiKey.objects.using(conf.settings().DATABASE).get(pk=request.auth.pk)
-        return Response(KeyAnswer.shown(key))
+        if caller.user is None:
+            keys = ApiKey.objects.using(conf.settings().DATABASE)
+            return Response(KeyAnswer.shown(keys.get(pk=request.auth.pk)))
+        user = ApiKey(name=caller.name, scopes=sorted(caller.scopes))
+        shown = KeyAnswer.shown(user, without=("prefix", "created_at"))
+        return Response({**shown, "prefix": "", "created_at": None})
 
 
 class QuotaAnswer(Answer):

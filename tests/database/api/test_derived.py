@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import models
 from django.test import Client
 from django.test.utils import isolate_apps
@@ -144,6 +145,15 @@ def test_a_client_sees_its_own_key_and_its_scopes(acme: ApiClient) -> None:
     assert answer["expires_at"] is None
     assert not {"digest", "identifier"} & set(answer)
     assert reader.key not in str(answer)
+
+
+def test_a_staff_user_sees_its_scopes(acme: ApiClient, settings: Any) -> None:
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "API_SESSIONS": True}
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    answer = client.get(f"{ROOT}/key").json()
+    assert (answer["name"], answer["prefix"], answer["created_at"]) == ("root", "", None)
+    assert "read" in answer["scopes"]
 
 
 def test_a_deleted_recurring_task_ends_and_releases_its_name(acme: ApiClient) -> None:
