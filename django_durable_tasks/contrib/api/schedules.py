@@ -413,7 +413,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
     @endpoint(scope=ApiScope.SCHEDULES, operations=(SAVE,), body=CalendarEditBody)
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
-        return self.update(
+        return self.edit_with(
             lambda row, given: SAVE.perform(row.name, revision=row.revision, **self._values(given))
         )
 

@@ -358,7 +358,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     def partial_update(self, request: Request, notification_setting_id: int) -> Response:
         """Change the setting."""
         self.rows()
-        return self.update(
+        return self.edit_with(
             lambda row, given: CHANGE.perform(
                 row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
             )

@@ -484,7 +484,7 @@ class ApiViewSet(GenericViewSet[Any]):
         """Return the object of the address as a write shows it, for a dry run."""
         return self.show(self.find(), self.caller.without_secrets())
 
-    def update(self, change: Callable[[Any, dict[str, Any]], Any]) -> Response:
+    def edit_with(self, change: Callable[[Any, dict[str, Any]], Any]) -> Response:
         """Call ``change`` with the object of the address and the validated body, if the client has
         the present version; return the changed object.
         """
