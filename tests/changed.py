@@ -74,7 +74,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
     ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
     ("django_durable_tasks/admin/", _PAGES),
-    ("django_durable_tasks/api/", ("tests/database/api", "documentation")),
+    ("django_durable_tasks/contrib/api/", ("tests/database/api", "documentation")),
     ("django_durable_tasks/templates/", _PAGES),
     ("django_durable_tasks/static/", _PAGES),
     ("docs/", ("documentation",)),

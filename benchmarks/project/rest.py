@@ -57,6 +57,6 @@ def order(number: int, run: str) -> dict[str, Any]:
 
 
 urlpatterns = [
-    path("api/v1/", include("django_durable_tasks.api.urls")),
+    path("api/v1/", include("django_durable_tasks.contrib.api.urls")),
     path("orders", Orders.as_view()),
 ]

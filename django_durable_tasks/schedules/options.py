@@ -48,6 +48,10 @@ def _enum(words: type[StrEnum]) -> Callable[[str, Any], str]:
     return choose
 
 
+def _count(least: int, most: int) -> Callable[[str, Any], int]:
+    return lambda option, value: checked_count(option, value, least, most)
+
+
 def _seconds(option: str, value: Any) -> float:
     return seconds(option, value)
 
@@ -90,36 +94,41 @@ def _dict(option: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-_CHECKS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "timezone": ("time_zone", lambda option, value: zone_name(value)),
-    "calendar": ("calendars", _names),
-    "roll": ("roll", _enum(Roll)),
-    "dst_gap": ("dst_gap", _enum(DstGap)),
-    "dst_overlap": ("dst_overlap", _enum(DstOverlap)),
-    "start_time": ("start_time", instant),
-    "end_time": ("end_time", instant),
-    "max_runs": ("max_runs", lambda option, value: checked_count(option, value, 1, 10**12)),
-    "expires_in": ("expires_in", _seconds),
-    "catch_up_mode": ("catch_up_mode", _enum(CatchUp)),
-    "misfire_grace": ("misfire_grace", _seconds),
-    "catchup_window": ("catchup_window", _seconds),
-    "max_catchup_runs": (
-        "max_catchup_runs",
-        lambda option, value: checked_count(option, value, 1, 1_000),
-    ),
-    "catchup_order": ("catchup_order", _enum(CatchUpOrder)),
-    "catchup_pace": ("catchup_pace", _seconds),
-    "overlap": ("overlap", _enum(Overlap)),
-    "overlap_key": ("overlap_key", _text(200)),
-    "priority": ("priority", lambda option, value: checked_count(option, value, 0, 9)),
-    "queue": ("queue", lambda option, value: checked_name(option, value) if value else ""),
-    "description": ("description", _text(500)),
-    "options": ("options", _call_options),
-    "kwargs": ("kwargs", _dict),
-    "args": ("args", lambda option, value: list(value)),
-    "idempotency_key": ("idempotency_key", checked_key),
+COLUMNS = {"timezone": "time_zone", "calendar": "calendars"}
+"""The columns of options that have another name; the others are columns of the same name."""
+CHOICES: dict[str, type[StrEnum]] = {
+    "roll": Roll,
+    "dst_gap": DstGap,
+    "dst_overlap": DstOverlap,
+    "catch_up_mode": CatchUp,
+    "catchup_order": CatchUpOrder,
+    "overlap": Overlap,
 }
-_NULLABLE = {"end_time", "max_runs", "expires_in", "catchup_window", "priority", "idempotency_key"}
+"""The options that are one of several names."""
+COUNTS = {"max_runs": (1, 10**12), "max_catchup_runs": (1, 1_000), "priority": (0, 9)}
+"""The options that are whole numbers, with the least and the greatest one."""
+SECONDS = ("expires_in", "misfire_grace", "catchup_window", "catchup_pace")
+"""The options that are durations."""
+NULLABLE = frozenset(
+    {"end_time", "max_runs", "expires_in", "catchup_window", "priority", "idempotency_key"}
+)
+"""The options of which None is a value."""
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **{option: _enum(words) for option, words in CHOICES.items()},
+    **{option: _count(*limits) for option, limits in COUNTS.items()},
+    **dict.fromkeys(SECONDS, _seconds),
+    "timezone": lambda option, value: zone_name(value),
+    "calendar": _names,
+    "start_time": instant,
+    "end_time": instant,
+    "overlap_key": _text(200),
+    "queue": lambda option, value: checked_name(option, value) if value else "",
+    "description": _text(500),
+    "options": _call_options,
+    "kwargs": _dict,
+    "args": lambda option, value: list(value),
+    "idempotency_key": checked_key,
+}
 
 
 def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False) -> dict[str, Any]:
@@ -142,10 +151,10 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
             hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
             raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
     found: dict[str, Any] = {}
-    for option, (column, check) in _CHECKS.items():
+    for option, check in _CHECKS.items():
         if option in given:
-            value = given[option]
-            found[column] = None if value is None and option in _NULLABLE else check(option, value)
+            value, column = given[option], COLUMNS.get(option, option)
+            found[column] = None if value is None and option in NULLABLE else check(option, value)
     found |= _jitter(given["jitter"]) if "jitter" in given else {}
     parts = _parts(given)
     if parts is not None:

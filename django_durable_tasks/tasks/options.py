@@ -223,7 +223,7 @@ DEFAULTABLE = frozenset(
     }
 )
 """The options that ``DURABLE_TASKS["TASK_DEFAULTS"]`` may set for all tasks of the project."""
-_SECONDS = {
+SECONDS = {
     "timeout": 0.001,
     "soft_timeout": 0.001,
     "lease": 3.0,
@@ -231,6 +231,15 @@ _SECONDS = {
     "expires_in": 0.001,
     "unique_for": 0.001,
 }
+"""The options that are durations, with the least number of seconds."""
+COUNTS = {
+    "priority": (0, 9),
+    "max_attempts": (1, ATTEMPTS_MAX),
+    "max_crashes": (1, ATTEMPTS_MAX),
+    "weight": (1, HEAVIEST),
+    "batch": (2, BATCH_MAX),
+}
+"""The options that are whole numbers, with the least and the greatest one."""
 
 
 def _unique(option: str, value: object) -> object:
@@ -241,16 +250,9 @@ def _unique(option: str, value: object) -> object:
     return value
 
 
-def _attempts(option: str, value: object) -> int:
-    return checked_count(option, value, 1, ATTEMPTS_MAX)
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "name": checked_name,
     "queue": checked_name,
-    "priority": lambda option, value: checked_count(option, value, 0, 9),
-    "max_attempts": _attempts,
-    "max_crashes": _attempts,
     "retry_for": _exceptions,
     "give_up_on": _exceptions,
     "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
@@ -260,9 +262,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "unique": _unique,
     "rate_limit": rate_option,
     "max_concurrency": places_option,
-    "weight": lambda option, value: checked_count(option, value, 1, HEAVIEST),
     "atomic": lambda option, value: bool(value),
-    "batch": lambda option, value: checked_count(option, value, 2, BATCH_MAX),
 }
 _NOT_IN_BATCH = {
     "timeout": "a time limit ends the process, and with it the other tasks of the batch",
@@ -275,8 +275,10 @@ _BUILT_IN = "django_durable_tasks."
 
 
 def _checked(option: str, value: Any) -> Any:
-    if option in _SECONDS:
-        return maybe_seconds(option, value, minimum=_SECONDS[option])
+    if option in SECONDS:
+        return maybe_seconds(option, value, minimum=SECONDS[option])
+    if option in COUNTS:
+        return checked_count(option, value, *COUNTS[option])
     return _CHECKS[option](option, value)
 
 

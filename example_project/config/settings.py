@@ -112,7 +112,7 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Billing platform",
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
-    "POSTPROCESSING_HOOKS": ["django_durable_tasks.api.sent_requests.add_webhooks"],
+    "POSTPROCESSING_HOOKS": ["django_durable_tasks.contrib.api.webhooks.add_webhooks"],
 }
 
 LOGGING = {

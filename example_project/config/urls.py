@@ -9,5 +9,5 @@ urlpatterns = [
     path("subscriptions/<int:pk>/renew/", views.renew, name="renew"),
     path("events/<int:pk>/move/", views.move_event, name="move-event"),
     path("admin/", admin.site.urls),
-    path("api/v1/", include("django_durable_tasks.api.urls")),
+    path("api/v1/", include("django_durable_tasks.contrib.api.urls")),
 ]

@@ -5,5 +5,5 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("api/v1/", include("django_durable_tasks.api.urls")),
+    path("api/v1/", include("django_durable_tasks.contrib.api.urls")),
 ]

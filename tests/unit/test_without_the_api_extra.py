@@ -17,10 +17,10 @@ django.setup()
 import django_durable_tasks
 
 for found in pkgutil.walk_packages(django_durable_tasks.__path__, "django_durable_tasks."):
-    if not found.name.startswith(("django_durable_tasks.api", "django_durable_tasks.migrations")):
+    if not found.name.startswith(("django_durable_tasks.contrib.api", "django_durable_tasks.migrations")):
         importlib.import_module(found.name)
 try:
-    importlib.import_module("django_durable_tasks.api.urls")
+    importlib.import_module("django_durable_tasks.contrib.api.urls")
 except ImportError:
     print("only the API needs them")
 """

@@ -14,8 +14,7 @@ from django.urls import URLPattern
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.api import urls
-from django_durable_tasks.api.endpoint import ApiEndpoint
+from django_durable_tasks.contrib.api import urls
 from django_durable_tasks.models import BulkKind, Calendar, RecurringTask
 from django_durable_tasks.tenants import bulk_operations
 from django_durable_tasks.tenants.values import TaskFilter
@@ -24,20 +23,18 @@ from tests.database.notifications.sending import a_setting
 from tests.factories import many_tasks
 from tests.project.tasks import noop
 
-PUBLIC = {"problem", "unknown", "health", "schema", "docs"}
-"""Endpoints that answer without a key."""
 
-
-def patterns() -> Iterator[tuple[str, URLPattern, type[ApiEndpoint]]]:
-    """Yield the address, the pattern and the class of each endpoint that needs a key."""
+def patterns() -> Iterator[tuple[str, URLPattern]]:
+    """Yield the address and the pattern of each endpoint that needs a key."""
     for pattern in urls.urlpatterns:
-        if pattern.name not in PUBLIC:
-            yield str(pattern.pattern), pattern, pattern.callback.cls
+        if pattern.callback.cls.authentication_classes:
+            yield str(pattern.pattern), pattern
 
 
-def methods(endpoint: type[ApiEndpoint]) -> list[str]:
+def methods(pattern: URLPattern) -> list[str]:
     """Return the methods of an endpoint."""
-    return [name.upper() for name in ("get", "post", "patch", "delete") if hasattr(endpoint, name)]
+    actions: dict[str, str] = pattern.callback.actions  # type: ignore[attr-defined]
+    return [method.upper() for method in actions if method != "head"]
 
 
 def rows_of(client: ApiClient) -> dict[str, Any]:
@@ -63,15 +60,15 @@ SHARED = "queues/"
 """Objects that all tenants share, behind a scope of their own."""
 WITH_ID = [
     (address, method)
-    for address, _pattern, endpoint in patterns()
+    for address, pattern in patterns()
     if "<" in address and not address.startswith(SHARED)
-    for method in methods(endpoint)
+    for method in methods(pattern)
 ]
 WITHOUT_ID = [
     (address, method)
-    for address, _pattern, endpoint in patterns()
+    for address, pattern in patterns()
     if "<" not in address or address.startswith(SHARED)
-    for method in methods(endpoint)
+    for method in methods(pattern)
 ]
 
 

@@ -13,9 +13,9 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.api import tasks
-from django_durable_tasks.api.fields import loads
-from django_durable_tasks.api.problems import Problem
+from django_durable_tasks.contrib.api import tasks
+from django_durable_tasks.contrib.api.parsing import loads
+from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.signals import tasks_transitioned

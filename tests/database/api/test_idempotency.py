@@ -14,7 +14,7 @@ from django.test import RequestFactory
 from django.utils import timezone
 from rest_framework.request import Request
 
-from django_durable_tasks.api.writes import operation_of
+from django_durable_tasks.contrib.api.views import operation_of
 from django_durable_tasks.models import IdempotentRequest, Task
 from django_durable_tasks.tenants import idempotent_requests
 from django_durable_tasks.tenants.idempotent_requests import prune_requests
@@ -96,7 +96,7 @@ def test_a_crash_before_the_commit_leaves_neither_the_task_nor_the_key(
 
     with monkeypatch.context() as crashing:
         crashing.setattr(idempotent_requests, "StoredAnswer", crash)
-        crashing.setattr("django_durable_tasks.api.writes._plain", crash)
+        crashing.setattr("django_durable_tasks.contrib.api.views._plain", crash)
         assert acme.post("/tasks", in_transaction, Idempotency_Key="k").status_code == 500
     assert not Task.objects.exists()
     assert not IdempotentRequest.objects.exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.api import tasks
+from django_durable_tasks.contrib.api import tasks
 from django_durable_tasks.models import RecurringTask, Task
 from tests.database.api.client import ApiClient
 from tests.factories import many_tasks

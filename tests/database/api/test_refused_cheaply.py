@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.api import fields, tasks
-from django_durable_tasks.api.fields import Body
+from django_durable_tasks.contrib.api import parsing, targets
+from django_durable_tasks.contrib.api.serializers import Body
 from django_durable_tasks.models import TenantRequests
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
@@ -31,17 +31,17 @@ def test_a_body_with_too_many_values_is_not_walked(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     seen: list[Any] = []
-    inside = fields._inside
+    inside = parsing._inside
 
     def counted(value: Any, place: Any) -> Any:
         seen.append(value)
         return inside(value, place)
 
-    monkeypatch.setattr(fields, "_inside", counted)
+    monkeypatch.setattr(parsing, "_inside", counted)
     config = {"task": ADD, "args": BODIES[kind]}
     answer = acme.post("/tasks", {"target_type": "CELERY_TASK", "target_config": config})
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, "too_many_values")
-    assert len(seen) <= fields._VALUES_MAX
+    assert len(seen) <= parsing._VALUES_MAX
 
 
 @pytest.mark.parametrize("path", ["/tasks", "/recurring-tasks"])
@@ -55,7 +55,7 @@ def test_the_quota_of_the_payload_is_checked_first(
     def walked(*_given: Any) -> None:
         raise AssertionError("the arguments are read")
 
-    monkeypatch.setattr(tasks, "_texts", walked)
+    monkeypatch.setattr(targets, "_texts", walked)
     config = {"task": ADD, "args": [[]] * 20_000} if kind == "CELERY_TASK" else {"url": "x" * 2_000}
     body = {"target_type": kind, "target_config": config, "name": "a", "cron": "0 4 * * *"}
     if path == "/tasks":
@@ -80,8 +80,8 @@ def test_the_quota_of_the_payload_is_checked_first_in_edits(
     def walked(*_given: Any) -> None:
         raise AssertionError("the arguments are read")
 
-    monkeypatch.setattr(tasks, "_references", walked)
-    monkeypatch.setattr(tasks, "_has_mask", walked)
+    monkeypatch.setattr(targets, "_references", walked)
+    monkeypatch.setattr(targets, "_has_mask", walked)
     change: dict[str, Any] = {"target_config": {"args": [[]] * 20_000}}
     if operation == "patch":
         answer = acme.patch(address, change, If_Match="*")

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_durable_tasks.api import authentication
+from django_durable_tasks.contrib.api import authentication
 from django_durable_tasks.models import ApiKey, Task, TenantRequests
 from django_durable_tasks.tenants import quotas
 from django_durable_tasks.tenants.values import request_rate_of

@@ -10,7 +10,7 @@ from django.db import DatabaseError, OperationalError
 from django.test import Client
 from django.urls import resolve
 
-from django_durable_tasks.api.views import tasks as task_views
+from django_durable_tasks.contrib.api.tasks import TaskPagination
 from django_durable_tasks.models import Task
 from tests.database.api.client import ROOT, ApiClient, call, pointers
 from tests.factories import a_task
@@ -155,7 +155,7 @@ def test_an_unexpected_error_is_a_problem_without_its_text(
     def fail(*_arguments: object, **_more: object) -> None:
         raise error
 
-    monkeypatch.setattr(task_views, "page_of_tasks", fail)
+    monkeypatch.setattr(TaskPagination, "rows_of", fail)
     response = acme.get("/tasks")
     assert (response.status_code, response.json()["code"]) == (status, code)
     assert "unexpected" not in response.json()["detail"].lower().replace("an unexpected error", "")

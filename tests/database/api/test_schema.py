@@ -22,7 +22,7 @@ from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import Failure, FailureGroup
 
-from django_durable_tasks.api import urls
+from django_durable_tasks.contrib.api import urls
 from django_durable_tasks.models import SchedulerLease
 from tests.database.api.client import ROOT, ApiClient, a_client
 from tests.factories import many_tasks

@@ -8,10 +8,11 @@ from typing import Any
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
 
 from django_durable_tasks import conf
-from django_durable_tasks.api import problems
-from django_durable_tasks.api.problems import Problem, invalid_header
+from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api.problems import Problem, invalid_header
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
 from django_durable_tasks.store.clock import ReceivedTime, estimated_now
@@ -33,9 +34,14 @@ from django_durable_tasks.tenants.values import (
 _NAME = '"requests"'
 
 
-def default_rate() -> RequestRate | None:
-    """Return the rate of tenants without one of their own."""
-    return request_rate_of(conf.quotas().get(REQUESTS))
+class TenantThrottle(BaseThrottle):
+    """Counts the requests of a tenant's keys; sets ``view.rate``."""
+
+    def allow_request(self, request: Request, view: Any) -> bool:
+        """Count the request, unless it was counted with the read of its key; raises Problem."""
+        if isinstance(request.user, Caller) and request.user.user is None:
+            view.rate = request.user.decision or admit_request(request.user.tenant)
+        return True
 
 
 def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
@@ -141,7 +147,8 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        found = access.verified_key(text.strip(), now, default_rate())
+        rate: RequestRate | None = request_rate_of(conf.quotas().get(REQUESTS))
+        found = access.verified_key(text.strip(), now, rate)
         if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.
             raise AuthenticationFailed("The API key is unknown, expired or revoked.")

@@ -17,8 +17,11 @@ from rest_framework import exceptions as drf
 
 from django_durable_tasks import exceptions as ours
 from django_durable_tasks.masking import text_for_tenants
+from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
+from django_durable_tasks.schedules.options import ScheduleOptions
 from django_durable_tasks.store.errors import is_unmigrated
+from django_durable_tasks.tasks.options import CallOptions
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -193,7 +196,7 @@ def invalid_field(pointer: str, detail: str, code: str = "invalid") -> Problem:
     return Problem(INVALID, f"{pointer}: {detail}", [InvalidPart(pointer, detail, code)])
 
 
-logger = logging.getLogger("django_durable_tasks.api")
+logger = logging.getLogger("django_durable_tasks.contrib.api")
 _REPORTED = 20
 """How many invalid parts of a request one problem names."""
 _RETRY_SOON = {"Retry-After": "5"}
@@ -203,22 +206,12 @@ _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
 _FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar", "workflow": "name"}
 _FIELDS = frozenset(
-    {
-        "run_at",
-        "expires_at",
-        "priority",
-        "workflow",
-        "queue",
-        "key",
-        "idempotency_key",
-        "max_attempts",
-    }
-    | {"depends_on", "timeout", "name", "timezone", "cron", "interval", "start_time", "end_time"}
-    | {"start", "end", "until", "rrule", "at", "calendar", "fire_time", "move_to", "limit"}
-    | {"delivery_type", "delivery_config", "digest", "quiet_from", "quiet_until", "time_zone"}
-    | {"task_name", "schedule", "user_id", "jitter", "expires_in", "misfire_grace", "max_runs"}
-    | {"catchup_window", "catchup_pace", "max_catchup_runs", "overlap", "roll", "calendars"}
+    {field.name for field in dataclasses.fields(CallOptions)}
+    | set(ScheduleOptions.__annotations__)
+    | {column.name for column in NotificationSetting._meta.concrete_fields}
+    | {"start", "end", "until", "fire_time", "move_to", "limit", "workflow", "calendars"}
 )
+"""The options with which the message of an exception may begin."""
 
 
 def problem_of(error: Exception) -> Problem:

@@ -6,9 +6,19 @@ against.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from django_durable_tasks.choices import FLAGS, EventType
 from django_durable_tasks.contrib.notifications.events import DATA_OF, EventMessage, Format
@@ -16,7 +26,13 @@ from django_durable_tasks.targets.answers import BACKOFF
 from django_durable_tasks.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 
 _TAG = "webhooks"
-_TYPES: Mapping[Any, str] = {str: "string", int: "integer"}
+_TYPES: Mapping[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    Mapping: {"type": "object"},
+    Any: {},
+}
 _NEVER_IN_DIGESTS = (EventType.TEST, EventType.DIGEST)
 _ANSWERS: Mapping[str, str] = {
     "2XX": "The request was accepted.",
@@ -39,7 +55,7 @@ def add_webhooks(
 
     The parameters are those of a postprocessing hook of drf-spectacular.
     """
-    schemas = {_data_name(kind): _schema(data) for kind, data in DATA_OF.items()}
+    schemas = {_data_name(kind): schema_of(data) for kind, data in DATA_OF.items()}
     schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
     components = result.setdefault("components", {})
     components["schemas"] = {**components.get("schemas", {}), **schemas}
@@ -117,7 +133,7 @@ def _message(kind: EventType) -> dict[str, Any]:
     return found
 
 
-def _schema(hint: Any) -> dict[str, Any]:
+def schema_of(hint: Any) -> dict[str, Any]:
     """Return the schema of an annotation. Raises KeyError for one that is not supported."""
     if hint is EventMessage:
         kinds = [kind for kind in DATA_OF if kind not in _NEVER_IN_DIGESTS]
@@ -126,16 +142,18 @@ def _schema(hint: Any) -> dict[str, Any]:
         return _object(hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is NotRequired:
-        return _schema(arguments[0])
+        return schema_of(arguments[0])
     if origin is Annotated:
-        return _schema(arguments[0]) | dict(map(_keyword, hint.__metadata__))
-    if origin is list:
-        return {"type": "array", "items": _schema(arguments[0])}
-    if origin is Mapping:
-        return {"type": "object"}
+        return schema_of(arguments[0]) | dict(map(_keyword, hint.__metadata__))
+    if origin in (Union, UnionType):
+        # A parameter that may be None need not be given; one of several types has no schema.
+        kinds = [kind for kind in arguments if kind is not NoneType]
+        return schema_of(kinds[0]) if len(kinds) == 1 else {}
+    if origin in (list, Sequence):
+        return {"type": "array", "items": schema_of(arguments[0])}
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"type": "string", "enum": [str(one) for one in hint]}
-    return {"type": _TYPES[hint]}
+    return _TYPES[origin or hint]
 
 
 def _keyword(metadata: Any) -> tuple[str, str]:
@@ -149,6 +167,6 @@ def _object(kind: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "description": kind.__doc__,
-        "properties": {name: _schema(hint) for name, hint in hints.items()},
+        "properties": {name: schema_of(hint) for name, hint in hints.items()},
         "required": [name for name, hint in hints.items() if get_origin(hint) is not NotRequired],
     }

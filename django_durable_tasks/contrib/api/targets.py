@@ -1,0 +1,285 @@
+"""Targets as durable tasks: ``target_type`` and ``target_config`` of a request are the name and the
+arguments of a registered task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.audit import masked_arguments
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.queue_messages import refuse_other_tenants
+from django_durable_tasks.celery.routing import refuse_task_queues
+from django_durable_tasks.choices import TargetType
+from django_durable_tasks.conf import TENANT
+from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.fields import BUILT_IN, config_of, kind_of
+from django_durable_tasks.contrib.api.problems import Problem, invalid_field
+from django_durable_tasks.dependencies.references import MARK
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.masking import MASK, masked, masked_text
+from django_durable_tasks.models import Tenant
+from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.targets.addresses import parsed_url
+from django_durable_tasks.tenants.quotas import check_payload
+
+logger = logging.getLogger("django_durable_tasks.api")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCall:
+    """A registered task and its arguments."""
+
+    registered: Registered
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> TargetCall:
+    """Return the call of a target. ``pointer`` is the place of the object that has the two fields.
+
+    Raises InvalidTarget for a queue of another tenant. Raises Problem for an unknown task and for
+    one that API_TASKS does not name; the answers are the same, so that they do not reveal which
+    tasks exist.
+    """
+    place = f"{pointer}/target_config"
+    if kind != TargetType.CELERY_TASK:
+        built_in = _registered(BUILT_IN[TargetType(kind)], f"{pointer}/target_type", tenant)
+        parameters = built_in.signature.parameters
+        _check_members(config, parameters, place)
+        for required, parameter in parameters.items():
+            if parameter.default is parameter.empty and required not in config:
+                raise invalid_field(f"{place}/{required}", "is required", "required")
+        url = config.get("url") if kind == TargetType.HTTP_CALLBACK else None
+        if isinstance(url, str) and conf.names_tenants("HTTP_ALLOW"):
+            # The check of every call does not know the tenant.
+            http.policy(tenant.slug).check(parsed_url(url))
+        if kind == TargetType.QUEUE_MESSAGE:
+            refuse_other_tenants(config, conf.settings().QUEUE_ALLOW, tenant.slug)
+            _refuse_task_queues(config, tenant)
+        return TargetCall(built_in, (), config)
+    _check_members(config, CELERY_MEMBERS, place)
+    name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})
+    if not isinstance(name, str):
+        raise invalid_field(f"{place}/task", "is required: the name of a durable task", "required")
+    if not isinstance(args, list):
+        raise invalid_field(f"{place}/args", "is no list", "type")
+    if not isinstance(kwargs, dict):
+        raise invalid_field(f"{place}/kwargs", "is no object", "type")
+    return TargetCall(_registered(name, f"{place}/task", tenant), tuple(args), kwargs)
+
+
+def _refuse_task_queues(config: Mapping[str, Any], tenant: Tenant) -> None:
+    names = (config.get("exchange"), config.get("routing_key"), config.get("queue"))
+    exchange, routing_key, queue = (name if isinstance(name, str) else "" for name in names)
+    if exchange or queue:
+        refuse_task_queues(exchange, routing_key if exchange else queue, tenant.slug)
+
+
+def _check_members(config: Mapping[str, Any], known: Collection[str], place: str) -> None:
+    for member in config:
+        if member not in known:
+            hint = did_you_mean(member, known)
+            if known is CELERY_MEMBERS and member in BUILT_IN_MEMBERS:
+                hint = "Set target_type: by default it is CELERY_TASK."
+            raise invalid_field(f"{place}/{member[:100]}", f"is no field. {hint}", "unknown_field")
+
+
+def _registered(name: str, pointer: str, tenant: Tenant) -> Registered:
+    if any(fnmatchcase(name, pattern) for pattern in conf.allowed("API_TASKS", tenant.slug)):
+        problem = ports.load_tasks() if registry.find(name) is None else None
+        found = registry.find(name)
+        if found is not None:
+            return found
+        if problem is not None:
+            # The task may exist. A client takes 422 as final, and would lose its task.
+            logger.error("The task modules cannot be imported: %s", problem)
+            raise Problem(
+                problems.NOT_READY,
+                "The tasks of this server are not loaded; it was logged.",
+                headers={"Retry-After": "5"},
+            )
+    raise invalid_field(
+        pointer,
+        f"{name[:200]!r} is no task that clients of the API may create. Check the name, or ask the"
+        " operator to allow it.",
+        "unknown_task",
+    )
+
+
+def without_secrets(body: Any) -> Any:
+    """Return a body with the secrets masked that its objects would not show, at every depth."""
+    return masked(_without_positional(body), conf.settings().SECRET_NAMES)
+
+
+def _without_positional(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_positional(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {name: _without_positional(item) for name, item in value.items()}
+    config = found.get("target_config")
+    if isinstance(config, dict) and isinstance(config.get("args"), list):
+        name = config.get("task")
+        if isinstance(name, str) and registry.find(name) is None:
+            # The names of the parameters must be the same in a process that has just started.
+            ports.load_tasks()
+        hidden = masked_arguments(name if isinstance(name, str) else "", config["args"], {})
+        config["args"] = hidden["args"]
+    return found
+
+
+# Arguments that a client sends for a task that exists: masks, references and permitted names.
+#
+# PATCH and replay build their arguments here only.
+
+
+_POINTER = "#/target_config"
+
+
+def refuse_masks(value: Any, pointer: str = _POINTER) -> None:
+    """Refuse masks and references in the arguments of a new object, which has nothing to keep.
+
+    Raises Problem.
+    """
+    if _has_mask(value):
+        raise invalid_field(pointer, "contains a mask; send the value itself", "masked")
+    if _references(value):
+        raise invalid_field(pointer, f"contains {MARK!r}, the key of references", "reference")
+
+
+def edited_arguments(
+    name: str,
+    row: Any,
+    given: Mapping[str, Any],
+    caller: Caller,
+) -> dict[str, Any]:
+    """Return ``args`` and ``kwargs`` of a task, or of a recurring task, with this name after a
+    change of its ``target_config``.
+
+    Members that CELERY_TASK leaves out keep their values, as masks do. A caller that may not read
+    secrets may keep one only if it changes nothing: otherwise it could send the secret to a
+    recipient of its choice. For it everything is compared with what it is shown, so that no answer
+    reveals whether a guess at a secret is right. Raises Problem, or PayloadTooLarge.
+    """
+    is_call = kind_of(name) == TargetType.CELERY_TASK
+    sent = [given.get("args", []), given.get("kwargs", {})] if is_call else [[], given]
+    # First, because the other checks read each value.
+    check_payload(caller.tenant, sent)
+    stored, args, kwargs = _stored_config(name, row, given)
+    left_out = stored if is_call else {}
+    config = {**left_out, **given}
+    if not caller.reads_secrets:
+        shown = config_of(name, args, kwargs, plain=False)
+        seen = {**{member: shown[member] for member in left_out}, **given}
+        if _has_mask(seen):
+            if seen != shown:
+                raise invalid_field(
+                    _POINTER, "is changed: send all of its secrets again, not their masks", "masked"
+                )
+            config = stored
+    elif _has_mask(given):
+        config = _kept(config, stored, _POINTER)
+    known = _references(stored)
+    if any(reference not in known for reference in _references(config)):
+        raise invalid_field(_POINTER, f"adds {MARK!r}, the key of references", "reference")
+    target = call_of(kind_of(name), config, caller.tenant)
+    if target.registered.options.name != name:
+        raise invalid_field(f"{_POINTER}/task", "cannot be changed", "read_only")
+    edited = {"args": list(target.args), "kwargs": dict(target.kwargs)}
+    check_payload(caller.tenant, [edited["args"], edited["kwargs"]])
+    return edited
+
+
+def _stored_config(
+    name: str, row: Any, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any, Any]:
+    """Return the stored ``target_config``, args and kwargs; of a row that cannot be decrypted, an
+    empty one, if the edit replaces all of it.
+    """
+    try:
+        args, kwargs = row.args, row.kwargs
+    except EncryptionError:
+        is_whole = kind_of(name) != TargetType.CELERY_TASK or {"args", "kwargs"} <= given.keys()
+        if not is_whole or _has_mask(given):
+            raise
+        args, kwargs = [], {}
+    return config_of(name, args, kwargs), args, kwargs
+
+
+def _has_mask(value: Any) -> bool:
+    return any(MASK in text for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _references(value: Any) -> list[Any]:
+    """Return the objects that refer to results, at every depth."""
+    if isinstance(value, Mapping):
+        own = [dict(value)] if MARK in value else []
+        return own + [found for item in value.values() for found in _references(item)]
+    if isinstance(value, list | tuple):
+        return [found for item in value for found in _references(item)]
+    return []
+
+
+def _kept(given: Any, stored: Any, pointer: str) -> Any:
+    """Replace masks by the stored values at their places; raises Problem if there is none."""
+    if isinstance(given, str) and MASK in given:
+        names = conf.settings().SECRET_NAMES
+        if stored is None or (given != MASK and masked_text(str(stored), names) != given):
+            raise invalid_field(
+                pointer, "is a mask, and there is no stored value to keep", "masked"
+            )
+        return stored
+    if isinstance(given, Mapping):
+        source = stored if isinstance(stored, Mapping) else {}
+        return {
+            name: _kept(item, source.get(name), f"{pointer}/{name}"[:200])
+            for name, item in given.items()
+        }
+    if isinstance(given, list):
+        items = stored if isinstance(stored, list) and len(stored) == len(given) else []
+        return [
+            _kept(item, items[at] if items else None, f"{pointer}/{at}"[:200])
+            for at, item in enumerate(given)
+        ]
+    return given
+
+
+def arguments_in(given: Mapping[str, Any]) -> list[Any]:
+    """Return what the arguments of a body are, before it is validated."""
+    config = given["target_config"]
+    if given["target_type"] != TargetType.CELERY_TASK:
+        return [[], config]
+    return [config.get("args", []), config.get("kwargs", {})]
+
+
+def check_queue(given: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:
+    """Raise Problem unless the body names no queue, or one of API_QUEUES for this tenant."""
+    name = given.get("queue")
+    allowed = [entry.replace(TENANT, tenant.slug) for entry in conf.settings().API_QUEUES]
+    if name and not any(fnmatchcase(name, entry) for entry in allowed):
+        raise invalid_field(
+            f"{pointer}/queue",
+            f"{name!r} is no queue that clients of the API may choose. Leave it out, or ask the"
+            " operator to allow it.",
+            "unknown_queue",
+        )

@@ -1,0 +1,854 @@
+"""``/tasks`` and ``/operations``: tasks, and operations on one or many of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks import conf
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
+from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.operations import (
+    OperationsMixin,
+    perform,
+    reason_field,
+    refused,
+)
+from django_durable_tasks.contrib.api.pagination import Cursor, KeysetPagination
+from django_durable_tasks.contrib.api.parsing import rendered
+from django_durable_tasks.contrib.api.problems import (
+    InvalidPart,
+    Problem,
+    invalid_field,
+    problem_of,
+)
+from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
+from django_durable_tasks.contrib.api.targets import (
+    arguments_in,
+    call_of,
+    check_queue,
+    edited_arguments,
+    refuse_masks,
+)
+from django_durable_tasks.contrib.api.views import (
+    LIMITS,
+    ApiViewSet,
+    ReadMixin,
+    address_of,
+    endpoint,
+)
+from django_durable_tasks.exceptions import (
+    DurableTasksError,
+    IdempotencyConflict,
+    QuotaExceeded,
+)
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    BulkKind,
+    BulkOperation,
+    DeadLetter,
+    DeliveryAttempt,
+    Task,
+    TaskExecutionLog,
+)
+from django_durable_tasks.models.tasks import first_uuid7_of
+from django_durable_tasks.operations import tasks
+from django_durable_tasks.operations.operation import Operation, Target
+from django_durable_tasks.operations.tasks import CANCEL, EDIT, REPLAY
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.commit_hooks import created_so_far
+from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
+from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
+from django_durable_tasks.tenants import bulk_operations
+from django_durable_tasks.tenants.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    create_with_answer,
+)
+from django_durable_tasks.tenants.quotas import (
+    charge_open_tasks,
+    charge_some_open_tasks,
+    check_payload,
+    open_tasks,
+    quota_of_open_tasks,
+)
+from django_durable_tasks.tenants.values import ApiScope, TaskFilter
+
+INCLUDED = ("target_config", "result", "progress")
+_COLUMNS: Mapping[str, tuple[str, ...]] = {"target_config": ("args", "kwargs")}
+# Edges of one task. Each locks its upstream task.
+_UPSTREAMS_MAX = 100
+
+
+class TaskOptions(Options):
+    """The options of a new task or of a step."""
+
+    class Meta(Options.Meta):
+        model = Task
+        options = tuple(field.name for field in dataclasses.fields(CallOptions))
+        counts = COUNTS
+        seconds = SECONDS
+        hidden: Any = frozenset(
+            {"task_id", "headers", "tenant", "weight", "max_crashes", "soft_timeout", "lease"}
+            | {"expected_duration", "expires_in", "on_orphan", "join", "on_upstream_failure"}
+        )
+
+
+_CALL_OPTIONS = frozenset(TaskOptions.Meta.options)
+
+
+class NewTaskBody(TaskOptions):
+    """A task to create."""
+
+    target_type = fields.OneOf(
+        choices=[kind.value for kind in TargetType],
+        default=TargetType.CELERY_TASK.value,
+        help_text="HTTP_CALLBACK sends a request to your server, QUEUE_MESSAGE a message to a"
+        " queue. CELERY_TASK runs a durable task of this installation.",
+    )
+    target_config = fields.JsonObject(
+        help_text="HTTP_CALLBACK: url, and if needed method (POST by default), headers, body,"
+        " timeout, retry_on, no_retry_on and endpoint. QUEUE_MESSAGE: queue or exchange, and if"
+        " needed routing_key, body, headers and content_type. CELERY_TASK: task, args and kwargs."
+    )
+    run_at = fields.Instant(
+        required=False, validators=[fields.not_past], help_text="The earliest start."
+    )
+    delay = fields.Seconds(
+        required=False,
+        min_value=0,
+        max_value=DELAY_MAX,
+        help_text="Seconds until the earliest start, instead of run_at: for clients whose clock"
+        " may be wrong.",
+    )
+    idempotency_key = fields.Text(
+        required=False,
+        max_length=fields.KEY_LENGTH,
+        help_text="A second task with this key is not created; the answer is the first one.",
+    )
+    on_conflict = fields.OneOf(
+        choices=["return", "reject"],
+        default="return",
+        help_text="What to answer if idempotency_key belongs to an equal task.",
+    )
+    key = fields.Text(
+        required=False,
+        max_length=fields.KEY_LENGTH,
+        help_text="An open task with this key is edited instead of creating another one.",
+    )
+    expires_at = fields.Instant(
+        required=False, validators=[fields.future], help_text="The latest start."
+    )
+    depends_on = fields.Items(
+        child=fields.Id(), required=False, max_length=_UPSTREAMS_MAX, allow_empty=False
+    )
+
+    def validate(self, attrs: Any) -> Any:
+        """Refuse two start times."""
+        if "delay" in attrs and "run_at" in attrs:
+            text = "cannot be given together with run_at"
+            raise ValidationError({"delay": [serializers.ErrorDetail(text, code="conflict")]})
+        return attrs
+
+
+class TaskEditBody(Options):
+    """The fields of a waiting task that can be edited; the others keep their values."""
+
+    target_config = fields.JsonObject(required=False)
+    run_at = fields.Instant(required=False, validators=[fields.not_past])
+    expires_at = fields.Instant(required=False, validators=[fields.future])
+    reason = reason_field()
+
+    class Meta(Options.Meta):
+        model = Task
+        options = tuple(field.name for field in EDIT.fields if field.name not in ("args", "kwargs"))
+        counts = COUNTS
+
+
+class TaskAnswer(Answer):
+    """A task. ``target_config``, ``result`` and ``progress`` only if ``include`` names them."""
+
+    task_id = fields.Id(source="pk")
+    target_type = fields.TargetKind("name")
+    target_config = fields.TargetConfig("name", required=False, allow_null=True)
+    target_config_error = fields.Text(
+        required=False, allow_blank=True, help_text="Why target_config is null."
+    )
+    next_attempt_at = fields.Instant(allow_null=True)
+    result = fields.SecretJson(required=False)
+    result_error = fields.Text(
+        required=False, allow_blank=True, help_text="Why result is null though there is one."
+    )
+    progress = fields.SecretJson(required=False)
+
+    class Meta:
+        model = Task
+        hidden = (
+            *("args", "kwargs", "options", "encryption_key", "shard_key", "publish_count"),
+            *("due_at", "ready_at", "queued_at", "lease_until", "epoch", "run_id", "node"),
+            *("max_crashes", "on_orphan", "expected_duration", "weight", "time_zone"),
+            *("unique_key", "open_key", "open_unique_key", "overlap_key", "limit_key"),
+            *("join_count", "on_upstream_failure", "cause", "has_dependents", "in_batch"),
+            *("waiting_for_limit", "priority_boost"),
+        )
+
+
+class ExecutionAnswer(Answer):
+    """One attempt of a task."""
+
+    duration = fields.Seconds(allow_null=True, help_text="Seconds.")
+
+    class Meta:
+        model = TaskExecutionLog
+        hidden = (
+            *("task", "ready_at", "queued_at", "traceback", "exception", "run_id", "celery_id"),
+        )
+
+
+class DeliveryAnswer(Answer):
+    """A request and its answer. Secrets are masked, also for keys with the scope ``secrets``."""
+
+    reason = fields.ErrorText(allow_blank=True)
+
+    class Meta:
+        model = DeliveryAttempt
+        hidden = (
+            *("task", "run_id", "endpoint", "encryption_key"),
+            *("dns_seconds", "connect_seconds", "tls_seconds", "first_byte_seconds"),
+        )
+
+
+class Several(fields.Text):
+    """Some of several words, separated by commas."""
+
+    def __init__(self, words: Sequence[str], **options: Any) -> None:
+        self.words = list(words)
+        super().__init__(**options)
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the words; raises ValidationError."""
+        given = super().to_internal_value(data).split(",")
+        if not set(given) <= set(self.words):
+            text = f"is not one of {', '.join(self.words)}, or several of them after commas"
+            raise ValidationError(text, code="choice")
+        return given
+
+
+# Pages of tasks by filters, of which most have no index of their own.
+#
+# A page reads at most ROWS_EXAMINED rows of the table. If these contain fewer matches than
+# ``limit``, the page is shorter and has a cursor that continues after the examined rows.
+
+
+ROWS_EXAMINED = 10_000
+# The bits of an id that follow its millisecond.
+_RANDOM = 80
+_SELECTIVE = frozenset({"key", "idempotency_key", "workflow_id"})
+"""Filters with an index that finds few rows."""
+
+
+class TaskPagination(KeysetPagination):
+    """A page of tasks by filters, the newest first."""
+
+    def __init__(
+        self, tenant_id: int, filters: Mapping[str, Any], without: Sequence[str] = (), **_: Any
+    ) -> None:
+        super().__init__(tenant_id)
+        self.filters, self.without = filters, without
+
+    def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
+        """Return the rows of the page. The columns of ``without`` are not read."""
+        indexed, remaining = self._by_index(queryset)
+        if not remaining:
+            return super().rows_of(indexed.defer(*self.without), cursor, limit)
+        backwards = cursor is not None and cursor.backwards
+        last = self._last_examined(self.after(indexed, cursor), backwards)
+        rows = self.after(queryset.filter(**self.filters).defer(*self.without), cursor)
+        if last is not None:
+            rows = rows.filter(**{"pk__lte" if backwards else "pk__gte": last})
+        found = list(self.ordered(rows, backwards)[: limit + 1])
+        if backwards and last is None and not found:
+            return self.rows_of(queryset, None, limit)
+        shown = self.bounded(found[:limit], cursor, more=len(found) > limit)
+        if last is not None and len(found) <= limit:
+            beyond = Cursor(last, backwards)
+            self.previous, self.following = (
+                (beyond, self.following) if backwards else (self.previous, beyond)
+            )
+        return shown
+
+    def _by_index(self, rows: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
+        """Return the rows that an index ordered by id finds, and whether they have to be
+        filtered.
+        """
+        ranges = {name: value for name, value in self.filters.items() if name.startswith("pk__")}
+        others = set(self.filters) - set(ranges)
+        if others & _SELECTIVE:
+            return rows.filter(**self.filters), False
+        if self.filters.get("status") in REPLAYABLE:
+            return rows.filter(status=self.filters["status"], **ranges), others != {"status"}
+        if self.tenant_id == DEFAULT_TENANT_ID:
+            # The primary key is the only index with the rows of the default tenant.
+            every: QuerySet[Task] = Task.objects.using(conf.settings().DATABASE)
+            return every.filter(**ranges), True
+        if others == {"status"} and self.filters["status"] in OPEN:
+            of_tenant = open_tasks(self.tenant_id)
+            return of_tenant.filter(status=self.filters["status"], **ranges), False
+        return rows.filter(**ranges), bool(others)
+
+    def _last_examined(self, rows: QuerySet[Any], backwards: bool) -> uuid.UUID | None:
+        """Return the last id that the page may read; None if it may read all rows.
+
+        It contains only the millisecond of a row, because that row may belong to another tenant and
+        the client receives the id in its cursor.
+        """
+        ids = self.ordered(rows, backwards).values_list("pk", flat=True)
+        found: list[Any] = list(ids[ROWS_EXAMINED - 1 : ROWS_EXAMINED])
+        if not found:
+            return None
+        first_of_millisecond = found[0].int >> _RANDOM << _RANDOM
+        return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))
+
+
+def _word(text: str) -> fields.Text:
+    return fields.Text(required=False, max_length=fields.KEY_LENGTH, help_text=text)
+
+
+_FILTERS: Mapping[str, Any] = {
+    "status": Several(
+        list(Status), required=False, help_text="Only tasks in this status, or in several ones."
+    ),
+    "queue": _word("Only tasks of this queue."),
+    "name": _word("Only tasks of this name."),
+    "key": _word("Only tasks with this key."),
+    "idempotency_key": _word("The task with this key."),
+    "workflow_id": fields.Id(required=False, help_text="Only tasks of this workflow."),
+    "recurring_task_id": fields.Id(required=False, help_text="Only tasks of this recurring task."),
+    "from": fields.Instant(required=False, help_text="Created at or after this time."),
+    "to": fields.Instant(required=False, help_text="Created before this time."),
+}
+_INCLUDE = {
+    "include": Several(
+        INCLUDED, required=False, help_text="Fields to add: target_config, result, progress."
+    )
+}
+# The tasks that a request to create many names at most, and their size is that of the body.
+_ITEMS_MAX = 1_000
+# Tasks that a dry run of an operation on many tasks names.
+_SAMPLE = 5
+# Refused items that have all of their unknown fields named, with hints.
+_EXPLAINED = 20
+
+
+class _Item(fields.JsonObject):
+    """A body of POST /tasks, which is validated alone, so that a wrong one refuses no other."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the value."""
+        return data
+
+
+class BulkCreateBody(Body):
+    """Tasks to create. The result of each item has the index of the item."""
+
+    items = fields.Items(
+        child=_Item(),
+        max_length=_ITEMS_MAX,
+        allow_empty=False,
+        help_text="Up to 1,000 bodies of POST /tasks.",
+    )
+    atomic = fields.Flag(
+        default=False, help_text="true: if one item is refused, no task is created."
+    )
+
+
+class BulkCreateAnswer(Body):
+    """The result of each item, in the order of the request."""
+
+    created = fields.Integer()
+    refused = fields.Integer()
+    data = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
+
+
+class BulkFilterBody(Body):
+    """Which tasks, as in the list of tasks, and why."""
+
+    queue = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    name = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    created_from = fields.Instant(required=False, help_text="Created at or after this time.")
+    created_to = fields.Instant(required=False, help_text="Created before this time.")
+    reason = reason_field()
+
+
+class BulkCancelBody(BulkFilterBody):
+    """Which open tasks to cancel; without a filter all."""
+
+    status = fields.OneOf(choices=sorted(OPEN), required=False)
+
+
+class BulkReplayBody(BulkFilterBody):
+    """Which ended tasks to replay; without a status the FAILED ones."""
+
+    status = fields.OneOf(choices=sorted(REPLAYABLE), default=Status.FAILED.value)
+
+
+_STATES = {
+    Status.RUNNING: "RUNNING",
+    Status.SUCCESS: "DONE",
+    Status.FAILED: "FAILED",
+    Status.CANCELLED: "CANCELLED",
+}
+
+
+class _State(fields.OneOf):
+    """The state of an operation on many tasks, which is that of its task."""
+
+    def shown(self, row: BulkOperation, *, plain: bool) -> str:
+        """Return the state."""
+        done = row.completed_at is not None
+        return "DONE" if done else _STATES.get(Status(row.task.status), "PENDING")
+
+
+class OperationAnswer(Answer):
+    """An operation on many tasks. Its task can be cancelled, and replayed to continue it."""
+
+    operation_id = fields.Id(source="pk")
+    state = _State(choices=["PENDING", *_STATES.values()])
+    filters = fields.JsonObject()
+    errors = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
+
+    class Meta:
+        model = BulkOperation
+        hidden = ("last_id", "until_id", "created_by", "reason")
+
+
+def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
+    """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
+    DurableTasksError.
+    """
+    # First, because the other checks read each value of a body that the quota may refuse.
+    check_payload(caller.tenant, arguments_in(given))
+    refuse_masks(given["target_config"], f"{pointer}/target_config")
+    target = call_of(given["target_type"], given["target_config"], caller.tenant, pointer)
+    check_queue(given, caller.tenant, pointer)
+    options = {name: value for name, value in given.items() if name in _CALL_OPTIONS}
+    if "delay" in given:
+        options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])
+    options["tenant"] = caller.tenant.pk
+    return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+
+
+_bulk = partial(
+    endpoint,
+    detail=False,
+    method="post",
+    scope=ApiScope.OPERATE,
+    reads=("task", "bulkoperation"),
+    answer=OperationAnswer,
+    statuses=(202,),
+)
+
+
+class OneTaskMixin(ApiViewSet):
+    """Finds the task of an address."""
+
+    singular, plural = "Task", "Tasks"
+    answer = TaskAnswer
+    reads = ("task",)
+    version = "epoch"
+    lookup_url_kwarg = "task_id"
+    lookup_value_converter = "uuid"
+
+    def page_of_task(self, answer: type[Answer]) -> Response:
+        """Return a page of the rows of the task."""
+        self.find()
+        model: Any = answer.Meta.model
+        rows = model.objects.using(conf.settings().DATABASE).filter(
+            task_id=self.kwargs["task_id"], tenant_id=self.tenant_id
+        )
+        unread = {"traceback", "exception"} & {column.name for column in model._meta.fields}
+        plain = self.caller.reads_secrets
+        return self.page(rows.defer(*unread), lambda row: answer.shown(row, plain=plain))
+
+
+class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
+    """Tasks: create, list, read, edit and operate."""
+
+    targets = (Target.TASKS, Target.TASK)
+    performed = (tasks.EDIT, tasks.REPLAY_EDITED)
+    scopes: ClassVar = {"force_complete": ApiScope.FORCE, "force_run": ApiScope.FORCE}
+    alternatives: ClassVar = {
+        tasks.RETRY: (tasks.REPLAY,),
+        tasks.REPLAY: (tasks.REPLAY_EDITED,),
+    }
+    more: ClassVar = {
+        tasks.REPLAY: {
+            "target_config": fields.JsonObject(
+                required=False, help_text="As of PATCH; a mask keeps the stored value."
+            )
+        }
+    }
+
+    def show(self, row: Task, caller: Caller, included: Sequence[str] = ()) -> dict[str, Any]:
+        """Return a task as JSON values, with the fields that ``included`` names."""
+        without = [name for name in INCLUDED if name not in included]
+        found: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
+        return found
+
+    @endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
+    def list(self, request: Request) -> Response:
+        """Return the tasks that match the filters, the newest first."""
+        given, caller = self.query(), self.caller
+        included = given.pop("include", ())
+        without = [one for name in INCLUDED if name not in included for one in _columns(name)]
+        paginator = TaskPagination(self.tenant_id, _lookups(given), without)
+        return self.page(self.rows(), lambda row: self.show(row, caller, included), paginator)
+
+    @endpoint(filters=_INCLUDE)
+    def retrieve(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the task."""
+        included = self.query().get("include", INCLUDED)
+        row = self.find()
+        return self.tagged(row, self.show(row, self.caller, included))
+
+    @endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
+    def create(self, request: Request) -> Response:
+        """Create a task, or return the one with the same idempotency key."""
+        given = self.valid()
+        call = new_call(given, self.caller)
+        return self.write(partial(self._created, given, call), at_once=partial(self._at_once, call))
+
+    def _at_once(self, call: Call, identity: RequestIdentity) -> StoredAnswer | None:
+        clock, tenant = self.caller.clock, self.caller.tenant
+        if clock is None:
+            return None
+        # The body may have arrived long after the key.
+        return create_with_answer(call, tenant, identity, clock.now(), LIMITS, self._answer_of)
+
+    def _answer_of(self, row: Task, status: int = 201) -> StoredAnswer:
+        shown = rendered(self.show(row, self.caller.without_secrets()))
+        location = address_of("task-detail", task_id=row.pk)
+        return StoredAnswer(status, shown, {"Location": location, "ETag": self.tag_of(row, shown)})
+
+    def _created(self, given: Mapping[str, Any], call: Call) -> StoredAnswer:
+        before = created_so_far()
+        with recorded("task.create", savepoint=False) as entry:
+            row = enqueue.schedule(call)
+            is_new = created_so_far() > before
+            if is_new:
+                entry.created_task(row)
+        charge_open_tasks(self.caller.tenant, int(is_new))
+        if not is_new:
+            self._check_existing(given, row.pk)
+        return self._answer_of(row, 201 if is_new else 200)
+
+    def _check_existing(self, given: Mapping[str, Any], task_id: uuid.UUID) -> None:
+        """Check a call that found an existing task: ``on_conflict`` may refuse it, and a ``key``
+        has edited the task. Raises Problem or IdempotencyConflict.
+        """
+        if given["on_conflict"] == "reject":
+            raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
+        if "key" in given:
+            self.require_scope(ApiScope.OPERATE)
+            self.caller.require_permission(EDIT.permission)
+
+    @endpoint(scope=ApiScope.OPERATE, operations=(EDIT,), body=TaskEditBody)
+    def partial_update(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Edit a task that has not started."""
+        valid, caller = self.valid(), self.caller
+        check_queue(valid, caller.tenant)
+        included = ("target_config",)
+
+        def act() -> StoredAnswer:
+            row = self.find(lock=True)
+            self.require_version(row)
+            changes = self.prepared(EDIT, row, valid)
+            done = perform(EDIT, self.subject(EDIT, row), caller, changes)
+            if not done.changed:
+                raise refused(row)
+            edited = self.find()
+            shown = self.show(edited, caller.without_secrets(), included)
+            return StoredAnswer(200, shown, {"ETag": self.tag_of(edited, shown)})
+
+        return self.write(act, lambda: self.show(self.find(), caller.without_secrets(), included))
+
+    def chosen(self, operation: Operation, row: Task, given: Mapping[str, Any]) -> Operation:
+        """Replay what has ended instead of a retry, and with edited arguments if there are any."""
+        if operation is tasks.RETRY and row.status in REPLAYABLE:
+            return tasks.REPLAY
+        if operation is tasks.REPLAY and "target_config" in given:
+            return tasks.REPLAY_EDITED
+        return operation
+
+    def prepared(self, operation: Operation, row: Task, given: dict[str, Any]) -> Mapping[str, Any]:
+        """Check edited arguments, and the time of a reschedule."""
+        if operation is tasks.RESCHEDULE:
+            try:
+                fields.not_past(given["run_at"])
+            except ValidationError:
+                text = "is more than a day in the past"
+                raise invalid_field("#/run_at", text, "past") from None
+        if "target_config" not in given:
+            return given
+        changes = {name: value for name, value in given.items() if name != "target_config"}
+        return {**changes, **edited_arguments(row.name, row, given["target_config"], self.caller)}
+
+    # The attempts of a task, and the requests of callbacks and notifications.
+
+    @endpoint(
+        "executions",
+        reads=("task", "taskexecutionlog"),
+        answer=list_of(ExecutionAnswer),
+        is_list=True,
+    )
+    def executions(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the attempts that have ended, the newest first."""
+        return self.page_of_task(ExecutionAnswer)
+
+    @endpoint(
+        "deliveries",
+        reads=("task", "deliveryattempt"),
+        answer=list_of(DeliveryAnswer),
+        is_list=True,
+    )
+    def deliveries(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the requests of an HTTP callback or of a notification, with their answers."""
+        return self.page_of_task(DeliveryAnswer)
+
+    # Many tasks at once.
+
+    @endpoint(
+        "bulk",
+        detail=False,
+        method="post",
+        id="createTasks",
+        scope=ApiScope.CREATE,
+        permissions=("add_task",),
+        body=BulkCreateBody,
+        answer=BulkCreateAnswer,
+    )
+    def bulk(self, request: Request) -> Response:
+        """Create up to 1,000 tasks; an item that is refused does not affect the others."""
+        items = self.body().get("items")
+        self.charge_items(len(items) if isinstance(items, list) else 0)
+        given = self.valid()
+        return self.write(lambda: self._created_many(given["items"], given["atomic"]))
+
+    def _created_many(self, items: Sequence[Any], atomic: bool) -> StoredAnswer:
+        before, results = created_so_far(), dict[int, dict[str, Any]]()
+        together: dict[int, NewTask] = {}
+        explained, is_full = 0, False
+        for index, item in enumerate(items):
+            try:
+                given = NewTaskBody.valid(item, briefly=explained >= _EXPLAINED)
+                call = new_call(given, self.caller)
+                task = new_task(call)
+                if enqueue.needs_own_insert(call, task):
+                    results[index] = self._created_alone(
+                        call, given, charged=not atomic, is_full=is_full
+                    )
+                else:
+                    together[index] = task
+            except (Problem, DurableTasksError, ValidationError) as error:
+                results[index] = _refused(index, problem_of(error))
+                explained += 1
+                # The open tasks are not counted again for each further item.
+                is_full = is_full or isinstance(error, QuotaExceeded)
+        if not atomic:
+            admitted = charge_some_open_tasks(self.caller.tenant, len(together))
+            for index in list(together)[admitted:]:
+                del together[index]
+                full = problem_of(quota_of_open_tasks(self.caller.tenant))
+                results[index] = _refused(index, full)
+        enqueue.insert_many(list(together.values()))
+        results |= {index: _made(task.id) for index, task in together.items()}
+        refused = [results[index] for index in sorted(results) if "problem" in results[index]]
+        if atomic and refused:
+            parts = [part for one in refused for part in one["problem"]["errors"]]
+            raise Problem(
+                problems.INVALID,
+                f"{len(refused)} of {len(items)} items are refused, and no task is created.",
+                more={"errors": parts[:_ITEMS_MAX]},
+            )
+        new = len(together) + created_so_far() - before
+        if atomic:
+            charge_open_tasks(self.caller.tenant, new)
+        data = [results[index] for index in range(len(items))]
+        ids = [one["task_id"] for one in data if one["status"] == 201]
+        with recorded("task.create_many") as entry:
+            rows = [(key, self.tenant_id) for key in ids]
+            entry.several("task", rows, {}, {"created": len(ids)})
+        return StoredAnswer(200, {"created": new, "refused": len(refused), "data": data})
+
+    def _created_alone(
+        self, call: Call, given: Mapping[str, Any], *, charged: bool, is_full: bool
+    ) -> dict[str, Any]:
+        before = created_so_far()
+        with tables.atomic():
+            key = enqueue.submit(call)
+            is_new = created_so_far() > before
+            if is_new and is_full:
+                raise quota_of_open_tasks(self.caller.tenant)
+            if is_new and charged:
+                charge_open_tasks(self.caller.tenant, 1)
+            if not is_new:
+                self._check_existing(given, key)
+        return _made(key, 201 if is_new else 200)
+
+    @_bulk("bulk-cancel", id="cancelTasks", operations=(CANCEL,), body=BulkCancelBody)
+    def bulk_cancel(self, request: Request) -> Response:
+        """Cancel all open tasks that match a filter; ``Location`` shows the progress."""
+        return self._started(BulkKind.CANCEL)
+
+    @_bulk("bulk-replay", id="replayTasks", operations=(REPLAY,), body=BulkReplayBody)
+    def bulk_replay(self, request: Request) -> Response:
+        """Replay all ended tasks that match a filter; ``Location`` shows the progress."""
+        return self._started(BulkKind.REPLAY)
+
+    def _started(self, kind: BulkKind) -> Response:
+        given, caller = self.valid(), self.caller
+        which = TaskFilter(
+            status=Status(given["status"]) if "status" in given else None,
+            queue=given.get("queue"),
+            name=given.get("name"),
+            since=given.get("created_from"),
+            before=given.get("created_to"),
+        )
+
+        def act() -> StoredAnswer:
+            row = bulk_operations.start(
+                caller.tenant, kind, which, by=caller.name, reason=given.get("reason", "")
+            )
+            if kind is BulkKind.REPLAY:
+                # A cancellation frees the quota, so that it must not be refused by it.
+                charge_open_tasks(caller.tenant, 1)
+            shown = OperationAnswer.shown(row)
+            if self.dry_run:
+                shown["sample"] = self._sample(which, row.until_id)
+            location = address_of("operation-detail", operation_id=row.pk)
+            return StoredAnswer(202, shown, {"Location": location})
+
+        return self.write(act)
+
+    def _sample(self, which: TaskFilter, until: uuid.UUID) -> Sequence[str]:
+        """Return some of the matching tasks, for a dry run."""
+        filters = {
+            "status": which.status,
+            "status__in": sorted(OPEN) if which.status is None else None,
+            "queue": which.queue,
+            "name": which.name,
+            "pk__gte": which.first_id,
+            "pk__lt": until,
+        }
+        given = {name: value for name, value in filters.items() if value is not None}
+        found = TaskPagination(self.tenant_id, given).rows_of(self.rows(), None, _SAMPLE)
+        return [str(row.pk) for row in found]
+
+
+def _columns(name: str) -> tuple[str, ...]:
+    return _COLUMNS.get(name, (name,))
+
+
+def _lookups(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters as lookups. Ids sort by creation time, so that a range of time is a range
+    of the primary key.
+    """
+    found = dict(given)
+    for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
+        if name in found:
+            unix_ms = max(0, int(found.pop(name).timestamp() * 1_000))
+            found[lookup] = first_uuid7_of(unix_ms)
+    statuses = found.pop("status", ())
+    if statuses:
+        several = len(statuses) > 1
+        found["status__in" if several else "status"] = statuses if several else statuses[0]
+    return found
+
+
+def _made(task_id: Any, status: int = 201) -> dict[str, Any]:
+    return {"status": status, "task_id": str(task_id)}
+
+
+def _refused(index: int, problem: Problem) -> dict[str, Any]:
+    """Return the result of a refused item; its places begin with the place of the item."""
+    parts = problem.parts or (InvalidPart("#", problem.detail),)
+    errors = [
+        {**part.as_json(), part.place: f"#/items/{index}{part.name.removeprefix('#')}"}
+        for part in parts
+    ]
+    content = {"code": problem.kind.code, "detail": problem.detail, "errors": errors}
+    return {"status": problem.kind.status, "problem": content}
+
+
+class OperationViewSet(ReadMixin, ApiViewSet):
+    """The operations on many tasks of the last 30 days."""
+
+    singular, plural = "Operation", "Operations"
+    answer = OperationAnswer
+    reads = ("bulkoperation",)
+    noun = "operation"
+    lookup_url_kwarg = "operation_id"
+    lookup_value_converter = "uuid"
+
+    def rows(self) -> QuerySet[Any]:
+        """Return the operations with their tasks."""
+        return super().rows().select_related("task")
+
+    @endpoint()
+    def retrieve(self, request: Request, operation_id: uuid.UUID) -> Response:
+        """Return the operation and its progress."""
+        return Response(self.show(self.find(), self.caller))
+
+
+# Dead letters: tasks that have failed for good.
+
+
+class DeadLetterAnswer(Answer):
+    """Why a task failed finally, and how the dead letter was closed."""
+
+    dead_letter_id = fields.Integer(source="pk")
+    resolution = fields.Text(allow_blank=True)
+
+    class Meta:
+        model = DeadLetter
+        hidden = ("open_task", "args", "kwargs", "encryption_key")
+
+
+class DeadLetterViewSet(OperationsMixin, ReadMixin):
+    """The dead letters of the tenant."""
+
+    singular, plural = "DeadLetter", "DeadLetters"
+    answer = DeadLetterAnswer
+    reads = ("deadletter",)
+    version = "pk"
+    lookup_url_kwarg = "letter_id"
+    lookup_value_converter = "int"
+    targets = (Target.DEAD_LETTERS,)
+
+    @endpoint(
+        is_list=True,
+        filters={
+            "state": fields.OneOf(
+                choices=["open", "all"], required=False, help_text="open (default) or all."
+            )
+        },
+    )
+    def list(self, request: Request) -> Response:
+        """Return the open dead letters, or all with ``state=all``, the newest first."""
+        rows: Any = self.rows()
+        return self.page(rows if self.query().get("state") == "all" else rows.open())

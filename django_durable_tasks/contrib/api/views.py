@@ -1,0 +1,649 @@
+"""The viewset that all others are derived from: access, headers, reads and writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from django.core.signals import got_request_exception
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import action
+from rest_framework.exceptions import NotAuthenticated, ValidationError
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from django_durable_tasks import conf
+from django_durable_tasks.audit import acting
+from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.contrib.api import authentication, problems
+from django_durable_tasks.contrib.api.authentication import (
+    ApiKeyAuthentication,
+    Caller,
+    StaffSessionAuthentication,
+    TenantThrottle,
+)
+from django_durable_tasks.contrib.api.openapi import KEY_SENT_MAX, EndpointSchema
+from django_durable_tasks.contrib.api.pagination import KeysetPagination
+from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered, too_large
+from django_durable_tasks.contrib.api.problems import (
+    InvalidPart,
+    Problem,
+    invalid_header,
+    invalid_parameter,
+    problem_of,
+)
+from django_durable_tasks.contrib.api.serializers import Answer, Body
+from django_durable_tasks.contrib.api.targets import without_secrets
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
+from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import TimeLimits, bound_transaction
+from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.tenants import quotas
+from django_durable_tasks.tenants.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    once,
+    rolled_back,
+)
+from django_durable_tasks.tenants.values import SCOPE_HELP, ApiScope, RateDecision
+
+# Addresses of the API, also if the project includes its URLs within another namespace.
+_NAME = "durable-api"
+_namespace: ContextVar[str] = ContextVar("durable_api_namespace", default=_NAME)
+
+
+def address_of(name: str, **parts: Any) -> str:
+    """Return the path of a route by its name."""
+    return reverse(f"{_namespace.get()}:{name}", kwargs=parts)
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_LENGTH = re.compile("[0-9]{1,12}")
+_KEY = re.compile(r"[\x20-\x7e]{1,200}")
+WRITES = frozenset({"POST", "PATCH", "DELETE"})
+# The items of a body that together cost as much processor time as a small request.
+_ITEMS_OF_A_REQUEST = 10
+# Characters of the column IdempotentRequest.operation.
+_LONGEST_OPERATION = 200
+# Seconds that the transaction of a write may take in all, for a lock, and without a statement.
+LIMITS = TimeLimits(statement=15.0, lock=2.0, idle=15.0)
+
+
+class JsonNegotiation(BaseContentNegotiation):
+    """Every answer is JSON; a client that does not accept it receives 406."""
+
+    def select_parser(self, request: Request, parsers: Any) -> Any:
+        """Return the JSON parser, also for ``application/json; charset=utf-8``."""
+        given = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == given), None)
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[Any, str]:
+        """Return the JSON renderer; raises Problem."""
+        accepted = request.headers.get("Accept", "*/*").lower() or "*/*"
+        kinds = [part.partition(";")[0].strip() for part in accepted.split(",")]
+        view: Any = request.parser_context["view"]
+        fitting = {"*/*", "application/*", "application/json", problems.MEDIA_TYPE}
+        fitting |= set(view.endpoint.media_types if view.endpoint else ())
+        if not fitting.intersection(kinds) and not getattr(request, "is_failing", False):
+            raise Problem(problems.NOT_ACCEPTABLE, "Answers are application/json.")
+        return renderers[0], renderers[0].media_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What an action of a viewset needs and answers.
+
+    ``scope`` is required of a key; of a staff user the permission to view the models ``reads`` and,
+    for a write, one of ``permissions``. ``operations`` are those of the registry that it performs.
+    ``id`` and ``summary`` name it in the OpenAPI document; ``answer`` is None for the answer of
+    the viewset, and ``statuses`` are the successful ones beside 200. ``media_types``: what an
+    answer that is not JSON is called in ``Accept``. ``is_list``: the answer is a page. ``filters``
+    are the fields that read its query parameters. ``has_refusals``: a GET may answer 422.
+    """
+
+    id: str = ""
+    summary: str = ""
+    scope: ApiScope = ApiScope.READ
+    reads: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    body: type[Body] | None = None
+    answer: Any = None
+    statuses: tuple[int, ...] = ()
+    media_types: tuple[str, ...] = ()
+    is_list: bool = False
+    filters: Mapping[str, Any] | None = None
+    has_refusals: bool = False
+
+
+def endpoint(
+    path: str = "",
+    *,
+    detail: bool = True,
+    method: Literal["get", "post"] = "get",
+    **options: Any,
+) -> Callable[[Any], Any]:
+    """Decorate an action; with ``path`` it has a route of its own below the object, or below the
+    list without ``detail``.
+    """
+
+    def mark(function: Any) -> Any:
+        if path:
+            name = path.replace(".", "-")
+            route = action(detail=detail, methods=[method], url_path=path, url_name=name)
+            function = route(function)
+        function.endpoint = Endpoint(**options)
+        return function
+
+    return mark
+
+
+class ApiViewSet(GenericViewSet[Any]):
+    """One resource. The settings of the project's own REST framework do not apply to it.
+
+    ``singular`` and ``plural`` are its names in operation ids. ``answer`` shows a row; ``reads``
+    are the models that a staff user must be permitted to view. ``is_shared``: all tenants share
+    it, so that a staff user who is limited to tenants is refused. ``order`` is the unique column
+    by which a list is ordered, and ``version`` the attribute with the number of an ETag.
+    """
+
+    authentication_classes: Sequence[type[BaseAuthentication]] = (
+        ApiKeyAuthentication,
+        StaffSessionAuthentication,
+    )
+    permission_classes = ()
+    throttle_classes = (TenantThrottle,)
+    filter_backends = ()
+    parser_classes = (JsonParser,)
+    renderer_classes = (JsonRenderer,)
+    content_negotiation_class = JsonNegotiation
+    pagination_class = None
+    metadata_class = None
+    versioning_class = None
+    schema = EndpointSchema()
+    http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
+
+    singular: ClassVar[str] = ""
+    plural: ClassVar[str] = ""
+    noun: ClassVar[str] = ""
+    answer: ClassVar[type[Answer]] = Answer
+    reads: ClassVar[tuple[str, ...]] = ()
+    is_shared: ClassVar[bool] = False
+    order: ClassVar[str] = "pk"
+    version: ClassVar[str] = "revision"
+    rate: RateDecision | None = None
+
+    @classmethod
+    def as_view(cls, actions: Any = None, **initkwargs: Any) -> Any:
+        """Return the view, outside of ATOMIC_REQUESTS: each write opens its own transaction."""
+        view: Any = super().as_view(actions, **initkwargs)
+        for alias in connections:
+            view = transaction.non_atomic_requests(using=alias)(view)
+        return view
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """What the action needs; None if the method is not allowed."""
+        function = getattr(self, getattr(self, "action", None) or "", None)
+        return getattr(function, "endpoint", None)
+
+    @property
+    def caller(self) -> Caller:
+        """Who sends the request; raises NotAuthenticated."""
+        found = self.request.user
+        if not isinstance(found, Caller):
+            raise NotAuthenticated
+        return found
+
+    @property
+    def tenant_id(self) -> int:
+        """The tenant for which the caller acts; every query of the API is restricted to it."""
+        return int(self.caller.tenant.pk)
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the request only asks what would change."""
+        return self.request.query_params.get("dry_run") == "1"
+
+    # Access, in the order in which a request is checked.
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        """Give the request its id, which the client may choose."""
+        match = request.resolver_match
+        _namespace.set(":".join(match.namespaces) if match and match.namespaces else _NAME)
+        given = request.headers.get("X-Request-Id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        return super().initialize_request(request, *args, **kwargs)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Check that the API is open, then the key, the rate, access, parameters and the size of
+        the body.
+        """
+        if not conf.settings().API:
+            raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
+        self.format_kwarg = None
+        negotiated = self.perform_content_negotiation(request)
+        request.accepted_renderer, request.accepted_media_type = negotiated
+        self.perform_authentication(request)
+        if request.method not in self.allowed_methods:
+            # Before the parameters, which are those of a method.
+            self.http_method_not_allowed(request)
+        # A refused request counts too.
+        self.check_throttles(request)
+        self.check_permissions(request)
+        self._check_parameters(request)
+        self._check_size(request)
+
+    def check_permissions(self, request: Request) -> None:
+        """Check the scope of a key and the permissions of a staff user; raises Problem."""
+        needs = self.endpoint
+        if not self.authentication_classes or needs is None:
+            return
+        self.require_scope(needs.scope)
+        if self.caller.user is None:
+            return
+        for model in needs.reads or self.reads:
+            label, dot, name = model.rpartition(".")
+            self.caller.require_permission(f"{label}{dot}view_{name}")
+        if self.is_shared:
+            self.caller.require_all_tenants()
+        if request.method in WRITES:
+            self.caller.require_permission(*self.write_permissions(str(self.action)))
+
+    @classmethod
+    def write_permissions(cls, name: str) -> tuple[str, ...]:
+        """Return the permissions of which a staff user needs one for this action: those of its
+        endpoint or its operations, otherwise Django's.
+        """
+        needs: Endpoint = getattr(cls, name).endpoint
+        found = needs.permissions or tuple(one.permission for one in needs.operations)
+        label, dot, model = cls.reads[0].rpartition(".")
+        return found or (f"{label}{dot}{'add' if name == 'create' else 'change'}_{model}",)
+
+    def require_scope(self, scope: ApiScope) -> None:
+        """Raise Problem unless the key has this scope."""
+        if scope not in self.caller.scopes:
+            raise Problem(
+                problems.SCOPE_MISSING,
+                f"This needs the scope {scope.value!r}: {SCOPE_HELP[scope]}.",
+                more={"scope": scope.value},
+            )
+
+    def parameters(self) -> set[str]:
+        """Return the names of the query parameters of the action."""
+        needs = self.endpoint or Endpoint()
+        known = set(needs.filters or ())
+        if needs.is_list:
+            known |= {"limit", "cursor"}
+        return known | ({"dry_run"} if self.request.method in WRITES else set())
+
+    def _check_parameters(self, request: Request) -> None:
+        known = self.parameters()
+        for name, values in request.query_params.lists():
+            if name not in known:
+                shown = name.encode(errors="backslashreplace").decode()[:100]
+                text = f"is no parameter here. {did_you_mean(name, known)}".strip()
+                raise invalid_parameter(shown, text, "unknown_parameter")
+            if len(values) > 1:
+                raise invalid_parameter(name, "is given twice", "duplicate")
+            if "\x00" in values[0]:
+                raise invalid_parameter(name, "contains U+0000", "nul_character")
+        if request.query_params.get("dry_run", "1") not in ("0", "1"):
+            raise invalid_parameter("dry_run", "is neither 0 nor 1", "choice")
+
+    def _check_size(self, request: Request) -> None:
+        most = conf.settings().API_BODY_MAX_BYTES
+        length = request.META.get("CONTENT_LENGTH") or "0"
+        if "HTTP_TRANSFER_ENCODING" in request.META or not _LENGTH.fullmatch(length):
+            # Otherwise the body would be ignored, and the operation performed without its fields.
+            raise invalid_header("Content-Length", "send the length of the body.")
+        if int(length) > most:
+            raise too_large(most)
+
+    def query(self) -> dict[str, Any]:
+        """Return the values of the given query parameters of the action; raises Problem."""
+        found: dict[str, Any] = {}
+        for name, field in ((self.endpoint or Endpoint()).filters or {}).items():
+            text = self.request.query_params.get(name)
+            if text is None and field.required:
+                raise invalid_parameter(name, f"is required: {field.help_text}", "required")
+            if text is None:
+                continue
+            try:
+                found[name] = field.run_validation(text)
+            except ValidationError as refused:
+                (detail,) = refused.detail
+                code = str(getattr(detail, "code", "invalid"))
+                raise invalid_parameter(name, str(detail), code) from None
+        return found
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object of the request, empty without a body; raises Problem."""
+        data = self.request.data
+        if not isinstance(data, dict):
+            part = InvalidPart("#", "is no JSON object", "type")
+            raise Problem(problems.INVALID, "The body is no JSON object.", [part])
+        return data
+
+    def valid(self, *, partial: bool = False) -> dict[str, Any]:
+        """Return the validated body of the action; raises Problem or ValidationError."""
+        needs: Any = self.endpoint
+        found: dict[str, Any] = needs.body.valid(self.body(), partial=partial)
+        return found
+
+    def charge_items(self, number: int) -> None:
+        """Count a request with many items as further requests, before the items are read.
+
+        Raises Problem.
+        """
+        if self.rate is None:
+            return
+        # A request that costs more than the window is admitted when all of the window is free.
+        further = min((number - 1) // _ITEMS_OF_A_REQUEST, self.rate.rate.number - 1)
+        if further > 0:
+            self.rate = authentication.admit_request(self.caller.tenant, further)
+
+    # Errors, and the headers of every answer.
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Return the problem of an exception; no error is answered in another form."""
+        self.request.is_failing = True  # type: ignore[attr-defined]
+        problem = problem_of(exc)
+        violated = problem.more.get("violated-policies", ())
+        quota = next(iter(violated), "") or getattr(exc, "quota", "")
+        if quota and not self.dry_run:
+            # Recorded as an event; the transaction of the request has been rolled back.
+            quotas.refused(self.tenant_id, quota, problem.detail)
+        if problem.kind is problems.INTERNAL_ERROR:
+            got_request_exception.send(sender=type(self), request=self.request._request)
+        headers = dict(problem.headers)
+        if problem.kind is problems.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = self.get_authenticate_header(self.request) or "Bearer"
+        types = address_of("problem-detail", code="x")[:-1]
+        return Response(
+            problem.as_json(self.request.path, self.request_id, types),
+            status=problem.kind.status,
+            headers=headers,
+            content_type=problems.MEDIA_TYPE,
+        )
+
+    def finalize_response(
+        self, request: Request, response: Any, *args: Any, **kwargs: Any
+    ) -> Response:
+        """Add the headers of every answer."""
+        if getattr(request, "accepted_renderer", None) is None:
+            request.accepted_renderer = JsonRenderer()
+            request.accepted_media_type = JsonRenderer.media_type
+        finished = super().finalize_response(request, response, *args, **kwargs)
+        finished.headers["X-Request-Id"] = self.request_id
+        finished.headers["Cache-Control"] = "no-store"
+        finished.headers["X-Content-Type-Options"] = "nosniff"
+        for name, value in authentication.rate_headers(self.rate).items() if self.rate else ():
+            finished.headers.setdefault(name, value)
+        return finished
+
+    # Objects.
+
+    def rows(self) -> QuerySet[Any]:
+        """Return the rows of the tenant."""
+        model: Any = self.answer.Meta.model
+        found: QuerySet[Any] = model.objects.using(conf.settings().DATABASE)
+        return found.filter(tenant_id=self.tenant_id)
+
+    def find(self, *, lock: bool = False) -> Any:
+        """Return the object of the address, locked for a change if ``lock``; raises Problem.
+
+        The object of another tenant does not exist for this one.
+        """
+        rows = tables.locked_for_change(self.rows()) if lock else self.rows()
+        row = rows.filter(pk=self.kwargs[self.lookup_url_kwarg or "pk"]).first()
+        if row is None:
+            noun = self.noun or self.rows().model._meta.verbose_name
+            raise Problem(problems.NOT_FOUND, f"There is no {noun} with this id.")
+        return row
+
+    def show(self, row: Any, caller: Caller) -> dict[str, Any]:
+        """Return an object as JSON values for this caller."""
+        found: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
+        return found
+
+    def tag_of(self, row: Any, shown: Mapping[str, Any] | bytes) -> str:
+        """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
+        If-None-Match.
+        """
+        digest = hashlib.sha256(rendered(shown)).hexdigest()[:12]
+        return f'"{self.version_of(row)}-{digest}"'
+
+    def version_of(self, row: Any) -> int:
+        """Return the number that each change of the object increases."""
+        return int(getattr(row, self.version))
+
+    def tagged(self, row: Any, shown: Mapping[str, Any]) -> Response:
+        """Return an object with its ETag, or 304 if the client has it."""
+        tag = self.tag_of(row, shown)
+        given = self.request.headers.get("If-None-Match", "")
+        if given == "*" or tag in [part.strip().removeprefix("W/") for part in given.split(",")]:
+            return Response(status=304, headers={"ETag": tag})
+        return Response(shown, headers={"ETag": tag})
+
+    def require_version(self, row: Any) -> None:
+        """Check ``If-Match`` against the present version; raises Problem."""
+        given = self.request.headers.get("If-Match")
+        if given is None:
+            text = "send the ETag of the object."
+            raise invalid_header("If-Match", text, problems.VERSION_REQUIRED)
+        # Proxies that compress answers add `W/`.
+        tags = [
+            tag.strip().removeprefix("W/").strip('"').partition("-")[0] for tag in given.split(",")
+        ]
+        if given.strip() != "*" and str(self.version_of(row)) not in tags:
+            text = "the object has another version now."
+            raise invalid_header("If-Match", text, problems.STALE_VERSION)
+
+    def page(
+        self,
+        rows: QuerySet[Any],
+        show: Callable[[Any], Any] | None = None,
+        paginator: KeysetPagination | None = None,
+    ) -> Response:
+        """Return a page of these rows, shown by ``show`` or as the objects of the viewset."""
+        pages = paginator or KeysetPagination(self.tenant_id, self.order)
+        found, caller = pages.paginate_queryset(rows, self.request, self), self.caller
+        represent = show or (lambda row: self.show(row, caller))
+        return pages.get_paginated_response([represent(row) for row in found])
+
+    def whole(self, data: Sequence[Any]) -> Response:
+        """Return a list that has one page."""
+        return Response({"data": data, "next_cursor": None, "prev_cursor": None, "has_more": False})
+
+    # Writes.
+
+    def changed(self, row: Any, status: int = 200, **headers: str) -> StoredAnswer:
+        """Return the answer to a write of this object. It is masked, because it may be stored and
+        sent to another key of the tenant.
+        """
+        shown = self.show(row, self.caller.without_secrets())
+        return StoredAnswer(status, shown, {**headers, "ETag": self.tag_of(row, shown)})
+
+    def before(self) -> dict[str, Any]:
+        """Return the object of the address as a write shows it, for a dry run."""
+        return self.show(self.find(), self.caller.without_secrets())
+
+    def edit_with(self, change: Callable[[Any, dict[str, Any]], Any]) -> Response:
+        """Call ``change`` with the object of the address and the validated body, if the client has
+        the present version; return the changed object.
+        """
+        given = self.valid()
+
+        def act() -> StoredAnswer:
+            row = self.find()
+            self.require_version(row)
+            change(row, given)
+            return self.changed(self.find())
+
+        return self.write(act, self.before)
+
+    def delete_with(self, operation: Operation) -> Response:
+        """Perform the operation, which deletes the object; return it as it was."""
+
+        def act() -> StoredAnswer:
+            row = self.find()
+            shown = self.show(row, self.caller.without_secrets())
+            operation.perform(row, by=self.caller.name, reason="")
+            return StoredAnswer(200, shown)
+
+        return self.write(act)
+
+    def write(
+        self,
+        act: Callable[[], StoredAnswer],
+        before: Callable[[], Mapping[str, Any]] = dict,
+        at_once: Callable[[RequestIdentity], StoredAnswer | None] | None = None,
+    ) -> Response:
+        """Call ``act`` in a transaction and return its answer.
+
+        If ``act`` raises, nothing is written, not even the key of the request, so that a corrected
+        request may use the same key. ``before`` returns the object that ``act`` changes, for the
+        comparison of a dry run. ``at_once`` does the same as ``act`` for a request with an
+        Idempotency-Key and stores the answer, in one statement outside of a transaction; if it
+        returns None, ``act`` is called.
+        """
+        caller, address = self.caller, self.request.META.get("REMOTE_ADDR")
+        with acting(AuditSource.API, caller.name, address, caller.tenant.pk):
+            key = idempotency_key(self.request)
+            if self.dry_run:
+                return _response(_previewed(act, before))
+            if key is None:
+                return _response(_in_transaction(act))
+            identity = RequestIdentity(
+                tenant_id=caller.tenant.pk,
+                key=key,
+                operation=operation_of(self.request),
+                fingerprint=_fingerprint(self.request),
+            )
+            try:
+                done = None if at_once is None else at_once(identity)
+                return _response(done or _once(identity, act))
+            except RequestConflict as refused:
+                raise invalid_header("Idempotency-Key", str(refused), problems.KEY_REUSED) from None
+            except RequestInProgress as running:
+                headers = {"Retry-After": "1"}
+                raise Problem(problems.IN_PROGRESS, str(running), headers=headers) from running
+
+
+@retry_on_deadlock
+def _in_transaction(act: Callable[[], StoredAnswer]) -> StoredAnswer:
+    with tables.atomic():
+        bound_transaction(LIMITS)
+        return act()
+
+
+@retry_on_deadlock
+def _once(identity: RequestIdentity, act: Callable[[], StoredAnswer]) -> StoredAnswer:
+    def plain_act() -> StoredAnswer:
+        answer = act()
+        return StoredAnswer(answer.status_code, _plain(answer.body), answer.headers)
+
+    with tables.atomic():
+        return once(identity, estimated_now(), LIMITS, plain_act)
+
+
+def _previewed(
+    act: Callable[[], StoredAnswer], before: Callable[[], Mapping[str, Any]]
+) -> StoredAnswer:
+    """Return what a write would answer, and the fields that it would change."""
+    with rolled_back():
+        bound_transaction(LIMITS)
+        shown = before()
+        answer = act()
+        body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
+        after = body if isinstance(body, Mapping) else {}
+        changes = {
+            name: {"before": shown[name], "after": after[name]}
+            for name in shown
+            if name in after and shown[name] != after[name]
+        }
+        preview = {"dry_run": True, "would_answer": answer.status_code}
+        return StoredAnswer(200, {**preview, "changes": changes, "would_return": body})
+
+
+def _plain(body: Any) -> Any:
+    """Return the body as it is sent, so that a replayed answer is the same."""
+    return json.loads(rendered(body) or b"null")
+
+
+def _response(answer: StoredAnswer) -> Response:
+    headers = dict(answer.headers)
+    if answer.replayed:
+        headers["Idempotent-Replayed"] = "true"
+    return Response(answer.body, status=answer.status_code, headers=headers)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the key of a write, with or without the quotes of a structured field; None without
+    the header. Raises Problem.
+
+    A GET that writes an audit entry has no key, because its answer contains secrets, which must not
+    be stored.
+    """
+    given = request.headers.get("Idempotency-Key")
+    if given is None or request.method not in WRITES:
+        return None
+    text = given.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    if len(given) > KEY_SENT_MAX or not _KEY.fullmatch(text):
+        raise invalid_header("Idempotency-Key", "give 1 to 200 printable ASCII characters.")
+    return text
+
+
+def operation_of(request: Request) -> str:
+    """Return method and path; the SHA-256 of them if they exceed the column."""
+    text = f"{request.method} {request.path}"
+    return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fingerprint(request: Request) -> str:
+    """Return the digest of what a request asks for. An edit of another version is another one.
+
+    Secrets are masked. Otherwise a key of the tenant that may not read them could guess one: only
+    the right guess would be answered like the first request.
+    """
+    content: list[Any] = [without_secrets(request.data), sorted(request.query_params.lists())]
+    if "If-Match" in request.headers:
+        content.append(request.headers["If-Match"])
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class ReadMixin:
+    """Lists the objects of a viewset, and reads one."""
+
+    @endpoint(is_list=True)
+    def list(self: Any, request: Request) -> Response:
+        """Return the objects."""
+        response: Response = self.page(self.rows())
+        return response
+
+    @endpoint()
+    def retrieve(self: Any, request: Request, **ids: Any) -> Response:
+        """Return the object."""
+        row = self.find()
+        response: Response = self.tagged(row, self.show(row, self.caller))
+        return response

@@ -1,0 +1,375 @@
+"""``/workflows`` and graphs of tasks."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from django.http import HttpResponse
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import OnUpstreamFailure, TargetType
+from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.operations import (
+    REASON_MAX,
+    OperationsMixin,
+    body_of,
+    perform,
+    refused,
+)
+from django_durable_tasks.contrib.api.problems import INVALID, invalid_field, invalid_parameter
+from django_durable_tasks.contrib.api.serializers import Answer, Body
+from django_durable_tasks.contrib.api.targets import call_of, check_queue, refuse_masks
+from django_durable_tasks.contrib.api.tasks import TaskOptions, TaskViewSet
+from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
+from django_durable_tasks.dependencies.joins import needed_of
+from django_durable_tasks.dependencies.references import MARK
+from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
+from django_durable_tasks.models import WorkflowRun
+from django_durable_tasks.operations import workflows
+from django_durable_tasks.operations.operation import Operation, OperationResult, Target
+from django_durable_tasks.registry import Registered
+from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
+from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
+from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
+from django_durable_tasks.tenants.values import ApiScope
+from django_durable_tasks.workflows import Workflow, graph_data
+from django_durable_tasks.workflows.builder import Step
+from django_durable_tasks.workflows.diagrams import Diagram, draw
+
+# Builds workflows from the bodies of requests.
+#
+# ``{"$result": "extract"}`` in the arguments of a step is the result of the earlier step
+# ``extract``, and ``{"$result": "extract", "path": ["rows", 0]}`` a part of it.
+
+
+# Steps of a workflow in one request, which is one transaction.
+_STEPS_MAX = 1_000
+
+
+class StepBody(TaskOptions):
+    """One task of a workflow."""
+
+    step = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the workflow.")
+    target_type = fields.OneOf(
+        choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
+    )
+    target_config = fields.JsonObject(
+        help_text=f'An argument {{"{MARK}": "step"}} is the result of an earlier step.'
+    )
+    after = fields.AnyJson(
+        required=False,
+        help_text="Steps that must end before: a list of names, or an object of names and"
+        " MUST_SUCCEED, MUST_FINISH or MUST_FAIL.",
+    )
+    join = fields.AnyJson(required=False, help_text="ALL (default), ANY, or how many of them.")
+    on_upstream_failure = fields.OneOf(
+        choices=[policy.value for policy in OnUpstreamFailure],
+        default=OnUpstreamFailure.SKIP.value,
+    )
+
+    class Meta(TaskOptions.Meta):
+        options = tuple(
+            name
+            for name in TaskOptions.Meta.options
+            if name not in {"run_at", "expires_at", "key", "idempotency_key", "depends_on"}
+            and name not in TaskOptions.Meta.hidden
+        )
+
+
+class NewWorkflowBody(Body):
+    """A workflow to start."""
+
+    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
+    key = fields.Text(
+        required=False,
+        max_length=fields.KEY_LENGTH,
+        help_text="If an open workflow has this key, the answer is that one.",
+    )
+    run_at = fields.Instant(
+        required=False, validators=[fields.not_past], help_text="The earliest start."
+    )
+    deadline = fields.Instant(
+        required=False,
+        validators=[fields.future],
+        help_text="Tasks that have not ended then are cancelled.",
+    )
+    priority = fields.Integer(
+        required=False, min_value=COUNTS["priority"][0], max_value=COUNTS["priority"][1]
+    )
+    steps = fields.Items(child=StepBody(), max_length=_STEPS_MAX, allow_empty=False)
+
+
+class _TaskWithOptions(NamedTuple):
+    """A registered task with the options of a step, as ``task.using(...)`` returns."""
+
+    registered: Registered
+    options: CallOptions
+
+
+def items_of(body: Mapping[str, Any]) -> int:
+    """Return for how many items a body that was not validated counts: its steps, and its edges, of
+    which 100 cost as much as a step.
+    """
+    steps = body.get("steps")
+    known = steps if isinstance(steps, list) else []
+    after = [one.get("after") for one in known if isinstance(one, dict)]
+    return len(known) + sum(len(one) for one in after if isinstance(one, list | dict)) // 100
+
+
+def workflow_from(given: Mapping[str, Any], caller: Caller) -> Workflow:
+    """Return the workflow of a validated body; raises Problem or DurableTasksError."""
+    flow = Workflow(given["name"], deadline=given.get("deadline"))
+    steps = dict[str, Step]()
+    for index, one in enumerate(given["steps"]):
+        pointer = f"#/steps/{index}"
+        if one["step"] in steps:
+            raise invalid_field(f"{pointer}/step", "is the name of another step", "duplicate")
+        try:
+            steps[one["step"]] = _added(flow, one, steps, caller, pointer)
+        except DurableTasksError as refused:
+            raise invalid_field(pointer, str(refused)) from None
+    for index, one in enumerate(given["steps"]):
+        _connect(steps, one, f"#/steps/{index}/after")
+    return flow
+
+
+def _added(
+    flow: Workflow,
+    given: Mapping[str, Any],
+    steps: Mapping[str, Step],
+    caller: Caller,
+    pointer: str,
+) -> Step:
+    place = f"{pointer}/target_config"
+    check_payload(caller.tenant, given["target_config"])
+    config = _resolved(given["target_config"], steps, place)
+    refuse_masks(config, place)
+    target = call_of(given["target_type"], config, caller.tenant, pointer)
+    check_queue(given, caller.tenant, pointer)
+    options = {name: given[name] for name in StepBody.Meta.options if name in given}
+    return flow.add_call(
+        _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
+        target.args,
+        target.kwargs,
+        join=given.get("join", "ALL"),
+        on_upstream_failure=given["on_upstream_failure"],
+        step=given["step"],
+    )
+
+
+def _resolved(value: Any, steps: Mapping[str, Step], pointer: str) -> Any:
+    """Return arguments in which references to steps are the results of these steps."""
+    if isinstance(value, dict):
+        if MARK in value:
+            return _reference(value, steps, pointer)
+        return {name: _resolved(item, steps, pointer) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, steps, pointer) for item in value]
+    return value
+
+
+def _reference(value: Mapping[str, Any], steps: Mapping[str, Step], pointer: str) -> Any:
+    name, path = value[MARK], value.get("path", [])
+    known = isinstance(name, str) and name in steps
+    parts = isinstance(path, list) and all(type(part) in (str, int) for part in path)
+    if not known or not parts or set(value) - {MARK, "path"}:
+        raise invalid_field(
+            pointer,
+            f'contains a wrong reference: write {{"{MARK}": "step"}} with the name of an earlier'
+            ' step, and "path" for a part of its result',
+            "reference",
+        )
+    found = steps[name].result
+    for part in path:
+        found = found[part]
+    return found
+
+
+def _connect(steps: Mapping[str, Step], given: Mapping[str, Any], pointer: str) -> None:
+    after = given.get("after", [])
+    if not isinstance(after, list | dict) or not all(isinstance(name, str) for name in after):
+        raise invalid_field(pointer, "is neither a list nor an object of names of steps", "type")
+    for name in after:
+        if name not in steps:
+            hint = did_you_mean(name, list(steps))
+            raise invalid_field(pointer, f"{name[:100]!r} is no step. {hint}".strip(), "unknown")
+    try:
+        needed_of(given.get("join", "ALL"), len(after))
+    except DurableTasksError as refused:
+        raise invalid_field(f"{pointer.removesuffix('after')}join", str(refused)) from None
+    kinds = after if isinstance(after, dict) else dict.fromkeys(after, "MUST_SUCCEED")
+    try:
+        steps[given["step"]].after({steps[name]: kind for name, kind in kinds.items()})
+    except DependencyCycle as refused:
+        raise invalid_field(pointer, str(refused), "cycle") from None
+    except DurableTasksError as refused:
+        raise invalid_field(pointer, str(refused)) from None
+
+
+class WorkflowAnswer(Answer):
+    """A workflow run. The numbers are those of endings that the leader has counted."""
+
+    workflow_id = fields.Id(source="pk")
+    parent_id = fields.Id(source="parent", allow_null=True)
+    recurring_task_id = fields.Id(source="recurring_task", allow_null=True)
+
+    class Meta:
+        model = WorkflowRun
+        hidden = (
+            *("open_key", "parent", "root", "released", "recurring_task", "fire_time"),
+            *("callbacks", "updated_at", "sealed_at"),
+        )
+
+
+class GraphAnswer(Answer):
+    """Tasks and the dependencies between them."""
+
+    nodes = serializers.ListField(child=fields.JsonObject())
+    edges = serializers.ListField(child=fields.JsonObject())
+
+
+_SVG = "image/svg+xml"
+_IMAGES = (_SVG, "image/*")
+# Tasks of a drawing, the nearest ones first.
+NEAR = 1_000
+
+
+def _json(diagram: Diagram) -> Any:
+    return json.loads(draw(diagram, "json"))
+
+
+def _image(diagram: Diagram) -> HttpResponse:
+    return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
+
+
+class WorkflowViewSet(OperationsMixin, ReadMixin):
+    """The workflow runs of the tenant, the newest first."""
+
+    singular, plural, noun = "Workflow", "Workflows", "workflow"
+    answer = WorkflowAnswer
+    reads = ("workflowrun",)
+    lookup_url_kwarg = "workflow_id"
+    lookup_value_converter = "uuid"
+    targets = (Target.WORKFLOW,)
+
+    def version_of(self, row: WorkflowRun) -> int:
+        """Return the time of the last change in microseconds."""
+        return int(row.updated_at.timestamp() * 1_000_000)
+
+    @endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
+    def create(self, request: Request) -> Response:
+        """Start a workflow, or return the open one with the same key."""
+        self.charge_items(items_of(self.body()))
+        given = self.valid()
+        flow = workflow_from(given, self.caller)
+        return self.write(lambda: self._started(given, flow))
+
+    def _started(self, given: Mapping[str, Any], flow: Workflow) -> StoredAnswer:
+        tenant, key = self.caller.tenant, given.get("key")
+        before = key and self.rows().filter(open_key=key).exists()
+        with recorded("workflow.start") as entry:
+            run = flow.start(
+                run_at=given.get("run_at"), key=key, tenant=tenant, priority=given.get("priority")
+            )
+            if not before:
+                entry.subject("workflow", run.pk, tenant.pk)
+                entry.detail(name=run.name, key=key, total=run.total)
+        if not before:
+            charge_open_tasks(tenant, run.total)
+        location = address_of("workflow-detail", workflow_id=run.pk)
+        return self.changed(run, 200 if before else 201, Location=location)
+
+    def result(self, done: OperationResult) -> dict[str, Any]:
+        """Return the numbers of changed tasks."""
+        report = done.report
+        if report is None:
+            return {}
+        changed, stopping = len(report.changes), len(report.stop_requested)
+        return {"changed_tasks": changed, "stop_requested": stopping}
+
+    @endpoint("graph", reads=("workflowrun", "task"), answer=GraphAnswer)
+    def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
+        """Return the tasks and dependencies of a workflow run as JSON."""
+        return Response(_json(graph_data.of_run(self.find())))
+
+    @endpoint(
+        "graph.svg",
+        reads=("workflowrun", "task"),
+        media_types=_IMAGES,
+    )
+    def image(self, request: Request, workflow_id: uuid.UUID) -> HttpResponse:
+        """Return the drawing of a workflow run."""
+        return _image(graph_data.of_run(self.find()))
+
+
+_REMOVE = {
+    "upstream": fields.Id(required=True, help_text="the id of a task"),
+    "reason": fields.Text(required=False, allow_blank=True, help_text="Why; kept with the name."),
+}
+
+
+class GraphTaskViewSet(TaskViewSet):
+    """Tasks with their dependencies."""
+
+    def _graph(self) -> Diagram:
+        return graph_data.around(self.find(), NEAR)
+
+    @endpoint("dependencies", answer=GraphAnswer)
+    def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the tasks connected with this one, at most 1,000, the nearest first."""
+        return Response(_json(self._graph()))
+
+    @dependencies.mapping.post
+    @endpoint(
+        id="addTaskDependency",
+        scope=ApiScope.OPERATE,
+        operations=(workflows.ADD,),
+        body=body_of("AddDependencyBody", workflows.ADD),
+        answer=GraphAnswer,
+    )
+    def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task, which has not started, wait for another one."""
+        return self._changed(self.valid(), workflows.ADD)
+
+    @dependencies.mapping.delete
+    @endpoint(
+        id="removeTaskDependency",
+        scope=ApiScope.OPERATE,
+        operations=(workflows.REMOVE,),
+        filters=_REMOVE,
+        answer=GraphAnswer,
+    )
+    def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task no longer wait for the task ``upstream``."""
+        given = self.query()
+        given["reason"] = given.get("reason", "")[:REASON_MAX]
+        return self._changed(given, workflows.REMOVE)
+
+    def _changed(self, given: Mapping[str, Any], operation: Operation) -> Response:
+        def act() -> StoredAnswer:
+            row = self.find()
+            upstream = self.rows().filter(pk=given["upstream"]).first()
+            if upstream is None:
+                reason = ("is the id of no task", "unknown_task")
+                if operation is workflows.REMOVE:
+                    raise invalid_parameter("upstream", *reason, INVALID)
+                raise invalid_field("#/upstream", *reason)
+            done = perform(operation, row, self.caller, {**given, "upstream": upstream})
+            if not done.changed and operation is workflows.REMOVE:
+                raise refused(row)
+            return StoredAnswer(200, _json(self._graph()))
+
+        return self.write(act)
+
+    @endpoint("dependencies.svg", media_types=_IMAGES)
+    def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
+        """Return the drawing of the tasks connected with a task."""
+        return _image(self._graph())
