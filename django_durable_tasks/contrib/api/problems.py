@@ -16,8 +16,8 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as drf
 
 from django_durable_tasks import exceptions as ours
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.masking import text_for_tenants
-from django_durable_tasks.models import NotificationSetting
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
 from django_durable_tasks.schedules.options import ScheduleOptions
 from django_durable_tasks.store.errors import is_unmigrated

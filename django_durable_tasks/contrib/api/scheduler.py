@@ -26,10 +26,10 @@ from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
+from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import (
-    Alert,
     Node,
     NodeKind,
     QueueControl,
