@@ -32,7 +32,8 @@ _ANSWERS = (200, 400, 404, 409, 422)
 def _tables() -> dict[str, list[dict[str, Any]]]:
     return {
         model._meta.db_table: list(model._default_manager.order_by("pk").values())
-        for model in apps.get_app_config("django_durable_tasks").get_models()
+        for model in apps.get_models()
+        if "durable_tasks" in model._meta.app_label
         if not any(model._meta.db_table.endswith(name) for name in _CHANGED)
     }
 

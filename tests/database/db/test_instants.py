@@ -34,7 +34,8 @@ def stored(request: pytest.FixtureRequest, settings: Any, transactional_db: None
 def test_every_column_of_time_is_a_column_of_instants() -> None:
     fields = [
         field
-        for model in apps.get_app_config("django_durable_tasks").get_models()
+        for model in apps.get_models()
+        if "durable_tasks" in model._meta.app_label
         for field in model._meta.get_fields()
         if isinstance(field, models.DateTimeField)
     ]

@@ -19,11 +19,7 @@ from tests.factories import a_task
 from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
-GUARDED = {
-    model
-    for model in apps.get_app_config("django_durable_tasks").get_models()
-    if issubclass(model, GuardedModel)
-}
+GUARDED = {model for model in apps.get_models() if issubclass(model, GuardedModel)}
 WRITES: dict[str, Callable[[Any], Any]] = {
     "create": lambda rows: rows.create(),
     "bulk_create": lambda rows: rows.bulk_create([rows.model()]),
