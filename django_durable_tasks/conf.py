@@ -224,15 +224,6 @@ def check_task_defaults(defaults: object) -> None:
         )
 
 
-def check_verify_cron(audit: object) -> None:
-    """Check the cron expression of VERIFY_CRON."""
-    if audit is not None and not isinstance(audit, str):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['VERIFY_CRON'] is {audit!r}: give a cron text such as '40 3 * * *', or"
-            " None."
-        )
-
-
 # The settings of metrics and traces, which are part of ``Settings``.
 
 
@@ -249,34 +240,11 @@ class MonitoringOptions:
     METRICS_TENANTS: bool = value(
         False, "Count for each tenant, and add the label `tenant` to the metrics of tasks."
     )
-    METRICS_SERIES_MAX: int = count(
-        1_000,
-        "The most combinations of queue, task, status and tenant that are counted separately. What"
-        " comes later is counted under the name `other`.",
-    )
-    METRICS_RETENTION: float = duration(
-        172_800, "How long the counts for charts are kept; two days. Totals are kept indefinitely."
-    )
     TRACES: bool = value(
         False,
         "Create spans of OpenTelemetry for the creation and the attempts of tasks; needs"
         " `django_durable_tasks.contrib.metrics` and the extra [otel].",
     )
-
-
-_RETENTION_MIN = 7_200
-"""Seconds. Created tasks are counted again an hour after their minute."""
-
-
-def check_monitoring(found: MonitoringOptions) -> None:
-    """Check the values that their types do not check; raises InvalidSetting."""
-    if not found.METRICS_SERIES_MAX:
-        raise InvalidSetting("DURABLE_TASKS['METRICS_SERIES_MAX'] is 0: give 1 or more.")
-    if found.METRICS_RETENTION < _RETENTION_MIN:
-        raise InvalidSetting(
-            f"DURABLE_TASKS['METRICS_RETENTION'] is {found.METRICS_RETENTION:g}: give at least"
-            f" {_RETENTION_MIN}."
-        )
 
 
 # The settings of notifications, alerts and the watchdog, which are part of ``Settings``.
@@ -291,15 +259,6 @@ class NotificationOptions:
         "Record the events that notification settings select, and send them. Otherwise nothing is"
         " recorded or sent, and the API answers 404 for notification settings.",
     )
-    NOTIFICATION_QUEUE: str | None = value(
-        None,
-        "The queue of the tasks that send notifications. None: that to which Celery routes them.",
-    )
-    NOTIFICATION_CONCURRENCY: int = count(
-        2,
-        "The most messages of one notification setting that are sent at the same time, so that a"
-        " slow receiver does not delay others. 0: no limit.",
-    )
     NOTIFICATION_EMAIL_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
         "The addresses to which notifications may be sent by e-mail; addresses or patterns such as"
@@ -309,27 +268,17 @@ class NotificationOptions:
     NOTIFICATION_EMAIL_FROM: str | None = value(
         None, "The sender of notifications by e-mail. None: DEFAULT_FROM_EMAIL."
     )
-    NOTIFICATION_RETENTION: float = duration(
-        2_592_000, "How long the events of notifications are kept; 30 days."
-    )
     WATCHDOG_URL: str | None = value(
         None,
         "A URL of an external monitor. Each minute a scheduler creates a task that a worker runs,"
         " and the task sends a request to this URL. The monitor alarms if the requests stop.",
     )
-    WATCHDOG_METHOD: str = value(
-        "GET", "The method of the requests to WATCHDOG_URL: GET, HEAD or POST."
-    )
-
-
-_METHODS = ("GET", "HEAD", "POST")
 
 
 def check_notifications(found: NotificationOptions) -> None:
     """Check the types of these settings; raises InvalidSetting."""
     check_allowed("NOTIFICATION_EMAIL_ALLOW", found.NOTIFICATION_EMAIL_ALLOW)
     for key in (
-        "NOTIFICATION_QUEUE",
         "NOTIFICATION_EMAIL_FROM",
         "WATCHDOG_URL",
     ):
@@ -337,11 +286,6 @@ def check_notifications(found: NotificationOptions) -> None:
     if not isinstance(found.NOTIFICATIONS, bool):
         raise InvalidSetting(
             f"DURABLE_TASKS['NOTIFICATIONS'] is {found.NOTIFICATIONS!r}: give True or False."
-        )
-    if found.WATCHDOG_METHOD not in _METHODS:
-        raise InvalidSetting(
-            f"DURABLE_TASKS['WATCHDOG_METHOD'] is {found.WATCHDOG_METHOD!r}: give one of"
-            f" {', '.join(_METHODS)}."
         )
 
 
@@ -364,9 +308,6 @@ class InterfaceOptions:
         ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
         "The durable tasks that clients of the HTTP API may create; names or patterns such as"
         " 'billing.*', or a mapping of the slugs of tenants, '*' for all, to such lists.",
-    )
-    API_BODY_MAX_BYTES: int = count(
-        1_048_576, "The largest body of a request to the HTTP API, checked before it is read."
     )
     API_QUEUES: Sequence[str] = value(
         (),
@@ -548,8 +489,9 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         None,
         "How long rows are kept; with None as a value they are never deleted. By the status of"
         " ended tasks (FAILED 30 days, the others a week), 'LEDGER' of the fire times of schedules,"
-        " which also says how far back a backfill can reach, and 'AUDIT' (both a year):"
-        " {'SUCCESS': 86_400, 'AUDIT': None}.",
+        " which also says how far back a backfill can reach, 'AUDIT' (both a year), 'NOTIFICATIONS'"
+        " of events (30 days) and 'METRICS' of the counts of charts (two days; totals are kept"
+        " indefinitely): {'SUCCESS': 86_400, 'AUDIT': None}.",
     )
     SCHEDULES: Mapping[str, Mapping[str, Any]] | None = value(
         None,
@@ -563,11 +505,6 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         (),
         "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of"
         " names.",
-    )
-    VERIFY_CRON: str | None = value(
-        None,
-        "When the tables are verified by themselves: a cron text, '40 3 * * *'; needs"
-        " `django_durable_tasks.contrib.verify`. `durable sync` makes the schedule.",
     )
     DEAD_LETTERS_MAX: int = count(
         0, "More open dead letters than this warn and make `durable status` exit with 1."
@@ -621,14 +558,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
         raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
     check_names(found.REDIS_URL, found.REGION)
     check_schedules(found.SCHEDULES)
-    check_verify_cron(found.VERIFY_CRON)
     check_limits(found.LIMITS)
     check_task_defaults(found.TASK_DEFAULTS)
     check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
     check_interfaces(found)
     check_notifications(found)
     check_encryption(found.ENCRYPTION_KEYS)
-    check_monitoring(found)
     return found
 
 
@@ -641,8 +576,10 @@ _KEPT = {
     "EXPIRED": 604_800,
     "LEDGER": _YEAR,
     "AUDIT": _YEAR,
+    "NOTIFICATIONS": 2_592_000,
+    "METRICS": 172_800,
 }
-_NO_STATUSES = ("LEDGER", "AUDIT")
+_NO_STATUSES = ("LEDGER", "AUDIT", "NOTIFICATIONS", "METRICS")
 _BEFORE_ALL = datetime(1970, 1, 2, tzinfo=UTC)
 
 

@@ -326,6 +326,12 @@ def _at_most(places: int, allowed: Allowance) -> Allowance:
     return Allowance(least, allowed.rate)
 
 
+_MESSAGES_AT_ONCE = 2
+"""Messages of one notification setting that are sent at the same time, so that a slow receiver does
+not occupy the workers.
+"""
+
+
 def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
     """Return the limit of each endpoint for the tasks that have one. An empty limit, if only keys
     of settings or operators are limited, makes these tasks be checked.
@@ -335,8 +341,8 @@ def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
     if places or any(scope.startswith("key:") for scope in scopes):
         names = (one for one in registry.names() if registry.get(one).target.endpoint is not None)
         found = {name: Allowance(places or None) for name in names}
-    if settings.NOTIFICATIONS and settings.NOTIFICATION_CONCURRENCY:
-        found[NOTIFICATION_TASK] = Allowance(settings.NOTIFICATION_CONCURRENCY)
+    if settings.NOTIFICATIONS:
+        found[NOTIFICATION_TASK] = Allowance(_MESSAGES_AT_ONCE)
     return found
 
 

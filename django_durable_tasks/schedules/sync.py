@@ -36,7 +36,6 @@ from django_durable_tasks.schedules.options import (
 )
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.task_names import VERIFY_TASK
 
 DECLARING = (CODE, SETTINGS)
 NOTHING_DONE = (SyncAction.CLASH, SyncAction.REFUSE)
@@ -88,20 +87,14 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
 
 
 def _of_settings() -> list[Declaration]:
-    schedules_, audit = conf.settings().SCHEDULES or {}, conf.settings().VERIFY_CRON
-    verify = (
-        []
-        if audit is None
-        else [Declaration(VERIFY_TASK, VERIFY_TASK, {"cron": audit, "timezone": "UTC"}, SETTINGS)]
-    )
-    return verify + [
+    return [
         Declaration(
             name,
             given["task"],
             {key: value for key, value in given.items() if key != "task"},
             SETTINGS,
         )
-        for name, given in schedules_.items()
+        for name, given in (conf.settings().SCHEDULES or {}).items()
     ]
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import JSONRenderer
 
-from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import problems
 from django_durable_tasks.contrib.api.problems import InvalidPart, Problem, escaped
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH
@@ -159,8 +158,12 @@ def _malformed(pointer: str, detail: str, code: str = "invalid") -> Problem:
     return Problem(problems.MALFORMED, f"{pointer[:200]} {detail}.", [part])
 
 
+BODY_MAX_BYTES = 1_048_576
+"""The largest body of a request: 1,000 tasks with arguments of 1 KB."""
+
+
 class JsonParser(BaseParser):
-    """Reads at most API_BODY_MAX_BYTES, whatever limit the project has set for its uploads."""
+    """Reads at most BODY_MAX_BYTES, whatever limit the project has set for its uploads."""
 
     media_type = "application/json"
 
@@ -171,19 +174,18 @@ class JsonParser(BaseParser):
         parser_context: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the value of the body; raises Problem."""
-        most = conf.settings().API_BODY_MAX_BYTES
-        content = stream.read(most + 1)
-        if len(content) > most:
-            raise too_large(most)
+        content = stream.read(BODY_MAX_BYTES + 1)
+        if len(content) > BODY_MAX_BYTES:
+            raise too_large()
         return loads(content)
 
 
-def too_large(most: int) -> Problem:
-    """Return the problem of a body with more than ``most`` bytes."""
+def too_large() -> Problem:
+    """Return the problem of a body with more than BODY_MAX_BYTES bytes."""
     return Problem(
         problems.BODY_TOO_LARGE,
-        f"A body may have at most {most:,} bytes. Send several requests, or store the data"
-        " where the task can read them.",
+        f"A body may have at most {BODY_MAX_BYTES:,} bytes. Send several requests, or store the"
+        " data where the task can read them.",
     )
 
 

@@ -27,7 +27,7 @@ from rest_framework.viewsets import GenericViewSet
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.contrib.api import authentication, problems
+from django_durable_tasks.contrib.api import authentication, parsing, problems
 from django_durable_tasks.contrib.api.authentication import (
     ApiKeyAuthentication,
     Caller,
@@ -36,7 +36,7 @@ from django_durable_tasks.contrib.api.authentication import (
 )
 from django_durable_tasks.contrib.api.openapi import KEY_SENT_MAX, EndpointSchema
 from django_durable_tasks.contrib.api.pagination import KeysetPagination
-from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered, too_large
+from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered
 from django_durable_tasks.contrib.api.problems import (
     InvalidPart,
     Problem,
@@ -309,13 +309,12 @@ class ApiViewSet(GenericViewSet[Any]):
             raise invalid_parameter("dry_run", "is neither 0 nor 1", "choice")
 
     def _check_size(self, request: Request) -> None:
-        most = conf.settings().API_BODY_MAX_BYTES
         length = request.META.get("CONTENT_LENGTH") or "0"
         if "HTTP_TRANSFER_ENCODING" in request.META or not _LENGTH.fullmatch(length):
             # Otherwise the body would be ignored, and the operation performed without its fields.
             raise invalid_header("Content-Length", "send the length of the body.")
-        if int(length) > most:
-            raise too_large(most)
+        if int(length) > parsing.BODY_MAX_BYTES:
+            raise parsing.too_large()
 
     def query(self) -> dict[str, Any]:
         """Return the values of the given query parameters of the action; raises Problem."""

@@ -199,10 +199,10 @@ def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterat
             "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
             " is counted for each tenant."
         )
-    if query.period.minutes * 60 > settings.METRICS_RETENTION:
-        yield gettext("Counts per minute are kept for %s (METRICS_RETENTION).") % ago(
-            settings.METRICS_RETENTION
-        )
+    now = database_now()
+    kept = (now - conf.kept_from("METRICS", now)).total_seconds()
+    if query.period.minutes * 60 > kept:
+        yield gettext("Counts are kept for %s (METRICS in RETENTION).") % ago(kept)
     if data.is_cut:
         first = data.points[0].start
         yield (

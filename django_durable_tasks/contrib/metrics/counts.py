@@ -30,6 +30,7 @@ from django_durable_tasks.contrib.metrics.models import MetricMinute, MetricMinu
 from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     MINUTE,
+    SERIES_MAX,
     CountedDurations,
     Duration,
     MetricKind,
@@ -288,7 +289,7 @@ def _sum(old: CountedDurations, new: CountedDurations) -> CountedDurations:
 
 def _named(found: Iterable[tuple[Place, CountedDurations]]) -> dict[Place, CountedDurations]:
     """Return these counts under the series in which they are counted: a new series beyond
-    METRICS_SERIES_MAX of its kind as ``other``. New series get a total of 0.
+    SERIES_MAX of its kind as ``other``. New series get a total of 0.
     """
     found = list(found)
     totals = counts().filter(span=Span.TOTAL, kind__in={key.kind for (_, key), _ in found})
@@ -296,7 +297,7 @@ def _named(found: Iterable[tuple[Place, CountedDurations]]) -> dict[Place, Count
     names: dict[SeriesKey, SeriesKey] = {}
     for key in sorted({key for (_, key), _ in found} - known):
         places = sum(one.kind == key.kind for one in known)
-        names[key] = key if places < conf.settings().METRICS_SERIES_MAX else key.as_other()
+        names[key] = key if places < SERIES_MAX else key.as_other()
         if names[key] not in known:
             known.add(names[key])
             row = MetricMinute(span=Span.TOTAL, minute=_EPOCH, **names[key]._asdict())
@@ -345,7 +346,7 @@ def collect_endings(limit: int) -> int:
 @retry_on_deadlock
 def settle(until: datetime) -> None:
     """Add the minutes before ``until`` to their totals and quarters of an hour, and delete quarters
-    older than METRICS_RETENTION.
+    after their retention.
     """
     with tables.atomic():
         if until <= _locked_position():
@@ -363,7 +364,7 @@ def settle(until: datetime) -> None:
                 _write(span, sums, _sum)
         counts().filter(pk__in=[row.pk for row in rows]).delete()
         counts().filter(pk=_POSITION).update(minute=until)
-        cutoff = until - timedelta(seconds=conf.settings().METRICS_RETENTION)
+        cutoff = conf.kept_from("METRICS", until)
         counts().filter(span=Span.QUARTER, minute__lt=cutoff).delete()
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from django_durable_tasks import conf
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.status import is_silent, recent_clock_step
 from django_durable_tasks.contrib.metrics.counts import settled_until
-from django_durable_tasks.contrib.metrics.series import OTHER
+from django_durable_tasks.contrib.metrics.series import OTHER, SERIES_MAX
 from django_durable_tasks.limits import config, waitlist
 from django_durable_tasks.limits.scopes import EACH_TENANT
 from django_durable_tasks.limits.waitlist import Usage
@@ -77,7 +76,7 @@ def fullest_limits(limits: Mapping[str, tuple[int, int]], most: int) -> dict[str
 class Gauges:
     """The state of the installation at one moment.
 
-    ``queues`` and ``limits`` (usage and maximum by scope) have at most METRICS_SERIES_MAX names.
+    ``queues`` and ``limits`` (usage and maximum by scope) have at most SERIES_MAX names.
     ``nodes``: the number of nodes by kind and state. ``skews``: by kind, the largest difference
     between the clock of a node and the database's, in seconds. ``clock_step``: by how many seconds
     the database's clock was set in the last hour. ``settled_age``: the age in seconds of the
@@ -102,7 +101,7 @@ def read_gauges() -> Gauges:
     columns = ("kind", "skew", "last_seen_at", "draining", "clock_step", "clock_step_at")
     alive = list(Node.objects.using(database()).alive().only(*columns))
     noticed = recent_clock_step(alive, now)
-    used, most = waitlist.count_usage(), conf.settings().METRICS_SERIES_MAX
+    used, most = waitlist.count_usage(), SERIES_MAX
     return Gauges(
         queues=busiest_queues(_queues(now, used), most),
         term=term,

@@ -9,7 +9,11 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-# The queue and task under which series beyond METRICS_SERIES_MAX are counted.
+SERIES_MAX = 1_000
+"""The most combinations of queue, task, status and tenant that are counted separately, so that
+generated names of queues fill no memory of Prometheus.
+"""
+# The queue and task under which series beyond SERIES_MAX are counted.
 OTHER = "other"
 MINUTE = timedelta(minutes=1)
 

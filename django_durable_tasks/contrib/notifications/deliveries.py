@@ -413,7 +413,7 @@ def _collected(
 
 def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
     """Return the task that sends the events of this delivery."""
-    options = CallOptions(tenant=setting.tenant_id, queue=conf.settings().NOTIFICATION_QUEUE)
+    options = CallOptions(tenant=setting.tenant_id)
     kwargs = {"setting": setting.pk, "delivery": str(delivery)}
     return new_task(Call(registry.get(NOTIFICATION_TASK), (), kwargs, options))
 
@@ -469,13 +469,13 @@ def _facts(row: NotificationEvent) -> EventFacts:
 
 
 def prune_events(now: datetime, limit: int) -> int:
-    """Delete at most ``limit`` of the oldest events after NOTIFICATION_RETENTION; return how many.
+    """Delete at most ``limit`` of the oldest events after their retention; return how many.
 
     Ids grow with time, so that no index on the time is needed.
     """
     oldest = notification_events().order_by("pk").values_list("pk", "created_at")[:limit]
-    kept = conf.settings().NOTIFICATION_RETENTION
-    old = [pk for pk, created_at in oldest if (now - created_at).total_seconds() > kept]
+    kept_from = conf.kept_from("NOTIFICATIONS", now)
+    old = [pk for pk, created_at in oldest if created_at < kept_from]
     return notification_events().filter(pk__in=old).delete()[0] if old else 0
 
 

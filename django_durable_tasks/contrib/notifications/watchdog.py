@@ -37,17 +37,14 @@ _ATTEMPTS, _PAUSE = 3, 5
     give_up_on=(DeliveryFailed, InvalidTarget),
 )
 def watchdog(self: Any) -> dict[str, Any]:
-    """Send the request. A POST contains how many seconds the task waited for its start."""
+    """Send the request, and return how many seconds the task waited for its start."""
     live, settings = process_runs.current(), conf.settings()
     if live is None:
         raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
     if settings.WATCHDOG_URL is None:
         return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
-    arguments: dict[str, Any] = {"url": settings.WATCHDOG_URL, "method": settings.WATCHDOG_METHOD}
-    if settings.WATCHDOG_METHOD == "POST":
-        arguments["body"] = {"task_id": str(live.run.task_id), "waited": round(waited, 3)}
-    request = http_request(arguments, http.limits())
+    request = http_request({"url": settings.WATCHDOG_URL, "method": "GET"}, http.limits())
     shown = masked_url(request.url.origin + request.url.path)
     answer = RequestOfRun(live, request, None, shown).sent()
     return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}

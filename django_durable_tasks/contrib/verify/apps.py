@@ -13,7 +13,7 @@ class VerifyConfig(AppConfig):
     verbose_name = "Verification of durable tasks"
 
     def ready(self) -> None:
-        """Register the subcommand, its operation and the task of VERIFY_CRON. The imports need the
+        """Register the subcommand, its operation and the task for schedules. The imports need the
         loaded models.
         """
         from django_durable_tasks.command.subcommand import register_command

@@ -1,5 +1,5 @@
-"""The task ``django_durable_tasks.verify``: runs the checks of ``durable verify`` at the times of
-VERIFY_CRON. It repairs nothing.
+"""The task ``django_durable_tasks.verify``: runs the checks of ``durable verify`` for a
+schedule of the project. It repairs nothing.
 """
 
 from __future__ import annotations

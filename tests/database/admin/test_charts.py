@@ -29,7 +29,7 @@ EVIL = "<script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def metrics(settings: Any) -> None:
     """Count for the metrics, and keep the counts for eight days."""
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_RETENTION": 8 * 86_400}
+    settings.DURABLE_TASKS = {"METRICS": True, "RETENTION": {"METRICS": 8 * 86_400}}
 
 
 @pytest.fixture
@@ -112,10 +112,8 @@ def test_a_period_longer_than_the_retention_is_explained(
 ) -> None:
     settings.DURABLE_TASKS = {"METRICS": True}
     a_minute(now)
-    assert "METRICS_RETENTION" not in text(_open(ann, period="24h"))
-    assert "Counts per minute are kept for 2 d (METRICS_RETENTION)." in text(
-        _open(ann, period="7d")
-    )
+    assert "METRICS in RETENTION" not in text(_open(ann, period="24h"))
+    assert "Counts are kept for 2 d (METRICS in RETENTION)." in text(_open(ann, period="7d"))
 
 
 def test_a_shortened_period_is_explained(

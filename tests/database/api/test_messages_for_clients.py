@@ -9,6 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks import registry
+from django_durable_tasks.contrib.api import parsing
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
@@ -81,7 +82,7 @@ def test_a_refusal_says_what_the_client_can_do(
     assert "DURABLE_TASKS" not in refused.content.decode()
 
 
-def test_other_limits_name_no_setting(acme: ApiClient, settings: Any) -> None:
+def test_other_limits_name_no_setting(acme: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     email = {
         "name": "ops",
         "delivery_type": "EMAIL",
@@ -89,7 +90,7 @@ def test_other_limits_name_no_setting(acme: ApiClient, settings: Any) -> None:
     }
     refused = acme.post("/notification-settings", email).json()["detail"]
     assert "'ops@example.org', which is not allowed (set by the operator)" in refused
-    settings.DURABLE_TASKS = {**SETTINGS, "API_BODY_MAX_BYTES": 10}
+    monkeypatch.setattr(parsing, "BODY_MAX_BYTES", 10)
     assert "Send several requests" in acme.post("/tasks", call()).json()["detail"]
 
 

@@ -10,6 +10,7 @@ from django.db import DatabaseError, OperationalError
 from django.test import Client
 from django.urls import resolve
 
+from django_durable_tasks.contrib.api import parsing
 from django_durable_tasks.contrib.api.tasks import TaskPagination
 from django_durable_tasks.models import Task
 from tests.database.api.client import ROOT, ApiClient, call, pointers
@@ -59,8 +60,10 @@ def test_a_body_that_cannot_be_stored_is_refused(
     assert not Task.objects.exists()
 
 
-def test_a_large_body_is_refused_before_it_is_read(acme: ApiClient, settings: Any) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "API_BODY_MAX_BYTES": 1_000}
+def test_a_large_body_is_refused_before_it_is_read(
+    acme: ApiClient, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "BODY_MAX_BYTES", 1_000)
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
     response = acme.post("/tasks", b" " * 1_001)
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")

@@ -11,6 +11,7 @@ from django.db import connection
 
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.metrics import counts
 from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import OTHER, MetricKind, Span
@@ -47,7 +48,7 @@ def test_nothing_is_counted_unless_metrics_is_set(settings: Any) -> None:
     assert not MetricMinute.objects.exists()
 
 
-SHORT_RETENTION = {"METRICS": True, "RETENTION": {"SUCCESS": 3_600}, "METRICS_RETENTION": 7_200}
+SHORT_RETENTION = {"METRICS": True, "RETENTION": {"SUCCESS": 3_600, "METRICS": 7_200}}
 """In hours: each minute until the retention is over is counted."""
 
 
@@ -180,8 +181,10 @@ def test_retention_keeps_tasks_whose_attempts_are_not_counted(settings: Any) -> 
     assert totals() == {"SUCCESS": 3}
 
 
-def test_series_beyond_the_limit_are_counted_as_other(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_SERIES_MAX": 2}
+def test_series_beyond_the_limit_are_counted_as_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counts, "SERIES_MAX", 2)
     for number in range(5):
         a_task(Status.SUCCESS, queue=f"q{number}")
         count_all()
@@ -228,8 +231,10 @@ def test_created_tasks_are_counted_at_once_and_again_for_late_commits() -> None:
     assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
 
 
-def test_a_change_of_the_names_of_series_counts_nothing_twice(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_SERIES_MAX": 2}
+def test_a_change_of_the_names_of_series_counts_nothing_twice(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "SERIES_MAX", 2)
     now = database_now()
     for number in range(5):
         many_tasks(2, queue=f"q{number}")

@@ -1,6 +1,4 @@
-"""The scheduled verification: declared with the cron of VERIFY_CRON, run as a durable task, without
-repairs.
-"""
+"""The scheduled verification: a task for a schedule of the project, without repairs."""
 
 from __future__ import annotations
 
@@ -9,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
-from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.contrib.verify.runner import CHECKS
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from django_durable_tasks.schedules import sync
@@ -24,14 +20,6 @@ from tests.factories import a_task
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def _steps() -> dict[str, str]:
-    return {
-        step.name: f"{step.act} {step.reason}".strip()
-        for step in sync.diff()
-        if step.name == VERIFY_TASK
-    }
-
-
 def _schedule() -> Any:
     row = a_task(Status.QUEUED, name=VERIFY_TASK)
     deliver(row)
@@ -40,30 +28,11 @@ def _schedule() -> Any:
     return row.result
 
 
-def test_without_the_setting_no_verification_is_declared() -> None:
-    assert _steps() == {}
-
-
-def test_the_setting_declares_the_verification_and_removing_it_pauses_it(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"VERIFY_CRON": "40 3 * * *"}
-    assert _steps() == {VERIFY_TASK: "CREATE"}
+def test_a_schedule_of_the_project_may_run_the_verification(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"SCHEDULES": {"verify": {"task": VERIFY_TASK, "cron": "40 3 * * *"}}}
     sync.apply()
-    row = RecurringTask.objects.get(name=VERIFY_TASK)
+    row = RecurringTask.objects.get(name="verify")
     assert (row.task, row.status, row.source) == (VERIFY_TASK, "ACTIVE", "settings")
-    assert row.next_run_at is not None
-    assert (row.next_run_at.hour, row.next_run_at.minute) == (3, 40)
-    settings.DURABLE_TASKS = {}
-    assert _steps()[VERIFY_TASK].startswith("PAUSE")
-
-
-def test_an_invalid_cron_is_refused(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"VERIFY_CRON": "now and then"}
-    assert _steps()[VERIFY_TASK].startswith("REFUSE")
-    settings.DURABLE_TASKS = {"VERIFY_CRON": 5}
-    with pytest.raises(
-        InvalidSetting, match=r"DURABLE_TASKS\['VERIFY_CRON'\] is 5: give a cron text"
-    ):
-        conf.settings()
 
 
 def test_a_verification_of_healthy_tables_finds_nothing() -> None:

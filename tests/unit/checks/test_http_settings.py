@@ -24,11 +24,9 @@ from django_durable_tasks.checks.configuration import check_settings, retry_queu
         ({"HTTP_TIMEOUT": 0}, "give seconds > 0"),
         ({"NOTIFICATIONS": 1}, "give True or False"),
         ({"NOTIFICATION_EMAIL_ALLOW": "*@example.com"}, "give a list of names"),
-        ({"NOTIFICATION_QUEUE": ""}, "give a non-empty text"),
         ({"HTTP_RETRY_QUEUE": ""}, "give a non-empty text"),
         ({"WATCHDOG_URL": "ftp://example.com/"}, "http:// or https://"),
         ({"WATCHDOG_URL": "http://10.0.0.1/"}, "not a public address"),
-        ({"WATCHDOG_METHOD": "PUT"}, "give one of GET, HEAD, POST"),
     ],
 )
 def test_an_unusable_setting_is_reported(given: dict[str, Any], part: str, settings: Any) -> None:
