@@ -157,7 +157,7 @@ class Subcommand:
         )
 
 
-OPTIONAL_SUBCOMMANDS: list[Subcommand] = []
+OPTIONAL_SUBCOMMANDS: dict[str, Subcommand] = {}
 """The subcommands of optional apps, which follow those of the core in the help text."""
 
 
@@ -165,7 +165,7 @@ def register_command(*subcommands: Subcommand) -> None:
     """Add subcommands of an optional app to ``manage.py durable``; called in
     ``AppConfig.ready()``.
     """
-    OPTIONAL_SUBCOMMANDS.extend(subcommands)
+    OPTIONAL_SUBCOMMANDS.update({one.name: one for one in subcommands})
 
 
 def refuse(why: str) -> NoReturn:

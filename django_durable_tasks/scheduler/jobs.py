@@ -51,16 +51,17 @@ class Job:
     dispatches: bool = True
 
 
-OPTIONAL_JOBS: list[Callable[[], Job]] = []
-"""What makes the jobs of optional apps. They run after those of the core, in this order."""
+OPTIONAL_JOBS: dict[str, Callable[[], Job]] = {}
+"""What makes the jobs of optional apps, by their names. They run after those of the core."""
 
 
-def register_job(make: Callable[[], Job]) -> None:
-    """Let each leader run the job that ``make()`` returns; called in ``AppConfig.ready()``.
+def register_job(name: str, make: Callable[[], Job]) -> None:
+    """Let each leader run the job of this name that ``make()`` returns; called in
+    ``AppConfig.ready()``, which Django may call again.
 
     ``make`` is called once per scheduler, so a job may keep what it knows in its object.
     """
-    OPTIONAL_JOBS.append(make)
+    OPTIONAL_JOBS[name] = make
 
 
 # Job: raise the priority of tasks that have waited for PRIORITY_AGING seconds.

@@ -76,7 +76,7 @@ def jobs() -> tuple[Job, ...]:
             pause_factor=scheduler_jobs.PAUSE_FACTOR,
             dispatches=False,
         ),
-        *(make() for make in scheduler_jobs.OPTIONAL_JOBS),
+        *(make() for make in scheduler_jobs.OPTIONAL_JOBS.values()),
     )
 
 

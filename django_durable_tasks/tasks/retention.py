@@ -90,7 +90,7 @@ class PruningPositions:
         return bool(self._cut)
 
 
-_HOLDS: list[Callable[[], datetime | None]] = []
+_HOLDS: set[Callable[[], datetime | None]] = set()
 
 
 def register_hold(hold: Callable[[], datetime | None]) -> None:
@@ -98,7 +98,7 @@ def register_hold(hold: Callable[[], datetime | None]) -> None:
 
     Called in ``AppConfig.ready()`` of an optional app that still has to read them.
     """
-    _HOLDS.append(hold)
+    _HOLDS.add(hold)
 
 
 def prune(

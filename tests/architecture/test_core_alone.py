@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 
+from django_durable_tasks.cluster.status import ALERT_SOURCES
+from django_durable_tasks.command.subcommand import OPTIONAL_SUBCOMMANDS
+from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
+from django_durable_tasks.states.guarded_update import RECORDERS
 from tests.runs import ROOT
 
 PROJECT = """
@@ -110,3 +116,19 @@ def test_the_core_works_without_optional_apps(tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "ALONE" in answer.stdout
+
+
+def test_an_optional_app_registers_once_however_often_it_is_made_ready() -> None:
+    """Django calls ``ready()`` again if a test of a project changes INSTALLED_APPS."""
+
+    def registered() -> list[int]:
+        places = (OPTIONAL_JOBS, OPTIONAL_SUBCOMMANDS, RECORDERS, ALERT_SOURCES, OPERATIONS)
+        return [len(place) for place in places]
+
+    before = registered()
+    optional = [app for app in apps.get_app_configs() if ".contrib." in app.name]
+    ours = [app for app in optional if app.name.startswith("django_durable_tasks.")]
+    assert len(ours) >= 4
+    for app in ours:
+        app.ready()
+    assert registered() == before

@@ -29,10 +29,11 @@ class MetricsConfig(AppConfig):
         from django_durable_tasks.tasks import retention
 
         register_job(
+            "count_metrics",
             # The pauses keep the job from using more than a third of the leader's maintenance.
             lambda: Job(
                 "count_metrics", counts.CountMetrics(), every=5.0, pause_factor=2, dispatches=False
-            )
+            ),
         )
         ended_without_attempt.connect(counts.record_endings, dispatch_uid=self.label)
         retention.register_hold(counts.kept_since)

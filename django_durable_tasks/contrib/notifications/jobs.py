@@ -19,18 +19,22 @@ _PRUNED = 100
 def register() -> None:
     """Let the leader run the jobs."""
     register_job(
-        lambda: Job("deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL))
+        "deliver_notifications",
+        lambda: Job(
+            "deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)
+        ),
     )
-    register_job(lambda: Job("watch_alerts", watch_alerts, every=10.0))
-    register_job(lambda: Job("probe_workers", ProbeWorkers(), every=5.0))
+    register_job("watch_alerts", lambda: Job("watch_alerts", watch_alerts, every=10.0))
+    register_job("probe_workers", lambda: Job("probe_workers", ProbeWorkers(), every=5.0))
     register_job(
+        "prune_notifications",
         lambda: Job(
             "prune_notifications",
             prune_notifications,
             every=10.0,
             pause_factor=_PAUSE_FACTOR,
             dispatches=False,
-        )
+        ),
     )
 
 

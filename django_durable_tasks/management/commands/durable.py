@@ -66,7 +66,7 @@ SUBCOMMANDS = {
         ROTATE,
         CHECK_URL,
         SIGNING_SECRET,
-        *OPTIONAL_SUBCOMMANDS,
+        *OPTIONAL_SUBCOMMANDS.values(),
     )
 }
 
