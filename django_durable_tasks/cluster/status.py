@@ -180,7 +180,8 @@ LATE = timedelta(seconds=10)
 COUNTED = 1_000
 ALERTS = 100
 ALERT_SOURCES: dict[str, Callable[[int], Iterable[Any]]] = {}
-"""Functions of optional apps, by their labels, that return the oldest open alerts, at most a number.
+"""Functions of optional apps, by their labels: each returns the oldest open alerts, at most as many
+as its argument.
 """
 
 
