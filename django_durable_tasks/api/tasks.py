@@ -57,10 +57,10 @@ from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import MASK, masked, masked_text, text_for_tenants
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.models.tasks import CELERY_MEMBERS, first_uuid7_of, target_config
-from django_durable_tasks.operations.tasks import EDIT
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.new_task import Call
 from django_durable_tasks.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
 from django_durable_tasks.tenants.quotas import check_payload, open_tasks
@@ -598,7 +598,7 @@ def check_existing(given: Mapping[str, Any], task_id: uuid.UUID, endpoint: ApiEn
         raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
     if "key" in given:
         endpoint.require_scope(ApiScope.OPERATE)
-        endpoint.caller.require_permission(EDIT.permission)
+        endpoint.caller.require_permission(operator_actions.edit.permission)
 
 
 def check_queue(given: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:

@@ -26,9 +26,7 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.exceptions import EncryptionError, InvalidTarget
 from django_durable_tasks.models import DEFAULT_TENANT_ID, NotificationSetting, Tenant
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.operations import tenants
-from django_durable_tasks.operations.notification_settings import TEST
+from django_durable_tasks.notifications import deliveries, signing_secrets
 from django_durable_tasks.targets.addresses import parsed_url
 
 # ``durable notify``: list the notification settings, or send a test message and report what
@@ -93,7 +91,7 @@ def _test(options: Options, out: Output) -> int:
     )
     if not found:
         refuse(f"The tenant has no notification setting {options['name']!r}.")
-    outcome = TEST.perform(found[0], **by_and_reason(options))
+    outcome = deliveries.create_test.perform(found[0], **by_and_reason(options))
     out.note(outcome.message)
     result = _awaited(outcome.value, options["wait"])
     shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
@@ -140,13 +138,13 @@ def _arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"How long to wait for the result of the test. Default: {_WAIT:g}.",
     )
-    add_operations(parser, TEST)
+    add_operations(parser, deliveries.create_test)
 
 
 NOTIFY = Subcommand(
     name="notify",
     summary="or list the notification settings",
-    operations=(TEST,),
+    operations=(deliveries.create_test,),
     examples=("notify list", "notify test ops", "notify test invoices --tenant acme --wait 10"),
     arguments=_arguments,
     run=notify,
@@ -201,7 +199,9 @@ def show_secrets(options: Options, out: Output) -> int:
         tenant_id = tenant.pk
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
-    found = tenants.secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
+    found = signing_secrets.secrets_of_callbacks(
+        tenant_id, url, endpoint, by="", is_setting=True
+    ).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     out.emit({"secrets": found}, "\n".join(found))

@@ -23,7 +23,6 @@ from django_durable_tasks.command.subcommand import (
     refuse,
     table,
 )
-from django_durable_tasks.operations.maintenance import REPAIR
 from django_durable_tasks.verify import runner
 from django_durable_tasks.verify.check import Finding
 from django_durable_tasks.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
@@ -69,7 +68,7 @@ def run(options: Options, out: Output) -> int:
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
-    repairs = REPAIR.perform(answers, **by_and_reason(options)).value if repairing else []
+    repairs = runner.repair.perform(answers, **by_and_reason(options)).value if repairing else []
     out.emit(
         _as_data(answers, repairs),
         _text(answers, repairs, would=options["repair"] and options["dry_run"]),
@@ -195,13 +194,13 @@ def _arguments(parser: ArgumentParser) -> None:
         default=MOST,
         help=f"The maximum number of findings of each check. Default: {MOST:,}.",
     )
-    add_operations(parser, REPAIR)
+    add_operations(parser, runner.repair)
 
 
 VERIFY = Subcommand(
     name="verify",
     summary="or check whether the tables are consistent",
-    operations=(REPAIR,),
+    operations=(runner.repair,),
     examples=(
         "verify",
         "verify --only graphs watermarks --format json",

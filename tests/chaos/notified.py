@@ -13,8 +13,7 @@ from django_durable_tasks.models import (
     Task,
 )
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.notifications import deliveries
-from django_durable_tasks.operations import tenants
+from django_durable_tasks.notifications import deliveries, signing_secrets
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
@@ -46,9 +45,9 @@ def create_settings(origin: str, folder: Path) -> str:
             _FLAGS[one.status]: True,
         }
         row: NotificationSetting = deliveries.create_setting(name=one.setting, **values)
-        secrets[path] = tenants.secrets_of_setting(row, by="chaos").secrets
+        secrets[path] = signing_secrets.secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
-    found = tenants.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
+    found = signing_secrets.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
     secrets["/callbacks"] = found.secrets
     (folder / SECRETS).write_text(json.dumps(secrets))
     return url

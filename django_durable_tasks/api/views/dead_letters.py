@@ -27,7 +27,7 @@ from django_durable_tasks.api.tasks import error_text
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.models import DeadLetter
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
-from django_durable_tasks.operations import tasks
+from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tenants.values import ApiScope
 
 _STATES = ("open", "all")
@@ -114,7 +114,9 @@ ACTIONS = (
     ObjectAction(
         path="replay",
         scope=ApiScope.OPERATE,
-        operations=(tasks.REPLAY_LETTERS,),
+        operations=(operator_actions.replay_letters,),
     ),
-    ObjectAction(path="discard", scope=ApiScope.OPERATE, operations=(tasks.DISCARD,)),
+    ObjectAction(
+        path="discard", scope=ApiScope.OPERATE, operations=(operator_actions.discard_letters,)
+    ),
 )

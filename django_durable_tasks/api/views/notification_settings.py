@@ -44,9 +44,8 @@ from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import NotificationSetting
+from django_durable_tasks.notifications import deliveries
 from django_durable_tasks.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
-from django_durable_tasks.operations import notification_settings
-from django_durable_tasks.operations.notification_settings import CHANGE, CREATE, DELETE
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.tenants.values import ApiScope
 
@@ -172,7 +171,7 @@ class NotificationSettingsEndpoint(WritingEndpoint):
     """The notification settings of the tenant, by name."""
 
     reads = ("notificationsetting",)
-    permissions: ClassVar = {"POST": (CREATE.permission,)}
+    permissions: ClassVar = {"POST": (deliveries.create_setting.permission,)}
     scopes: ClassVar = {"GET": ApiScope.READ, "POST": ApiScope.NOTIFICATIONS}
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
     bodies: ClassVar = {"POST": NewNotificationSettingBody}
@@ -180,7 +179,7 @@ class NotificationSettingsEndpoint(WritingEndpoint):
         "GET": list_of(NotificationSettingAnswer),
         "POST": NotificationSettingAnswer,
     }
-    operations: ClassVar[tuple[Operation, ...]] = (CREATE,)
+    operations: ClassVar[tuple[Operation, ...]] = (deliveries.create_setting,)
     creates = True
 
     def get(self, request: Request) -> Response:
@@ -198,7 +197,9 @@ class NotificationSettingsEndpoint(WritingEndpoint):
         given: Mapping[str, Any] = {"reason": "", **valid}
 
         def act() -> Answer:
-            done = CREATE.perform(self.caller.tenant, by=self.caller.name, **given)
+            done = deliveries.create_setting.perform(
+                self.caller.tenant, by=self.caller.name, **given
+            )
             row = done.value
             shown = setting_json(row, self.caller)
             address = address_of("notification-setting", notification_setting_id=row.pk)
@@ -212,7 +213,10 @@ class NotificationSettingEndpoint(WritingEndpoint):
     """One notification setting."""
 
     reads = ("notificationsetting",)
-    permissions: ClassVar = {"PATCH": (CHANGE.permission,), "DELETE": (DELETE.permission,)}
+    permissions: ClassVar = {
+        "PATCH": (deliveries.change_setting.permission,),
+        "DELETE": (deliveries.delete_setting.permission,),
+    }
     scopes: ClassVar = {
         "GET": ApiScope.READ,
         "PATCH": ApiScope.NOTIFICATIONS,
@@ -220,7 +224,10 @@ class NotificationSettingEndpoint(WritingEndpoint):
     }
     bodies: ClassVar = {"PATCH": NotificationSettingEditBody}
     answers: ClassVar = dict.fromkeys(("GET", "PATCH", "DELETE"), NotificationSettingAnswer)
-    operations: ClassVar[tuple[Operation, ...]] = (CHANGE, DELETE)
+    operations: ClassVar[tuple[Operation, ...]] = (
+        deliveries.change_setting,
+        deliveries.delete_setting,
+    )
 
     def get(self, request: Request, notification_setting_id: int) -> Response:
         """Return the setting."""
@@ -237,7 +244,7 @@ class NotificationSettingEndpoint(WritingEndpoint):
         def act() -> Answer:
             row = find_setting(caller, notification_setting_id)
             require_version(request, row.revision)
-            CHANGE.perform(row, by=caller.name, revision=row.revision, **given)
+            deliveries.change_setting.perform(row, by=caller.name, revision=row.revision, **given)
             changed = find_setting(caller, notification_setting_id)
             shown = setting_json(changed, caller)
             return Answer(200, shown, {"ETag": entity_tag(changed.revision, shown)})
@@ -253,7 +260,7 @@ class NotificationSettingEndpoint(WritingEndpoint):
         def act() -> Answer:
             row = find_setting(self.caller, notification_setting_id)
             shown = setting_json(row, self.caller)
-            DELETE.perform(row, by=self.caller.name, reason="")
+            deliveries.delete_setting.perform(row, by=self.caller.name, reason="")
             return Answer(200, shown)
 
         return self.write(request, act)
@@ -281,7 +288,7 @@ ACTIONS = (
     ObjectAction(
         path="test",
         scope=ApiScope.NOTIFICATIONS,
-        operations=(notification_settings.TEST,),
+        operations=(deliveries.create_test,),
         result=_task_of,
     ),
 )

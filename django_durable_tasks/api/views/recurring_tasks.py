@@ -77,10 +77,8 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.schedules import OccurrenceQuerySet, RecurringTaskQuerySet
-from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.operations.schedules import DELETE, SAVE
-from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules import calendars, lifecycle, manual_runs
 from django_durable_tasks.schedules.business_days import Roll
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
 from django_durable_tasks.schedules.options import API, columns
@@ -406,12 +404,12 @@ RESOURCE = Resource(
     version=lambda row: int(row.revision),
 )
 _PLAIN = (
-    ("pause", schedules.PAUSE),
-    ("resume", schedules.RESUME),
-    ("snooze", schedules.SNOOZE),
-    ("override", schedules.OVERRIDE),
-    ("remove-override", schedules.REMOVE_OVERRIDE),
-    ("cancel", schedules.CANCEL),
+    ("pause", lifecycle.pause),
+    ("resume", lifecycle.resume),
+    ("snooze", lifecycle.snooze),
+    ("override", lifecycle.override),
+    ("remove-override", lifecycle.withdraw_override),
+    ("cancel", lifecycle.cancel),
 )
 ACTIONS = (
     *(
@@ -423,13 +421,13 @@ ACTIONS = (
     ObjectAction(
         path="trigger-now",
         scope=ApiScope.SCHEDULES,
-        operations=(schedules.RUN_NOW,),
+        operations=(manual_runs.trigger_now,),
         result=_created_task,
     ),
     ObjectAction(
         path="backfill",
         scope=ApiScope.SCHEDULES,
-        operations=(schedules.BACKFILL,),
+        operations=(manual_runs.backfill,),
         result=_steps,
         may_change_nothing=True,
     ),
@@ -557,7 +555,7 @@ def _day(day: Any) -> dict[str, Any]:
 
 
 def _special(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of SAVE."""
+    """Return the keywords of calendars.upsert."""
     found = {name: given[name] for name in ("description", "working_days") if name in given}
     if "days" in given:
         found["days"] = [
@@ -586,7 +584,7 @@ class CalendarsEndpoint(WritingEndpoint):
     parameters: ClassVar = {"GET": PAGE_PARAMETERS}
     bodies: ClassVar = {"POST": NewCalendarBody}
     answers: ClassVar = {"GET": list_of(CalendarAnswer), "POST": CalendarAnswer}
-    operations: ClassVar[tuple[Operation, ...]] = (SAVE,)
+    operations: ClassVar[tuple[Operation, ...]] = (calendars.upsert,)
     creates = True
 
     def get(self, request: Request) -> Response:
@@ -604,7 +602,9 @@ class CalendarsEndpoint(WritingEndpoint):
             name, caller = given["name"], self.caller
             if _calendars(caller.tenant.pk).filter(name=name).exists():
                 raise Problem(problems.CONFLICT, f"The tenant has a calendar named {name!r}.")
-            done = SAVE.perform(name, by=caller.name, tenant=caller.tenant, **_special(given))
+            done = calendars.upsert.perform(
+                name, by=caller.name, tenant=caller.tenant, **_special(given)
+            )
             charge(caller.tenant, "calendars")
             row = calendar_of(caller, done.value.pk)
             shown = _whole(row, caller)
@@ -619,7 +619,10 @@ class CalendarEndpoint(WritingEndpoint):
     """One calendar."""
 
     reads = ("calendar",)
-    permissions: ClassVar = {"PATCH": (SAVE.permission,), "DELETE": (DELETE.permission,)}
+    permissions: ClassVar = {
+        "PATCH": (calendars.upsert.permission,),
+        "DELETE": (calendars.delete.permission,),
+    }
     scopes: ClassVar = {
         "GET": ApiScope.READ,
         "PATCH": ApiScope.SCHEDULES,
@@ -627,7 +630,7 @@ class CalendarEndpoint(WritingEndpoint):
     }
     bodies: ClassVar = {"PATCH": CalendarEditBody}
     answers: ClassVar = dict.fromkeys(("GET", "PATCH", "DELETE"), CalendarAnswer)
-    operations: ClassVar[tuple[Operation, ...]] = (SAVE, DELETE)
+    operations: ClassVar[tuple[Operation, ...]] = (calendars.upsert, calendars.delete)
 
     def get(self, request: Request, calendar_id: int) -> Response:
         """Return the calendar with its special days."""
@@ -642,7 +645,7 @@ class CalendarEndpoint(WritingEndpoint):
         def act() -> Answer:
             row = calendar_of(caller, calendar_id)
             require_version(request, row.revision)
-            SAVE.perform(
+            calendars.upsert.perform(
                 row.name,
                 by=caller.name,
                 tenant=caller.tenant,
@@ -661,7 +664,7 @@ class CalendarEndpoint(WritingEndpoint):
         def act() -> Answer:
             row = calendar_of(self.caller, calendar_id)
             shown = _whole(row, self.caller)
-            DELETE.perform(row, by=self.caller.name, reason="")
+            calendars.delete.perform(row, by=self.caller.name, reason="")
             return Answer(200, shown)
 
         return self.write(request, act)

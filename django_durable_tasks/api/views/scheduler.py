@@ -24,12 +24,12 @@ from django_durable_tasks.api.problems import Problem
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource
 from django_durable_tasks.api.views.tasks import ExecutionsEndpoint
 from django_durable_tasks.choices import Status
+from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
-from django_durable_tasks.operations import limits
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import batches
@@ -230,11 +230,11 @@ RESOURCE = Resource(
     subject=lambda depth: depth.queue,
 )
 ACTIONS = (
-    ObjectAction(path="pause", scope=ApiScope.QUEUES, operations=(limits.PAUSE,)),
+    ObjectAction(path="pause", scope=ApiScope.QUEUES, operations=(queues.pause,)),
     ObjectAction(
         path="resume",
         scope=ApiScope.QUEUES,
-        operations=(limits.RESUME,),
+        operations=(queues.resume,),
         may_change_nothing=True,
     ),
 )

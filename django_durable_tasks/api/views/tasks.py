@@ -65,7 +65,7 @@ from django_durable_tasks.api.tasks import (
 )
 from django_durable_tasks.api.views.object_operations import ObjectAction, Resource, refused
 from django_durable_tasks.api.writes import LIMITS, Answer, WritingEndpoint, perform
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.exceptions import DurableTasksError, QuotaExceeded
 from django_durable_tasks.masking import text_for_tenants
@@ -77,13 +77,11 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.models.tasks import BulkOperationQuerySet
-from django_durable_tasks.operations import tasks, workflows
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tasks import CANCEL, EDIT, REPLAY
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import created_so_far
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.new_task import Call, new_task
 from django_durable_tasks.tenants import bulk_operations
 from django_durable_tasks.tenants.idempotent_requests import RequestIdentity, create_with_answer
@@ -93,6 +91,7 @@ from django_durable_tasks.tenants.quotas import (
     quota_of_open_tasks,
 )
 from django_durable_tasks.tenants.values import ApiScope, TaskFilter
+from django_durable_tasks.workflows import operations as graph_operations
 
 
 def task_of(tenant_id: int, task_id: uuid.UUID, *, lock: bool = False) -> Task:
@@ -181,10 +180,10 @@ class TaskEndpoint(WritingEndpoint):
     """One task."""
 
     reads = ("task",)
-    permissions: ClassVar = {"PATCH": (EDIT.permission,)}
+    permissions: ClassVar = {"PATCH": (operator_actions.edit.permission,)}
     scopes: ClassVar = {"GET": ApiScope.READ, "PATCH": ApiScope.OPERATE}
     bodies: ClassVar = {"PATCH": TaskEditBody}
-    operations: ClassVar = (EDIT,)
+    operations: ClassVar = (operator_actions.edit,)
     answers: ClassVar = {"GET": TaskAnswer, "PATCH": TaskAnswer}
     parameters: ClassVar = {"GET": frozenset({"include"})}
 
@@ -204,7 +203,9 @@ class TaskEndpoint(WritingEndpoint):
             row = task_of(tenant_id, task_id, lock=True)
             require_version(request, row.epoch)
             changes = self._changes(row, valid)
-            done = perform(EDIT, tasks_of(tenant_id).filter(pk=task_id), self.caller, changes)
+            done = perform(
+                operator_actions.edit, tasks_of(tenant_id).filter(pk=task_id), self.caller, changes
+            )
             if not done.changed:
                 raise refused(row)
             edited = task_of(tenant_id, task_id)
@@ -270,11 +271,11 @@ SINGLE = replace(RESOURCE, subject=lambda row: row)
 
 def _retry(task: Task, _given: Mapping[str, Any]) -> Operation:
     """Release a waiting retry, or replay a task that has ended."""
-    return tasks.REPLAY if task.status in REPLAYABLE else tasks.RETRY
+    return operator_actions.replay if task.status in REPLAYABLE else operator_actions.retry
 
 
 def _replay(_task: Task, given: Mapping[str, Any]) -> Operation:
-    return tasks.REPLAY_EDITED if "target_config" in given else tasks.REPLAY
+    return operator_actions.replay_edited if "target_config" in given else operator_actions.replay
 
 
 def _arguments(task: Task, given: Mapping[str, Any], caller: Caller) -> Mapping[str, Any]:
@@ -292,17 +293,17 @@ def _not_in_the_past(_task: Task, given: Mapping[str, Any], _caller: Caller) -> 
 
 
 ACTIONS = (
-    ObjectAction(path="cancel", scope=ApiScope.OPERATE, operations=(tasks.CANCEL,)),
+    ObjectAction(path="cancel", scope=ApiScope.OPERATE, operations=(operator_actions.cancel,)),
     ObjectAction(
         path="retry",
         scope=ApiScope.OPERATE,
-        operations=(tasks.RETRY, tasks.REPLAY),
+        operations=(operator_actions.retry, operator_actions.replay),
         choose=_retry,
     ),
     ObjectAction(
         path="replay",
         scope=ApiScope.OPERATE,
-        operations=(tasks.REPLAY, tasks.REPLAY_EDITED),
+        operations=(operator_actions.replay, operator_actions.replay_edited),
         choose=_replay,
         prepare=_arguments,
         more={
@@ -312,12 +313,14 @@ ACTIONS = (
         },
         without=frozenset({"args", "kwargs"}),
     ),
-    ObjectAction(path="force-complete", scope=ApiScope.FORCE, operations=(tasks.FORCE_COMPLETE,)),
-    ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(workflows.FORCE_RUN,)),
+    ObjectAction(
+        path="force-complete", scope=ApiScope.FORCE, operations=(operator_actions.force_complete,)
+    ),
+    ObjectAction(path="force-run", scope=ApiScope.FORCE, operations=(graph_operations.force_run,)),
     ObjectAction(
         path="reschedule",
         scope=ApiScope.OPERATE,
-        operations=(tasks.RESCHEDULE,),
+        operations=(operator_actions.reschedule,),
         prepare=_not_in_the_past,
     ),
 )
@@ -328,12 +331,12 @@ ON_ONE_TASK = tuple(
         operations=(operation,),
     )
     for path, operation in (
-        ("replay-from", workflows.REPLAY_FROM),
-        ("cancel-branch", workflows.CANCEL_BRANCH),
-        ("approve", workflows.APPROVE),
-        ("reject", workflows.REJECT),
-        ("hold", workflows.HOLD),
-        ("unhold", workflows.UNHOLD),
+        ("replay-from", graph_operations.retry_from),
+        ("cancel-branch", graph_operations.cancel_branch),
+        ("approve", graph_operations.approve),
+        ("reject", graph_operations.reject),
+        ("hold", graph_operations.hold),
+        ("unhold", graph_operations.unhold),
     )
 )
 """Operations that take the task itself and not a queryset."""
@@ -646,9 +649,8 @@ class _BulkOperationEndpoint(WritingEndpoint):
         caller = self.caller
 
         def act() -> Answer:
-            row = bulk_operations.start(
-                caller.tenant, self.kind, which, by=caller.name, reason=given.get("reason", "")
-            )
+            with acting(by=caller.name, reason=given.get("reason", "")):
+                row = bulk_operations.start(caller.tenant, self.kind, which)
             if self.kind is BulkKind.REPLAY:
                 # A cancellation frees the quota, so that it must not be refused by it.
                 charge_open_tasks(caller.tenant, 1)
@@ -677,7 +679,7 @@ class _BulkOperationEndpoint(WritingEndpoint):
 class BulkCancelEndpoint(_BulkOperationEndpoint):
     """Cancels all open tasks that match a filter."""
 
-    permissions: ClassVar = {"POST": (CANCEL.permission,)}
+    permissions: ClassVar = {"POST": (operator_actions.cancel.permission,)}
     kind = BulkKind.CANCEL
     bodies: ClassVar = {"POST": BulkCancelBody}
 
@@ -685,6 +687,6 @@ class BulkCancelEndpoint(_BulkOperationEndpoint):
 class BulkReplayEndpoint(_BulkOperationEndpoint):
     """Replays all ended tasks that match a filter."""
 
-    permissions: ClassVar = {"POST": (REPLAY.permission,)}
+    permissions: ClassVar = {"POST": (operator_actions.replay.permission,)}
     kind = BulkKind.REPLAY
     bodies: ClassVar = {"POST": BulkReplayBody}

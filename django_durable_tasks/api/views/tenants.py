@@ -32,8 +32,7 @@ from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import AuditEntry, Tenant
 from django_durable_tasks.models.audit import AuditEntryQuerySet
-from django_durable_tasks.operations import tenants
-from django_durable_tasks.operations.tenants import SigningSecrets
+from django_durable_tasks.notifications import signing_secrets
 from django_durable_tasks.tenants.quotas import QuotaUsage, usage
 from django_durable_tasks.tenants.values import ApiScope
 
@@ -244,7 +243,7 @@ class SigningSecretEndpoint(WritingEndpoint):
         caller = self.caller
 
         def act() -> Answer:
-            found = tenants.secrets_of_callbacks(
+            found = signing_secrets.secrets_of_callbacks(
                 caller.tenant.pk, url, request.query_params.get("endpoint"), by=caller.name
             )
             return _answer(found)
@@ -275,10 +274,10 @@ class SettingSecretEndpoint(WritingEndpoint):
 
         def act() -> Answer:
             row = find_setting(caller, notification_setting_id)
-            return _answer(tenants.secrets_of_setting(row, by=caller.name))
+            return _answer(signing_secrets.secrets_of_setting(row, by=caller.name))
 
         return self.write(request, act)
 
 
-def _answer(found: SigningSecrets) -> Answer:
+def _answer(found: signing_secrets.SigningSecrets) -> Answer:
     return Answer(200, shown_by(SigningSecretAnswer, found))

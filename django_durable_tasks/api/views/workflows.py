@@ -54,13 +54,13 @@ from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.workflows import WorkflowRunQuerySet
-from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import ATTEMPTS_MAX, CallOptions, call_options
 from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
+from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.builder import Step
 
 # Builds workflows from the bodies of requests.
@@ -331,9 +331,7 @@ class WorkflowEndpoint(ApiEndpoint):
 
 
 def _changes(done: OperationResult) -> dict[str, Any]:
-    report = done.report
-    if report is None:
-        return {}
+    report = done.value
     return {
         "changed_tasks": len(report.changes),
         "stop_requested": len(report.stop_requested),
@@ -350,12 +348,15 @@ RESOURCE = Resource(
 )
 ACTIONS = (
     ObjectAction(
-        path="cancel", scope=ApiScope.OPERATE, operations=(workflows.CANCEL,), result=_changes
+        path="cancel",
+        scope=ApiScope.OPERATE,
+        operations=(graph_operations.cancel_workflow,),
+        result=_changes,
     ),
     ObjectAction(
         path="replay",
         scope=ApiScope.OPERATE,
-        operations=(workflows.REPLAY,),
+        operations=(graph_operations.retry_workflow,),
         result=_changes,
     ),
 )
@@ -366,7 +367,7 @@ ACTIONS = (
 
 NEAR = 1_000
 _SVG = "image/svg+xml"
-AddBody = body_of("AddDependencyBody", workflows.ADD)
+AddBody = body_of("AddDependencyBody", graph_operations.add_edge)
 
 
 class GraphAnswer(Body):
@@ -421,8 +422,8 @@ class DependenciesEndpoint(WritingEndpoint):
 
     reads = ("task",)
     permissions: ClassVar = {
-        "POST": (workflows.ADD.permission,),
-        "DELETE": (workflows.REMOVE.permission,),
+        "POST": (graph_operations.add_edge.permission,),
+        "DELETE": (graph_operations.remove_edge.permission,),
     }
     scopes: ClassVar = {
         "GET": ApiScope.READ,
@@ -431,7 +432,7 @@ class DependenciesEndpoint(WritingEndpoint):
     }
     parameters: ClassVar = {"DELETE": frozenset({"upstream", "reason"})}
     bodies: ClassVar = {"POST": AddBody}
-    operations: ClassVar = (workflows.ADD, workflows.REMOVE)
+    operations: ClassVar = (graph_operations.add_edge, graph_operations.remove_edge)
     answers: ClassVar = dict.fromkeys(("GET", "POST", "DELETE"), GraphAnswer)
 
     def get(self, request: Request, task_id: uuid.UUID) -> Response:
@@ -441,7 +442,7 @@ class DependenciesEndpoint(WritingEndpoint):
     def post(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task, which has not started, wait for another one."""
         valid = AddBody.valid(self.body(request))
-        return self._changed(request, task_id, valid, workflows.ADD)
+        return self._changed(request, task_id, valid, graph_operations.add_edge)
 
     def delete(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""
@@ -450,7 +451,7 @@ class DependenciesEndpoint(WritingEndpoint):
         except ValueError:
             raise invalid_parameter("upstream", "is required: the id of a task") from None
         given = {"upstream": upstream, "reason": request.query_params.get("reason", "")[:500]}
-        return self._changed(request, task_id, given, workflows.REMOVE)
+        return self._changed(request, task_id, given, graph_operations.remove_edge)
 
     def _changed(
         self, request: Request, task_id: uuid.UUID, values: Mapping[str, Any], operation: Operation
@@ -461,7 +462,7 @@ class DependenciesEndpoint(WritingEndpoint):
             row = task_of(tenant_id, task_id)
             given = {**values, "upstream": self._upstream(request, values)}
             done = perform(operation, row, caller, given)
-            if not done.changed and operation is workflows.REMOVE:
+            if not done.changed and operation is graph_operations.remove_edge:
                 raise refused(row)
             return Answer(200, _json(_of_task(caller, task_id)))
 
