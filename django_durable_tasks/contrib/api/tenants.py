@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
+from django_durable_tasks.callbacks import signing_secrets
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
@@ -20,17 +21,11 @@ from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_
 from django_durable_tasks.contrib.api.problems import Problem, invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
+from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.contrib.notifications.operations import (
-    CHANGE,
-    CREATE,
-    DELETE,
-    secrets_of_setting,
-)
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import ApiKey, AuditEntry, Tenant
-from django_durable_tasks.operations import tenants
 from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import QuotaUsage, usage
@@ -251,7 +246,7 @@ class SigningSecretViewSet(ApiViewSet):
         given, caller = self.query(), self.caller
 
         def act() -> StoredAnswer:
-            found = tenants.secrets_of_callbacks(
+            found = signing_secrets.secrets_of_callbacks(
                 caller.tenant.pk, given["url"], given.get("endpoint"), by=caller.name
             )
             return StoredAnswer(200, SigningSecretAnswer.shown(found))
@@ -337,7 +332,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     lookup_url_kwarg = "notification_setting_id"
     lookup_value_converter = "int"
     targets = (Target.NOTIFICATION_SETTING,)
-    performed = (CHANGE, DELETE)
+    performed = (deliveries.change_setting, deliveries.delete_setting)
     operates = ApiScope.NOTIFICATIONS
     operation_answer = NotificationTestAnswer
 
@@ -347,33 +342,43 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         return super().rows()
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(CREATE,), body=NewNotificationSettingBody)
+    @endpoint(
+        scope=ApiScope.NOTIFICATIONS,
+        operations=(deliveries.create_setting,),
+        body=NewNotificationSettingBody,
+    )
     def create(self, request: Request) -> Response:
         """Create a setting. Events that match it are sent from now on."""
         self.rows()
         given = {"reason": "", **self.valid()}
 
         def act() -> StoredAnswer:
-            row = CREATE.perform(self.caller.tenant, by=self.caller.name, **given).value
+            row = deliveries.create_setting.perform(
+                self.caller.tenant, by=self.caller.name, **given
+            ).value
             location = address_of("notification-setting-detail", notification_setting_id=row.pk)
             return self.changed(row, 201, Location=location)
 
         return self.write(act)
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(CHANGE,), body=NotificationSettingEditBody)
+    @endpoint(
+        scope=ApiScope.NOTIFICATIONS,
+        operations=(deliveries.change_setting,),
+        body=NotificationSettingEditBody,
+    )
     def partial_update(self, request: Request, notification_setting_id: int) -> Response:
         """Change the setting."""
         self.rows()
         return self.edit_with(
-            lambda row, given: CHANGE.perform(
+            lambda row, given: deliveries.change_setting.perform(
                 row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
             )
         )
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(DELETE,))
+    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(deliveries.delete_setting,))
     def destroy(self, request: Request, notification_setting_id: int) -> Response:
         """Delete the setting; return it as it was. Messages that were not sent are not sent."""
-        return self.delete_with(DELETE)
+        return self.delete_with(deliveries.delete_setting)
 
     def result(self, done: OperationResult) -> dict[str, Any]:
         """Return the task that sends the test message."""
@@ -391,7 +396,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
         self.require_scope(ApiScope.SECRETS)
 
         def act() -> StoredAnswer:
-            found = secrets_of_setting(self.find(), by=self.caller.name)
+            found = deliveries.secrets_of_setting(self.find(), by=self.caller.name)
             return StoredAnswer(200, SigningSecretAnswer.shown(found))
 
         return self.write(act)
