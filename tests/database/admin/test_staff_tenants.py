@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import (
     ApiKey,
@@ -41,7 +42,12 @@ from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 SHARED = {"limit", "queuecontrol", "node", "schedulerlease"}
-SCREENS = [one for one in admin.site._registry.values() if isinstance(one, ScreenAdmin)]
+SCREENS = [
+    one
+    for model, one in admin.site._registry.items()
+    # The page of MetricMinute is the charts, which show no rows. Their tests limit users too.
+    if isinstance(one, ScreenAdmin) and model is not MetricMinute
+]
 
 MODELS = [str(screen.opts.model_name) for screen in SCREENS]
 

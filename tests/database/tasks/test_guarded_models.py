@@ -43,6 +43,7 @@ def test_engine_owned_models_are_guarded() -> None:
         "DeliveryAttempt",
         "Endpoint",
         "IdempotentRequest",
+        "MetricMinute",
         "NotificationEvent",
         "NotificationSetting",
         "OccurrenceOverride",
