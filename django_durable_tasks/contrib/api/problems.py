@@ -16,7 +16,6 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as drf
 
 from django_durable_tasks import exceptions as ours
-from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
 from django_durable_tasks.schedules.options import ScheduleOptions
@@ -205,13 +204,12 @@ _RETRY_LATER = {"Retry-After": "60"}
 _OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
 _TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
 _FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar", "workflow": "name"}
-_FIELDS = frozenset(
-    {field.name for field in dataclasses.fields(CallOptions)}
-    | set(ScheduleOptions.__annotations__)
-    | {column.name for column in NotificationSetting._meta.concrete_fields}
-    | {"start", "end", "until", "fire_time", "move_to", "limit", "workflow", "calendars"}
-)
-"""The options with which the message of an exception may begin."""
+OPTION_NAMES = {
+    *(field.name for field in dataclasses.fields(CallOptions)),
+    *ScheduleOptions.__annotations__,
+    *("start", "end", "until", "fire_time", "move_to", "limit", "workflow", "calendars"),
+}
+"""The options with which the message of an exception may begin; optional apps add theirs."""
 
 
 def problem_of(error: Exception) -> Problem:
@@ -275,7 +273,7 @@ def refused_option(error: Exception) -> str:
     field.
     """
     found = _OPTION.match(str(error))
-    return found["option"] if found is not None and found["option"] in _FIELDS else ""
+    return found["option"] if found is not None and found["option"] in OPTION_NAMES else ""
 
 
 def _option(error: Exception) -> Problem:

@@ -26,7 +26,6 @@ from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
-from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import (
@@ -116,9 +115,11 @@ class NodeAnswer(Answer):
 class AlertAnswer(Answer):
     """A condition of the installation that has not ended."""
 
-    class Meta:
-        model = Alert
-        hidden = ("last_seen_at",)
+    id = fields.Integer(source="pk")
+    kind = fields.Text()
+    subject = fields.Text(allow_blank=True)
+    detail = fields.Text(allow_blank=True)
+    since = fields.Instant()
 
 
 class SchedulerViewSet(ApiViewSet):

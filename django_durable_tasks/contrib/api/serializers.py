@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
+from django.utils.text import capfirst
 from rest_framework import serializers
 
 from django_durable_tasks.contrib.api.fields import FIELDS, Integer, OneOf, Seconds
@@ -141,9 +142,8 @@ class Answer(Body):
                 if not error:
                     raise
                 # The text names the key and the row, which concern operators only.
-                logger.error(
-                    "%s %s cannot be decrypted: %s", type(row).__name__, row.pk, undecryptable
-                )
+                kind = capfirst(row._meta.verbose_name)
+                logger.error("%s %s cannot be decrypted: %s", kind, row.pk, undecryptable)
                 found[name], found[error] = None, UNREADABLE
             else:
                 if error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,18 +15,13 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
 from django_durable_tasks.callbacks import signing_secrets
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
-from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
-from django_durable_tasks.contrib.api.problems import Problem, invalid_parameter
-from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
-from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
-from django_durable_tasks.contrib.notifications import deliveries
-from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
-from django_durable_tasks.contrib.notifications.models import NotificationSetting
+from django_durable_tasks.contrib.api.problems import invalid_parameter
+from django_durable_tasks.contrib.api.serializers import Answer, list_of
+from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import ApiKey, AuditEntry, Tenant
-from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import QuotaUsage, usage
 from django_durable_tasks.tenants.values import ApiScope
@@ -257,146 +252,3 @@ class SigningSecretViewSet(ApiViewSet):
             raise invalid_parameter("url", str(refused)) from None
         except InvalidOption as refused:
             raise invalid_parameter("endpoint", str(refused)) from None
-
-
-# Which events of the tenant are sent where.
-
-
-_CONFIG = (
-    'Of EMAIL {"to": ["ops@example.com"]}, of the others {"url": "https://..."}. A masked URL that'
-    " is sent back leaves it unchanged."
-)
-
-
-class NotificationSettingAnswer(Answer):
-    """A notification setting, with the result of its last delivery."""
-
-    notification_setting_id = fields.Integer(source="pk")
-    delivery_config = fields.JsonObject(source="shown_config", allow_null=True)
-    delivery_config_error = fields.Text(
-        allow_blank=True, help_text="Why delivery_config is null. A PATCH can set it again."
-    )
-    last_delivery_status = fields.Text(allow_blank=True, help_text="SENT, RETRYING or FAILED.")
-    last_delivery_error = fields.ErrorText(allow_blank=True)
-
-    class Meta:
-        model = NotificationSetting
-        hidden = ("collecting", "revision", "reason", "encryption_key", "on_alert")
-
-
-class NotificationTestAnswer(NotificationSettingAnswer):
-    """A notification setting, and the task that sends a test message."""
-
-    task_id = fields.Text()
-
-
-class NotificationSettingEditBody(Options):
-    """The fields of a notification setting that can be changed."""
-
-    delivery_config = fields.JsonObject(required=False, help_text=_CONFIG)
-    digest = fields.Seconds(
-        required=False, allow_null=True, min_value=SHORTEST_DIGEST, max_value=LONGEST_DIGEST
-    )
-    reason = reason_field()
-
-    class Meta(Options.Meta):
-        model = NotificationSetting
-        options = tuple(column.name for column in NotificationSetting._meta.concrete_fields)
-        nullable = ("quiet_from", "quiet_until")
-        hidden: Any = frozenset(
-            {"id", "tenant", "name", "revision", "collecting", "encryption_key", "on_alert"}
-            | {"created_at", "updated_at", "updated_by", "last_delivery_status"}
-            | {"last_delivery_at", "last_delivery_error"}
-        )
-
-
-class NewNotificationSettingBody(NotificationSettingEditBody):
-    """A notification setting to create."""
-
-    name = fields.Text(max_length=fields.KEY_LENGTH)
-    delivery_type = fields.OneOf(
-        choices=[
-            value for value, _ in NotificationSetting._meta.get_field("delivery_type").choices or ()
-        ]
-    )
-    delivery_config = fields.JsonObject(help_text=_CONFIG)
-
-
-class NotificationSettingViewSet(OperationsMixin, ReadMixin):
-    """The notification settings of the tenant, by name."""
-
-    singular, plural = "NotificationSetting", "NotificationSettings"
-    answer = NotificationSettingAnswer
-    reads = ("durable_tasks_notifications.notificationsetting",)
-    order = "name"
-    lookup_url_kwarg = "notification_setting_id"
-    lookup_value_converter = "int"
-    targets = (Target.NOTIFICATION_SETTING,)
-    performed = (deliveries.change_setting, deliveries.delete_setting)
-    operates = ApiScope.NOTIFICATIONS
-    operation_answer = NotificationTestAnswer
-
-    def rows(self) -> QuerySet[Any]:
-        """Return the settings; raises Problem unless NOTIFICATIONS is on."""
-        if not conf.settings().NOTIFICATIONS:
-            raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
-        return super().rows()
-
-    @endpoint(
-        scope=ApiScope.NOTIFICATIONS,
-        operations=(deliveries.create_setting,),
-        body=NewNotificationSettingBody,
-    )
-    def create(self, request: Request) -> Response:
-        """Create a setting. Events that match it are sent from now on."""
-        self.rows()
-        given = {"reason": "", **self.valid()}
-
-        def act() -> StoredAnswer:
-            row = deliveries.create_setting.perform(
-                self.caller.tenant, by=self.caller.name, **given
-            ).value
-            location = address_of("notification-setting-detail", notification_setting_id=row.pk)
-            return self.changed(row, 201, Location=location)
-
-        return self.write(act)
-
-    @endpoint(
-        scope=ApiScope.NOTIFICATIONS,
-        operations=(deliveries.change_setting,),
-        body=NotificationSettingEditBody,
-    )
-    def partial_update(self, request: Request, notification_setting_id: int) -> Response:
-        """Change the setting."""
-        self.rows()
-        return self.edit_with(
-            lambda row, given: deliveries.change_setting.perform(
-                row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
-            )
-        )
-
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(deliveries.delete_setting,))
-    def destroy(self, request: Request, notification_setting_id: int) -> Response:
-        """Delete the setting; return it as it was. Messages that were not sent are not sent."""
-        return self.delete_with(deliveries.delete_setting)
-
-    def result(self, done: OperationResult) -> dict[str, Any]:
-        """Return the task that sends the test message."""
-        return {"task_id": str(done.value)}
-
-    @endpoint(
-        "signing-secret",
-        reads=("durable_tasks_notifications.notificationsetting", "task_arguments"),
-        answer=SigningSecretAnswer,
-    )
-    def signing_secret(self, request: Request, notification_setting_id: int) -> Response:
-        """Return the secrets with which a server checks `webhook-signature` of the messages of this
-        setting. The key needs the scope `secrets` too.
-        """
-        self.require_scope(ApiScope.SECRETS)
-
-        def act() -> StoredAnswer:
-            found = deliveries.secrets_of_setting(self.find(), by=self.caller.name)
-            return StoredAnswer(200, SigningSecretAnswer.shown(found))
-
-        return self.write(act)

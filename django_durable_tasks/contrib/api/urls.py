@@ -1,7 +1,13 @@
-"""The addresses of the API, for ``include("django_durable_tasks.contrib.api.urls")``."""
+"""The addresses of the API, for ``include("django_durable_tasks.contrib.api.urls")``.
 
+It has the resources of the optional apps that are installed.
+"""
+
+from importlib import import_module
+from itertools import chain
 from typing import Any
 
+from django.apps import apps
 from django.urls import re_path
 from rest_framework.routers import SimpleRouter
 
@@ -16,7 +22,6 @@ _RESOURCES: tuple[tuple[str, str, Any], ...] = (
     ("dead-letters", "dead-letter", tasks.DeadLetterViewSet),
     ("audit", "audit", tenants.AuditViewSet),
     ("calendars", "calendar", schedules.CalendarViewSet),
-    ("notification-settings", "notification-setting", tenants.NotificationSettingViewSet),
     ("queues", "queue", scheduler.QueueViewSet),
     ("operations", "operation", tasks.OperationViewSet),
     ("tenants", "tenant", tenants.TenantViewSet),
@@ -31,8 +36,19 @@ _RESOURCES: tuple[tuple[str, str, Any], ...] = (
     ("docs", "docs", scheduler.DocsViewSet),
     ("problems", "problem", scheduler.ProblemViewSet),
 )
+_RESOURCES_OF = {
+    "django_durable_tasks.contrib.notifications": (
+        "django_durable_tasks.contrib.api.notification_settings"
+    )
+}
+"""The modules with the resources of optional apps, which need the models of these apps."""
+_OPTIONAL = [
+    import_module(module).RESOURCES
+    for app, module in _RESOURCES_OF.items()
+    if apps.is_installed(app)
+]
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
-for _prefix, _name, _viewset in _RESOURCES:
+for _prefix, _name, _viewset in (*_RESOURCES, *chain(*_OPTIONAL)):
     if issubclass(_viewset, OperationsMixin):
         add_operations(_viewset)
     _router.register(_prefix, _viewset, _name)

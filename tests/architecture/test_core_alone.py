@@ -1,0 +1,112 @@
+"""``INSTALLED_APPS += ["django_durable_tasks"]`` is enough: no optional app is imported, no table of
+one is created, and admin, command line and API work.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT
+
+PROJECT = """
+import sys
+
+import django
+from celery import Celery
+from django.conf import settings
+
+CORE = ["auth", "contenttypes", "sessions", "messages", "admin"]
+settings.configure(
+    INSTALLED_APPS=[*(f"django.contrib.{name}" for name in CORE), "django_durable_tasks"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "alone.sqlite3"}},
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    TEMPLATES=[
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ],
+    ROOT_URLCONF="alone_urls",
+    SECRET_KEY="a key of a test",
+    STATIC_URL="/static/",
+    ALLOWED_HOSTS=["testserver"],
+    USE_TZ=True,
+    DURABLE_TASKS={"API": True, "API_SESSIONS": True},
+)
+app = Celery("alone", broker="memory://", set_as_current=True)
+app.set_default()
+django.setup()
+
+from django.core.management import call_command
+from django.db import connection
+
+call_command("check")
+call_command("migrate", verbosity=0)
+call_command("durable", "list")
+call_command("run_scheduler", "--once")
+tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
+for word in ("metric", "notification", "alert"):
+    assert not [name for name in tables if word in name], tables
+loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
+# The API documents the messages of notifications, whose types need no model.
+types = "django_durable_tasks.contrib.notifications.events"
+apps = {name.split(".")[2] for name in loaded if name.count(".") > 2 and name != types}
+assert apps <= {"api", "beat"}, loaded
+
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import Client
+
+User.objects.create_superuser("ada", "ada@example.com", "secret")
+client = Client()
+client.login(username="ada", password="secret")
+for model in admin.site._registry:
+    page = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
+    assert client.get(page).status_code == 200, page
+assert client.get("/api/v1/tasks").status_code == 200
+assert client.get("/api/v1/notification-settings").status_code == 404
+print("ALONE")
+"""
+
+URLS = """
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/v1/", include("django_durable_tasks.contrib.api.urls")),
+]
+"""
+
+
+def test_the_core_works_without_optional_apps(tmp_path: Path) -> None:
+    pytest.importorskip("rest_framework")
+    program = tmp_path / "alone.py"
+    program.write_text(PROJECT)
+    (tmp_path / "alone_urls.py").write_text(URLS)
+    answer = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "ALONE" in answer.stdout
