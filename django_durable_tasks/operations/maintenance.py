@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
@@ -18,7 +17,6 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.audit import record_start
 from django_durable_tasks.celery import publisher
-from django_durable_tasks.contrib.beat import importer
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.exceptions import BrokerUnavailable, InvalidOption
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -132,15 +130,6 @@ def _sync(
     return OperationResult({"synced": done}, value=steps)
 
 
-def _import_beat(
-    name: str, *, by: str, reason: str, task: str, options: dict[str, Any], **how: Any
-) -> OperationResult:
-    """Import one periodic task; ``value`` is the RecurringTask."""
-    row = importer.take_over(name, task, options, by=by, reason=reason, **how)
-    _log(f"import of {name}", 1, by, reason)
-    return OperationResult({"imported": 1}, value=row)
-
-
 def _log(name: str, number: int, by: str, reason: str) -> None:
     logger.info("Operation %s has changed %d objects; by: %s; reason: %s", name, number, by, reason)
 
@@ -229,18 +218,6 @@ SYNC = Operation(
     ),
     not_in_admin="the web process may run a different release than the deployed one",
 )
-IMPORT_BEAT = Operation(
-    target=Target.INSTALLATION,
-    name="import_beat",
-    title=_("Import schedules of django-celery-beat"),
-    help=_("Imports periodic tasks and shows which of them will fire differently, and why."),
-    permission="",
-    perform=_import_beat,
-    not_in_api=_INSTALLATION,
-    dry_run=True,
-    confirm=False,
-    not_in_admin="it is used once per migration",
-)
 ROTATE_KEYS = Operation(
     target=Target.INSTALLATION,
     name="rotate_keys",
@@ -265,4 +242,4 @@ ROTATE_KEYS = Operation(
     not_in_admin="it can change more rows than a web request has time for",
 )
 
-OPERATIONS = (REPUBLISH, PRUNE, SYNC, IMPORT_BEAT, ROTATE_KEYS)
+OPERATIONS = (REPUBLISH, PRUNE, SYNC, ROTATE_KEYS)

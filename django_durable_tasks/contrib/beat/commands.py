@@ -30,6 +30,7 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
 from django_durable_tasks.contrib.beat.compare import Comparison
+from django_durable_tasks.contrib.beat.operations import IMPORT_BEAT as IMPORT_OPERATION
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
 from django_durable_tasks.contrib.beat.tables import (
     DISABLED,
@@ -44,7 +45,6 @@ from django_durable_tasks.contrib.beat.tables import (
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.operations.maintenance import IMPORT_BEAT as IMPORT_OPERATION
 from django_durable_tasks.schedules.options import columns
 from django_durable_tasks.schedules.schedule_cache import agenda_from
 from django_durable_tasks.store.clock import database_now
