@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import recorded
-from django_durable_tasks.callbacks import http
 from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tenants import ApiKeyQuerySet
@@ -22,8 +19,6 @@ from django_durable_tasks.operations.operation import (
     Target,
 )
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.targets.addresses import parsed_url
-from django_durable_tasks.targets.http_request import endpoint_name
 from django_durable_tasks.tenants import access, quotas
 from django_durable_tasks.tenants.values import NUMBERS, REQUESTS, ApiScope
 
@@ -266,43 +261,6 @@ API_KEY_OPERATIONS = (CREATE, REVOKE)
 #
 # Reading them has an audit entry, although nothing is changed: a reader can sign requests that the
 # receiver accepts.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SigningSecrets:
-    """The secrets of an endpoint, the current one first; none if its requests are not signed.
-
-    ``origin`` is None if the messages of a notification setting are no HTTP requests.
-    """
-
-    origin: str | None
-    endpoint: str
-    secrets: list[str]
-
-
-def secrets_of_callbacks(
-    tenant_id: int, url: str, endpoint: str | None, *, by: str, is_setting: bool = False
-) -> SigningSecrets:
-    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget, and
-    InvalidOption for the name of a notification setting unless ``is_setting``.
-    """
-    target = parsed_url(url)
-    name = endpoint_name(target, endpoint, is_setting=is_setting)
-    found = http.signing_secrets(tenant_id, target, name)
-    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
-    record_read_secrets("tenant", tenant_id, tenant_id, result, by)
-    return result
-
-
-def record_read_secrets(
-    kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str
-) -> None:
-    """Add an audit entry, if secrets were returned."""
-    if not result.secrets:
-        return
-    with recorded("signing_secret.read", by=by) as entry:
-        entry.subject(kind, key, tenant_id)
-        entry.detail(origin=result.origin, endpoint=result.endpoint)
 
 
 OPERATIONS = (

@@ -10,14 +10,17 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_durable_tasks import conf
-from django_durable_tasks.callbacks import http
 from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.contrib.callbacks import http
+from django_durable_tasks.contrib.callbacks.signing_secrets import (
+    SigningSecrets,
+    record_read_secrets,
+)
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import endpoint_of_setting, url_of
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.operations.operation import Operation, OperationResult, Target
-from django_durable_tasks.operations.tenants import SigningSecrets, record_read_secrets
 
 
 def _create(tenant: Any, *, by: str, reason: str, **values: Any) -> OperationResult:

@@ -17,13 +17,13 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import (
     ApiKey,
     AuditEntry,
     Calendar,
     DeadLetter,
-    Endpoint,
     OccurrenceRecord,
     RecurringTask,
     Task,
