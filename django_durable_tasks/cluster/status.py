@@ -179,8 +179,10 @@ _FORKING = "prefork"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
 ALERTS = 100
-ALERT_SOURCES: list[Callable[[int], Iterable[Any]]] = []
-"""Functions of optional apps that return the open alerts, the oldest first, at most a number."""
+ALERT_SOURCES: dict[str, Callable[[int], Iterable[Any]]] = {}
+"""Functions of optional apps, by label, that return the open alerts, the oldest first, at most a
+number.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,7 @@ def overview(known: Collection[str]) -> Overview:
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
         dead_letters=operator_actions.open_letters(),
-        alerts=[alert for read in ALERT_SOURCES for alert in read(ALERTS)],
+        alerts=[alert for read in ALERT_SOURCES.values() for alert in read(ALERTS)],
         late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),

@@ -34,8 +34,10 @@ from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
-ENDPOINT_SOURCES: list[Callable[[], dict[str, int]]] = []
-"""What returns how many tasks may run at once of each endpoint whose breaker is open, by scope."""
+ENDPOINT_SOURCES: dict[str, Callable[[], dict[str, int]]] = {}
+"""Functions of optional apps, by label, that return how many tasks may run at once of each endpoint
+whose breaker is open, by scope.
+"""
 _QUEUES = limits_scopes.scope_of_queue("")
 _DEFAULT_TENANT = limits_scopes.scope_of_tenant(DEFAULT_TENANT_ID)
 _UNLIMITED, _CLOSED = Allowance(), Allowance(0)
@@ -259,7 +261,9 @@ def read() -> LimitConfig:
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     scopes = {**coded(), **operators()}
-    endpoints = {scope: places for read in ENDPOINT_SOURCES for scope, places in read().items()}
+    endpoints = {
+        scope: places for read in ENDPOINT_SOURCES.values() for scope, places in read().items()
+    }
     for scope, admitted in endpoints.items():
         scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
     per_key |= _of_endpoints(scopes)

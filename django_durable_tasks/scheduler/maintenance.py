@@ -54,6 +54,8 @@ def jobs() -> tuple[Job, ...]:
     """Return new instances of all jobs, in the order in which they run: those of optional apps
     (``register_job``) last.
     """
+    # By name, because Django may call ``AppConfig.ready()`` again.
+    optional = {job.name: job for job in (make() for make in scheduler_jobs.OPTIONAL_JOBS)}
     return (
         Job("reap_dead_nodes", reap_dead_nodes, every=1.0),
         Job("mark_orphaned_runs", mark_orphaned_runs, every=1.0),
@@ -76,7 +78,7 @@ def jobs() -> tuple[Job, ...]:
             pause_factor=scheduler_jobs.PAUSE_FACTOR,
             dispatches=False,
         ),
-        *(make() for make in scheduler_jobs.OPTIONAL_JOBS),
+        *optional.values(),
     )
 
 

@@ -144,13 +144,15 @@ class Recorder(Protocol):
         """
 
 
-RECORDERS: list[Recorder] = []
-"""The recorders of optional apps, which add them in ``AppConfig.ready()``."""
+RECORDERS: dict[str, Recorder] = {}
+"""The recorders of optional apps, by label. ``AppConfig.ready()`` adds them, and Django calls it
+again if the tests of a project change INSTALLED_APPS.
+"""
 
 
 def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
     """Return a transaction for the successes of runs, if a recorder may record one."""
-    is_needed = any(recorder.needs_transaction(runs) for recorder in RECORDERS)
+    is_needed = any(recorder.needs_transaction(runs) for recorder in RECORDERS.values())
     return atomic() if is_needed else nullcontext()
 
 
@@ -165,7 +167,7 @@ def announce(
     """
     if not task_ids or in_preview():
         return
-    for recorder in RECORDERS:
+    for recorder in RECORDERS.values():
         recorder.record(transition, status, task_ids, succeeded)
     if not has_receivers():
         return

@@ -403,9 +403,9 @@ def prunable(now: datetime) -> dict[str, int]:
     }
 
 
-CLOCK_CORRECTIONS: list[Callable[[float], int]] = []
-"""The corrections of optional apps. Each is called with the tolerance in seconds, and returns how
-many rows it changed.
+CLOCK_CORRECTIONS: dict[str, Callable[[float], int]] = {}
+"""The corrections of optional apps, by label. Each is called with the tolerance in seconds, and
+returns how many rows it changed.
 """
 
 
@@ -418,5 +418,5 @@ def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
         transitions.move_waits(now, tolerance, limit)
         + transitions.shorten_republish_waits(longest, limit)
         + batches.shorten_waits(longest)
-        + sum(correct(tolerance) for correct in CLOCK_CORRECTIONS)
+        + sum(correct(tolerance) for correct in CLOCK_CORRECTIONS.values())
     )

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.contrib.notifications.operations import secrets_of_setting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations import tenants
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
@@ -45,7 +45,7 @@ def create_settings(origin: str, folder: Path) -> str:
         row: NotificationSetting = deliveries.create_setting(name=one.setting, **values)
         secrets[path] = secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
-    found = tenants.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
+    found = secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
     secrets["/callbacks"] = found.secrets
     (folder / SECRETS).write_text(json.dumps(secrets))
     return url

@@ -23,8 +23,8 @@ class CallbacksConfig(AppConfig):
         from django_durable_tasks.scheduler.jobs import Job, register_job
         from django_durable_tasks.tasks.retention import CLOCK_CORRECTIONS
 
-        ENDPOINT_SOURCES.append(endpoints.open_endpoints)
-        CLOCK_CORRECTIONS.append(endpoints.end_pauses_after)
+        ENDPOINT_SOURCES[self.label] = endpoints.open_endpoints
+        CLOCK_CORRECTIONS[self.label] = endpoints.end_pauses_after
         TASK_TABLES["requests"] = (commands.requests_of, commands.REQUEST_COLUMNS)
         register_job(lambda: Job("prune_endpoints", endpoints.prune, every=60.0, dispatches=False))
         register_command(commands.CHECK_URL, commands.SIGNING_SECRET)

@@ -33,8 +33,8 @@ class NotificationsConfig(AppConfig):
         from django_durable_tasks.operations.registry import register_operations
         from django_durable_tasks.states.guarded_update import RECORDERS
 
-        RECORDERS.append(TransitionRecorder())
-        ALERT_SOURCES.append(open_alerts)
+        RECORDERS[self.label] = TransitionRecorder()
+        ALERT_SOURCES[self.label] = open_alerts
         jobs.register()
         register_operations(*OPERATIONS)
         register_command(NOTIFY)

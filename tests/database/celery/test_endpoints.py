@@ -23,7 +23,7 @@ from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
+from django_durable_tasks.scheduler import maintenance
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
@@ -269,7 +269,7 @@ def test_a_long_origin_has_a_key_of_its_own() -> None:
 
 def test_endpoints_that_did_not_change_for_a_month_are_deleted(closed: str) -> None:
     _fail(closed)
-    [prune] = [job.run for job in (make() for make in OPTIONAL_JOBS) if job.run == endpoints.prune]
+    prune = {job.name: job.run for job in maintenance.jobs()}["prune_endpoints"]
     prune(database_now() + timedelta(days=29), HeartbeatMonitor())
     assert Endpoint.objects.count() == 1
     prune(database_now() + timedelta(days=31), HeartbeatMonitor())

@@ -13,7 +13,7 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.beat import commands, shadow_fires
 from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
+from django_durable_tasks.scheduler import maintenance
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -127,7 +127,7 @@ def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_fires, "PRUNED", 2)
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
-    jobs = {job.name: job for job in (make() for make in OPTIONAL_JOBS)}
-    prune, monitor = jobs["prune_shadow_fires"].run, HeartbeatMonitor()
+    prune = {job.name: job.run for job in maintenance.jobs()}["prune_shadow_fires"]
+    monitor = HeartbeatMonitor()
     assert [prune(database_now(), monitor) for _ in range(3)] == [2, 1, 0]
     assert ShadowFire.objects.get().name == "new"
