@@ -87,6 +87,13 @@ def _check_watchdog(settings: Settings) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['WATCHDOG_URL']: {invalid}") from None
 
 
+_NEEDED_APPS = {
+    "django_durable_tasks.contrib.metrics": ("METRICS", "TRACES"),
+    "django_durable_tasks.contrib.notifications": ("NOTIFICATIONS", "WATCHDOG_URL"),
+}
+"""Settings that switch on an optional app, which may not be installed."""
+
+
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
     found = [] if conf.uses_time_zones() else [FINDINGS["W020"]()]
@@ -106,9 +113,10 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         known = ", ".join(sorted(connections.settings))
         return [*found, FINDINGS["E002"](alias=settings.DATABASE, known=known)]
     found += [*_listening(settings), *_routing(settings), *_zones()]
-    if not apps.is_installed("django_durable_tasks.contrib.metrics"):
-        names = [name for name in ("METRICS", "TRACES") if getattr(settings, name)]
-        found += [FINDINGS["W022"](setting=name) for name in names]
+    for app, names in _NEEDED_APPS.items():
+        if not apps.is_installed(app):
+            used = [name for name in names if getattr(settings, name)]
+            found += [FINDINGS["W022"](setting=name, app=app) for name in used]
     timeout, beat, renew = nodes.timeout(), settings.NODE_HEARTBEAT, settings.HEARTBEAT
     if timeout < 2 * beat:
         found.append(FINDINGS["E004"](timeout=timeout, beat=beat))

@@ -275,8 +275,8 @@ _ALL = (
     ),
     ProjectFinding(
         "W022",
-        "DURABLE_TASKS[{setting!r}] has no effect without django_durable_tasks.contrib.metrics.",
-        "Add 'django_durable_tasks.contrib.metrics' to INSTALLED_APPS, and migrate.",
+        "DURABLE_TASKS[{setting!r}] has no effect without {app}.",
+        "Add {app!r} to INSTALLED_APPS, and migrate.",
     ),
 )
 

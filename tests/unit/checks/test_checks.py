@@ -76,8 +76,11 @@ def test_invalid_task_defaults_are_an_error(settings: Any, defaults: Any) -> Non
     assert "DURABLE_TASKS['TASK_DEFAULTS']" in message.msg
 
 
-def test_metrics_and_traces_need_their_app(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True}
+@pytest.mark.parametrize("name", ["METRICS", "NOTIFICATIONS"])
+def test_a_setting_of_an_optional_app_needs_it(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings.DURABLE_TASKS = {name: True}
     assert _ids(check_settings) == []
     monkeypatch.setattr("django.apps.apps.is_installed", lambda name: False)
     assert _ids(check_settings) == ["W022"]
