@@ -13,9 +13,5 @@ OWN_TASKS = frozenset({NOTIFICATION_TASK, WATCHDOG_TASK})
 """Tasks whose endings are no events. Otherwise a failed delivery would cause another one."""
 
 
-VERIFY_TASK = "django_durable_tasks.verify"
-"""The registered name of the built-in task that verifies; its schedule has the same name."""
-
-
 PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
 """The durable task that sends a message to a Celery task that is not durable."""

@@ -10,8 +10,9 @@ from typing import Any
 from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.task_names import VERIFY_TASK
 
+VERIFY_TASK = "django_durable_tasks.verify"
+"""The name of the task, which a schedule of the project gives."""
 logger = logging.getLogger("django_durable_tasks.verify")
 _LOGGED = 20
 

@@ -9,9 +9,9 @@ import pytest
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.contrib.verify.runner import CHECKS
+from django_durable_tasks.contrib.verify.scheduled import VERIFY_TASK
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from django_durable_tasks.schedules import sync
-from django_durable_tasks.task_names import VERIFY_TASK
 from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import led
 from tests.delivery import deliver
