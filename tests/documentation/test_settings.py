@@ -53,6 +53,20 @@ def _install_block() -> Block:
     return next(block for block in blocks(INSTALL) if set_names(block))
 
 
+def _apps_of_page(block: Block) -> list[str]:
+    """Return the blocks above this one in which its page adds applications of this package; none if
+    this one adds them itself.
+    """
+    if "INSTALLED_APPS" in set_names(block):
+        return []
+    above = [found for found in blocks(block.page) if found.line < block.line]
+    return [
+        found.text
+        for found in above
+        if set_names(found) == {"INSTALLED_APPS"} and '"django_durable_tasks.' in found.text
+    ]
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a new project with the Celery application of the page "Install"."""
@@ -117,7 +131,7 @@ def test_a_block_of_settings_can_be_pasted_into_a_fresh_project(block: Block, fr
     assert "no-run:" not in block.info, "settings are pasted here, not run: remove the mark"
     before = ['INSTALLED_APPS += ["reports"]\n']  # a schedule in the settings names its task
     installs = '"django_durable_tasks"' in block.text  # the page Install, and the tutorial
-    before += [] if installs else [_install_block().text]
+    before += [] if installs else [_install_block().text, *_apps_of_page(block)]
     found = _checked(fresh, *before, block.text)
     kept = _checked(fresh)
     assert set(kept["applications"]) <= set(found["applications"])
