@@ -1,9 +1,14 @@
-"""Every `manage.py durable` and `manage.py run_scheduler` command on a page can be parsed."""
+"""Every `manage.py durable` and `manage.py run_scheduler` command on a page can be parsed, and
+every program of the Makefile starts.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +17,13 @@ from django.core.management.base import CommandError
 
 from django_durable_tasks.management.commands import durable, run_scheduler
 from tests.documentation.pages import blocks, name_of, pages
+from tests.runs import ROOT
 
 _COMMANDS = {"durable": durable.Command, "run_scheduler": run_scheduler.Command}
 _LINE = re.compile(r"manage\.py (durable|run_scheduler)\b(.*)")
 _INLINE = re.compile(r"`(?:python )?manage\.py (durable|run_scheduler)\b([^`]*)`")
 _AFTER = re.compile(r"\s+([|&;>#\\]|\s{2,}).*")
+_PROGRAM = re.compile(r"^\t@.*python -m ((?:tests|benchmarks)[.a-z_]*) \$\(ARGS\)", re.MULTILINE)
 _STAND_INS = {"VERB", "NAME", "...", "ID", "RUN", "TASK", "QUEUE"}
 
 
@@ -54,3 +61,29 @@ def test_every_command_of_a_page_can_be_parsed(page: Path) -> None:
             parser.parse_args(words)
         except (CommandError, SystemExit) as refused:
             raise AssertionError(f"{name_of(page)} shows {rest.strip()!r}: {refused}") from refused
+
+
+_PROGRAMS = _PROGRAM.findall((ROOT / "Makefile").read_text(encoding="utf-8"))
+
+
+def test_the_makefile_starts_several_programs() -> None:
+    assert {"tests", "tests.chaos", "benchmarks.bench"} <= set(_PROGRAMS)
+
+
+@pytest.mark.parametrize("program", _PROGRAMS)
+def test_every_program_of_the_makefile_starts_with_nothing_exported(program: str) -> None:
+    exported = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("TEST_", "DJANGO_", "CELERY_", "PYTEST_", "PYTHONPATH"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", program, "--help"],
+        cwd=ROOT,
+        env=exported,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -29,6 +29,7 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.metrics.models import MetricMinute, MetricMinuteQuerySet
 from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
+    DELAYS,
     MINUTE,
     SERIES_MAX,
     CountedDurations,
@@ -46,8 +47,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
 
-# How long after its end a minute is counted. A transaction that commits later is not counted.
-DELAYS = (timedelta(seconds=5), timedelta(minutes=5), timedelta(hours=1))
 # Ids are assigned in the order of time, but for the duration of a statement: a statement reads the
 # clock and takes the id of its row in either order. Earlier ids are read from this much before the
 # minute, later ones up to a minute after it, because a statement may wait for a lock in between.

@@ -16,6 +16,8 @@ generated names of queues fill no memory of Prometheus.
 # The queue and task under which series beyond SERIES_MAX are counted.
 OTHER = "other"
 MINUTE = timedelta(minutes=1)
+# How long after its end a minute is counted. A transaction that commits later is not counted.
+DELAYS = (timedelta(seconds=5), timedelta(minutes=5), timedelta(hours=1))
 
 # Upper bounds of the buckets of durations, in seconds. The last bucket has no bound.
 BUCKETS = (
