@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from django_durable_tasks.contrib.metrics.counts import DELAYS, is_due
-from django_durable_tasks.contrib.metrics.series import MINUTE
+from django_durable_tasks.contrib.metrics.counts import is_due
+from django_durable_tasks.contrib.metrics.series import DELAYS, MINUTE
 
 START = datetime(2026, 3, 7, 10, 0, tzinfo=UTC)
 END = START + MINUTE
