@@ -37,8 +37,10 @@ class DurableTasksConfig(AppConfig):
             worker_node,
         )
         from django_durable_tasks.command.recurring import after_migrate
+        from django_durable_tasks.contrib.beat import importer  # noqa: F401 - its operation
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
+        from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations
 
         filesystem.register()
         call_guard.install()
@@ -60,21 +62,13 @@ class DurableTasksConfig(AppConfig):
 
 def _bind_ports() -> None:
     from django_durable_tasks.celery import broker_outage, inspect, publisher, routing
-    from django_durable_tasks.cluster import queues
     from django_durable_tasks.limits import backpressure
-    from django_durable_tasks.operations import manager_operations
     from django_durable_tasks.scheduler.notify_on_commit import OnCommitNotifier
-    from django_durable_tasks.schedules import calendars
     from django_durable_tasks.tasks import requests
 
     ports.bind(
         publish_port=publisher.publish_claimed_after_commit,
         batches_port=publisher.publish_batches_after_commit,
-        task_port=manager_operations.EngineTaskOperations(),
-        letter_port=manager_operations.EngineDeadLetterOperations(),
-        pause_port=queues,
-        calendar_port=calendars,
-        schedule_operations=manager_operations.ManagerOperations(),
         queue_port=routing.queue_of,
         routes_port=routing.routes_by_arguments,
         broker_port=broker_outage.is_open_for,

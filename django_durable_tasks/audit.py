@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -91,14 +91,14 @@ def _size(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AuditActor:
-    """The source of a write, the name that is recorded if an operation is given none, and the IP
-    address.
+    """Who writes, from where and why: the source, the name, the reason and the IP address.
 
     ``tenant_id``: the tenant that sees the entries about objects that belong to no tenant.
     """
 
     source: AuditSource = AuditSource.CODE
-    name: str = ""
+    by: str = ""
+    reason: str = ""
     address: str | None = None
     tenant_id: int | None = None
 
@@ -114,10 +114,23 @@ def current_actor() -> AuditActor:
 
 @contextmanager
 def acting(
-    source: AuditSource, name: str = "", address: str | None = None, tenant_id: int | None = None
+    source: AuditSource | None = None,
+    by: str = "",
+    address: str | None = None,
+    tenant_id: int | None = None,
+    *,
+    reason: str = "",
 ) -> Iterator[None]:
-    """Record the writes of the block under this source, name and address."""
-    token = _actor.set(AuditActor(source, name, _checked(address), tenant_id))
+    """Perform the writes of the block in this name, for this reason, from this source and address.
+
+    Without a source, what is empty is as outside of the block.
+    """
+    if source is None:
+        outer = _actor.get()
+        actor = replace(outer, by=by or outer.by, reason=reason or outer.reason)
+    else:
+        actor = AuditActor(source, by, reason, _checked(address), tenant_id)
+    token = _actor.set(actor)
     try:
         yield
     finally:
@@ -249,8 +262,8 @@ def as_recordset(entries: Sequence[AuditEntry]) -> str:
 class AuditRecorder:
     """The changes of one operation."""
 
-    def __init__(self, operation: str, by: str, reason: str, *, savepoint: bool = True) -> None:
-        self.operation, self.by, self.reason = operation, by, reason
+    def __init__(self, operation: str, *, savepoint: bool = True) -> None:
+        self.operation, self.actor = operation, current_actor()
         self._collecting = None if savepoint else _collected.get()
         self._subject: tuple[str, str, int | None] | None = None
         self._before: dict[str, Any] = {}
@@ -413,11 +426,11 @@ class AuditRecorder:
         before: Mapping[str, Any],
         after: Mapping[str, Any],
     ) -> AuditEntry:
-        actor, names = current_actor(), conf.settings().SECRET_NAMES
+        actor, names = self.actor, conf.settings().SECRET_NAMES
         return AuditEntry(
             tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
             source=actor.source,
-            actor=(self.by or actor.name)[:200],
+            actor=actor.by[:200],
             operation=self.operation,
             object_type=object_type,
             object_id=object_id,
@@ -425,7 +438,7 @@ class AuditRecorder:
             object_ids=ids,
             before=stored_fields(before, names),
             after=stored_fields(after, names),
-            reason=self.reason[:500],
+            reason=actor.reason[:500],
             address=actor.address,
         )
 
@@ -439,9 +452,7 @@ def current_recorder() -> AuditRecorder | None:
 
 
 @contextmanager
-def recorded(
-    operation: str, *, by: str = "", reason: str = "", savepoint: bool = True
-) -> Iterator[AuditRecorder]:
+def recorded(operation: str, *, savepoint: bool = True) -> Iterator[AuditRecorder]:
     """Run the block in a transaction, or a savepoint, that ends with the insert of its entry.
 
     Inside another one it adds to that one's entry. If the block raises, nothing is written. A
@@ -453,7 +464,7 @@ def recorded(
         with tables.atomic():
             yield outer
         return
-    recorder = AuditRecorder(operation, by, reason, savepoint=savepoint)
+    recorder = AuditRecorder(operation, savepoint=savepoint)
     token = _recorder.set(recorder)
     try:
         with tables.atomic(savepoint=savepoint):
@@ -464,9 +475,9 @@ def recorded(
         _recorder.reset(token)
 
 
-def record_start(operation: str, *, by: str, reason: str, **details: Any) -> None:
+def record_start(operation: str, **details: Any) -> None:
     """Write the entry of an operation on the whole installation, before its first transaction."""
-    with recorded(operation, by=by, reason=reason) as entry:
+    with recorded(operation) as entry:
         entry.subject("installation", "")
         entry.detail(started=True, **details)
 

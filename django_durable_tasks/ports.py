@@ -7,7 +7,7 @@ without importing Celery.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,132 +51,6 @@ class PublishBatches(Protocol):
     """
 
     def __call__(self, priorities: Mapping[tuple[str, str], int]) -> None: ...
-
-
-class TaskOperations(Protocol):
-    """Operations on the tasks of a queryset. Each returns the ids or the number of changed tasks.
-
-    ``by`` (the user) and ``reason`` are stored in the task.
-    """
-
-    def replay(
-        self,
-        question: Any,
-        *,
-        by: str,
-        reason: str,
-        args: Sequence[Any] | None,
-        kwargs: Mapping[str, Any] | None,
-    ) -> list[uuid.UUID]:
-        """Run ended tasks again."""
-
-    def retry(self, question: Any, *, by: str, reason: str) -> int:
-        """Make waiting retries due now."""
-
-    def cancel(self, question: Any, *, by: str, reason: str) -> int:
-        """Cancel open tasks."""
-
-    def force_complete(self, question: Any, *, by: str, reason: str) -> list[uuid.UUID]:
-        """Set tasks to SUCCESS without running them."""
-
-    def reschedule(self, question: Any, run_at: Any, *, by: str, reason: str) -> int:
-        """Move tasks that have not started to another time."""
-
-    def cancel_key(self, key: str, *, tenant: Any, by: str, reason: str) -> int:
-        """Cancel the open task of this key; return how many tasks changed."""
-
-    def reschedule_key(self, key: str, run_at: Any, *, tenant: Any, by: str, reason: str) -> int:
-        """Move the open task of this key to another time."""
-
-
-class DeadLetterOperations(Protocol):
-    """Operations on the dead letters of a queryset; only open ones are changed."""
-
-    def replay(
-        self,
-        letters: Any,
-        *,
-        by: str,
-        reason: str,
-        args: Sequence[Any] | None,
-        kwargs: Mapping[str, Any] | None,
-    ) -> list[uuid.UUID]:
-        """Replay the tasks of these dead letters; return the ids of the tasks."""
-
-    def discard(self, letters: Any, *, by: str, reason: str) -> int:
-        """Close these dead letters without replaying their tasks; return how many were closed."""
-
-
-class QueueOperations(Protocol):
-    """The operations on a queue, provided by ``cluster/queues.py``."""
-
-    def pause(self, name: str, *, by: str, reason: str) -> None:
-        """Pause a queue: its tasks are neither published nor started."""
-
-    def resume(self, name: str, *, by: str, reason: str) -> bool:
-        """Resume a queue; return whether it was paused."""
-
-
-class CalendarOperations(Protocol):
-    """The operations on business calendars.
-
-    Each one also updates the next fire times of the schedules that use the calendar.
-    """
-
-    def upsert(
-        self,
-        name: str,
-        *,
-        working_days: Sequence[int] | None,
-        days: Iterable[Any] | None,
-        description: str | None,
-        tenant: Any,
-        by: str,
-        reason: str,
-    ) -> Any:
-        """Create or change the calendar of this name."""
-
-    def remove(self, name: str, *, tenant: Any, by: str, reason: str) -> bool:
-        """Delete the calendar of this name; return whether it existed."""
-
-
-class ScheduleOperations(Protocol):
-    """The operations of RecurringTask and its manager, provided by ``schedules/``."""
-
-    def upsert(self, *, name: str, task: Any, **options: Any) -> Any:
-        """Create or change the schedule of this name."""
-
-    def pause(self, row: Any, *, reason: str, until: Any, by: str) -> None:
-        """Pause the schedule."""
-
-    def resume(
-        self, row: Any, *, by: str, reason: str, run_missed: bool, pace: float | None
-    ) -> None:
-        """Resume the schedule."""
-
-    def cancel(self, row: Any, *, reason: str, by: str) -> None:
-        """Cancel the schedule. A cancelled schedule cannot be resumed."""
-
-    def trigger_now(self, row: Any, *, request_id: str | None, by: str, reason: str) -> Any:
-        """Create a task now, in addition to those of the fire times; return it."""
-
-    def backfill(self, row: Any, start: Any, end: Any, **options: Any) -> Any:
-        """Create tasks for the fire times between ``start`` and ``end``; return a report."""
-
-    def override(self, row: Any, fire_time: Any, action: str, **options: Any) -> Any:
-        """Skip, move or change one fire time."""
-
-    def withdraw(self, row: Any, fire_time: Any, *, by: str, reason: str) -> bool:
-        """Remove the override of one fire time; return whether there was one."""
-
-    def next_fire_times(self, row: Any, number: int, *, after: Any) -> list[Any]:
-        """Return the next ``number`` fire times."""
-
-    def snooze(self, row: Any, *, until: Any, by: str, reason: str) -> None:
-        """Pause the schedule until ``until`` and skip its fire times up to then."""
-
-    def explain(self, row: Any, at: Any) -> str:
-        """Return a text that explains what happened at a fire time."""
 
 
 class QueueOf(Protocol):
@@ -297,11 +171,6 @@ class _Unbound:
 
 publish: PublishPort = _Unbound()
 publish_batches: PublishBatches = _Unbound()
-tasks: TaskOperations = _Unbound()
-dead_letters: DeadLetterOperations = _Unbound()
-queues: QueueOperations = _Unbound()
-calendars: CalendarOperations = _Unbound()
-schedules: ScheduleOperations = _Unbound()
 queue_of: QueueOf = _Unbound()
 routes_by_arguments: RoutesByArguments = _Unbound()
 broker_open: BrokerOpen = _Unbound()
@@ -325,11 +194,6 @@ def bind(
     *,
     publish_port: PublishPort,
     batches_port: PublishBatches,
-    task_port: TaskOperations,
-    letter_port: DeadLetterOperations,
-    pause_port: QueueOperations,
-    calendar_port: CalendarOperations,
-    schedule_operations: ScheduleOperations,
     queue_port: QueueOf,
     routes_port: RoutesByArguments,
     broker_port: BrokerOpen,
@@ -341,31 +205,10 @@ def bind(
     requests_port: ApplyRequests,
 ) -> None:
     """Assign the ports; called once by ``apps.ready()``."""
-    global publish, publish_batches, tasks, dead_letters, queues, calendars, schedules
-    global \
-        queue_of, \
-        routes_by_arguments, \
-        broker_open, \
-        fast_path, \
-        eager, \
-        due, \
-        load_tasks, \
-        schedule_zone, \
-        apply_requests
-    publish, tasks, dead_letters, queues, calendars = (
-        publish_port,
-        task_port,
-        letter_port,
-        pause_port,
-        calendar_port,
-    )
-    schedules, queue_of, routes_by_arguments, broker_open, fast_path = (
-        schedule_operations,
-        queue_port,
-        routes_port,
-        broker_port,
-        fast_path_port,
-    )
-    publish_batches = batches_port
+    global publish, publish_batches, queue_of, routes_by_arguments, broker_open, fast_path
+    global eager, due, load_tasks, schedule_zone, apply_requests
+    publish, publish_batches = publish_port, batches_port
+    queue_of, routes_by_arguments = queue_port, routes_port
+    broker_open, fast_path = broker_port, fast_path_port
     eager, due, load_tasks = eager_port, due_port, load_port
     schedule_zone, apply_requests = zone_port, requests_port

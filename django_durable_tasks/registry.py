@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_durable_tasks import ports
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.did_you_mean import nearest_function
 from django_durable_tasks.exceptions import (
@@ -91,6 +92,14 @@ def declare_target(name: str, target: TaskTarget) -> None:
 
 def _origin(function: Any) -> tuple[str, str]:
     return function.__module__, function.__qualname__
+
+
+def load_for(task: Any) -> None:
+    """Import the project's task modules if this process, for example a web process, has not
+    imported the task of this name.
+    """
+    if isinstance(task, str) and find(task) is None:
+        ports.load_tasks()
 
 
 def find(name: str) -> Registered | None:

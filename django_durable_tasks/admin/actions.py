@@ -296,7 +296,7 @@ def _ask(
         "warning": operation.help,
         "number": len(chosen.keys),
         "alone": chosen.alone,
-        "left_out": operation.left_out(chosen.left_out) if chosen.left_out else "",
+        "left_out": operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
         "more": chosen.more,
         "groups": _groups(rows, operation),
         "shown": rows.filter(pk__in=chosen.keys[:20]),
@@ -356,7 +356,7 @@ def _act(
         % chosen.alone
         if chosen.alone
         else "",
-        operation.left_out(chosen.left_out) if chosen.left_out else "",
+        operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
         gettext("More rows match: run the action again for the rest.") if chosen.more else "",
     )
     text = " ".join(part for part in parts if part)
@@ -439,9 +439,8 @@ def respond(screen: Any, request: HttpRequest, pending: PendingOperation) -> Htt
 
 
 def _report(outcome: OperationResult) -> GraphReport:
-    if outcome.report is None:
-        raise TypeError("An operation on a graph has to return a report.")
-    return outcome.report
+    report: GraphReport = outcome.value
+    return report
 
 
 def _done(

@@ -15,7 +15,7 @@ from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.audit import OBJECT_TYPES, of_task
 from django_durable_tasks.models import AuditEntry, Task
-from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.operations.operation import OPERATIONS
 
 _AT = display.instant_of("at", _("at"))
 _PAGES = {

@@ -38,7 +38,6 @@ from django_durable_tasks.models import (
     RecurringTask,
     Tenant,
 )
-from django_durable_tasks.operations.schedules import DELETE, SAVE
 from django_durable_tasks.schedules import calendars
 from django_durable_tasks.schedules.business_days import (
     MOST_CHARACTERS,
@@ -206,7 +205,7 @@ class CalendarForm(EditForm):
         help_text=_("An .ics file; the days of its events become closed."),
     )
 
-    reason = reason_field(SAVE)
+    reason = reason_field(calendars.upsert)
 
     HALVES = (
         ("name", "tenant", "description", "working_days", "days", "origin", "reason", OPENED),
@@ -381,8 +380,13 @@ def _saved(form: CalendarForm, by: str) -> Calendar | None:
     """Save the calendar; None if it was refused, which the form shows."""
     revision = form.known.revision if form.known else None
     try:
-        outcome = SAVE.perform(
-            by=by, reason=form.cleaned_data["reason"], revision=revision, **form.keywords()
+        values = form.keywords()
+        outcome = calendars.upsert.perform(
+            values.pop("name"),
+            by=by,
+            reason=form.cleaned_data["reason"],
+            revision=revision,
+            **values,
         )
     except DurableTasksError as refused:
         refuse(form, refused)
@@ -480,7 +484,7 @@ _SHOWN = 100
 
 def _delete(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Delete calendars, and redirect from the page of a deleted one to the list."""
-    answer = actions.run(screen, request, rows, DELETE)
+    answer = actions.run(screen, request, rows, calendars.delete)
     gone = actions.CONFIRMED in request.POST and not rows.exists()
     return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
 
@@ -495,8 +499,8 @@ class CalendarAdmin(ScreenAdmin):
     sortable_by = ()
     ordering = ("tenant_id", "name")
     search_fields = ("name", "description")
-    actions = (actions.labelled(_delete, DELETE),)
-    operations = (SAVE,)
+    actions = (actions.labelled(_delete, calendars.delete),)
+    operations = (calendars.upsert,)
     change_form_template = "admin/django_durable_tasks/calendar/change_form.html"
     fieldsets: ClassVar = (
         (
@@ -553,8 +557,8 @@ class CalendarAdmin(ScreenAdmin):
             if self.has_edit_permission(request)
             else []
         )
-        if DELETE.is_permitted(request.user):
-            found.append({"action": DELETE.name, "title": f"{DELETE.title}…"})
+        if calendars.delete.is_permitted(request.user):
+            found.append({"action": calendars.delete.name, "title": f"{calendars.delete.title}…"})
         return found
 
     # Permissions ----------------------------------------------------------------------------------
@@ -568,7 +572,7 @@ class CalendarAdmin(ScreenAdmin):
         return False
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
-        return SAVE.is_permitted(request.user)
+        return calendars.upsert.is_permitted(request.user)
 
     # Columns and fields ---------------------------------------------------------------------------
 

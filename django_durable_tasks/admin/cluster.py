@@ -29,7 +29,6 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import Limit, Node, QueueControl, SchedulerLease, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.limits import PAUSE, REMOVE, RESUME, SET
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.store.clock import database_now
 
@@ -275,7 +274,7 @@ class QueueControlAdmin(ReadOnlyAdmin):
 
     tenant_path = None
     actions = None
-    operations = (PAUSE, RESUME)
+    operations = (queues.pause, queues.resume)
 
     def get_urls(self) -> list[URLPattern]:
         site = self.admin_site.admin_view
@@ -302,13 +301,13 @@ class QueueControlAdmin(ReadOnlyAdmin):
             queues=rows,
             title=gettext("Queues"),
             asked_at=now,
-            may_pause=self.permits(request, PAUSE),
+            may_pause=self.permits(request, queues.pause),
             **(extra_context or {}),
         )
 
     def pause_view(self, request: HttpRequest) -> HttpResponse:
         """Show a form for the reason, then pause the queue."""
-        if not self.permits(request, PAUSE):
+        if not self.permits(request, queues.pause):
             raise PermissionDenied
         name = str((request.POST if request.method == "POST" else request.GET).get("queue", ""))
         now = database_now()
@@ -320,24 +319,24 @@ class QueueControlAdmin(ReadOnlyAdmin):
                 messages.ERROR,
             )
             return self._back()
-        form = form_class(PAUSE)(request.POST if request.method == "POST" else None)
+        form = form_class(queues.pause)(request.POST if request.method == "POST" else None)
         if request.method == "POST" and form.is_valid():
-            return self._perform(request, PAUSE, name, form.reason)
+            return self._perform(request, queues.pause, name, form.reason)
         return self._page(
             request,
             "pause",
             form=form,
             depth=depth,
-            operation=PAUSE,
-            title=f"{PAUSE.title}: {name}",
+            operation=queues.pause,
+            title=f"{queues.pause.title}: {name}",
             waiting=depth.due + depth.queued,
         )
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Resume the queue."""
-        if not self.permits(request, RESUME):
+        if not self.permits(request, queues.resume):
             raise PermissionDenied
-        return self._perform(request, RESUME, str(request.POST.get("queue", "")), "")
+        return self._perform(request, queues.resume, str(request.POST.get("queue", "")), "")
 
     def _perform(
         self, request: HttpRequest, operation: Operation, name: str, reason: str
@@ -397,7 +396,7 @@ class LimitAdmin(ScreenAdmin):
     sortable_by = ("scope", "set_at")
     search_fields = ("scope", "comment")
     form = LimitForm
-    operations = (SET, REMOVE)
+    operations = (operator_limits.set_limit, operator_limits.remove_limit)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return (
@@ -425,7 +424,7 @@ class LimitAdmin(ScreenAdmin):
             return HttpResponseRedirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
-        SET.perform(
+        operator_limits.set_limit.perform(
             obj.scope,
             by=who(request),
             reason=obj.comment,
@@ -438,12 +437,12 @@ class LimitAdmin(ScreenAdmin):
             self.message_user(request, warning, messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
-        REMOVE.perform(obj.scope, by=who(request), reason="")
+        operator_limits.remove_limit.perform(obj.scope, by=who(request), reason="")
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Remove the selected limits with the same operation as one."""
         for scope in list(queryset.values_list("pk", flat=True)):
-            REMOVE.perform(scope, by=who(request), reason="")
+            operator_limits.remove_limit.perform(scope, by=who(request), reason="")
 
     @admin.display(description=_("waiting"))
     def waiting(self, limit: Limit) -> int:

@@ -19,9 +19,8 @@ from django_durable_tasks.admin.readonly import NewestRowsAdmin
 from django_durable_tasks.admin.tasks import may_edit_arguments
 from django_durable_tasks.choices import REPLAYABLE
 from django_durable_tasks.models import DeadLetter, TaskExecutionLog
-from django_durable_tasks.operations import tasks
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tasks import OPEN_LETTER, REPLAY_EDITED
+from django_durable_tasks.tasks import operator_actions
 
 _CREATED = display.instant_of("created_at", _("failed at"))
 _RESOLVED = display.instant_of("resolved_at", _("closed at"))
@@ -30,7 +29,9 @@ _RESOLVED = display.instant_of("resolved_at", _("closed at"))
 def _replay_edited(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Redirect to the page on which the arguments of one task are edited."""
     ids = list(
-        rows.filter(OPEN_LETTER, task__status__in=REPLAYABLE).values_list("task_id", flat=True)[:2]
+        rows.filter(operator_actions.OPEN_LETTER, task__status__in=REPLAYABLE).values_list(
+            "task_id", flat=True
+        )[:2]
     )
     if len(ids) == 1 and rows.count() == 1:
         return HttpResponseRedirect(reverse("admin:django_durable_tasks_task_replay", args=ids))
@@ -69,9 +70,9 @@ class DeadLetterAdmin(NewestRowsAdmin):
         "The complete id, key or idempotency key of a task, or a part of its name."
     )
     actions = (
-        action_of(tasks.REPLAY_LETTERS),
-        labelled(_replay_edited, REPLAY_EDITED),
-        action_of(tasks.DISCARD),
+        action_of(operator_actions.replay_letters),
+        labelled(_replay_edited, operator_actions.replay_edited),
+        action_of(operator_actions.discard_letters),
     )
     change_form_template = "admin/django_durable_tasks/deadletter/change_form.html"
     fieldsets: ClassVar = (
@@ -146,7 +147,7 @@ class DeadLetterAdmin(NewestRowsAdmin):
 
     def permits(self, request: HttpRequest, operation: Operation) -> bool:
         """Return whether the user may edit arguments; the form shows them unmasked."""
-        if operation is REPLAY_EDITED and not may_edit_arguments(request):
+        if operation is operator_actions.replay_edited and not may_edit_arguments(request):
             return False
         return super().permits(request, operation)
 

@@ -36,7 +36,7 @@ from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.choices import DependencyType, Gate
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
-from django_durable_tasks.operations.workflows import ADD, REMOVE
+from django_durable_tasks.workflows import operations as graph_operations
 
 # The pages that add a dependency between two tasks, and that remove one.
 
@@ -47,7 +47,7 @@ _PAGE = "admin/django_durable_tasks/taskdependency/add.html"
 class DependencyForm(OperationForm):
     """The dependent task, the fields of the operation, and the reason."""
 
-    operation = ADD
+    operation = graph_operations.add_edge
 
     task = forms.UUIDField(
         label=_("Task"),
@@ -57,7 +57,9 @@ class DependencyForm(OperationForm):
 
     def __init__(self, data: Any = None, *, initial: dict[str, str] | None = None) -> None:
         super().__init__(data, initial=initial)
-        self.fields.update(form_fields(ADD), reason=reason_field(ADD))
+        self.fields.update(
+            form_fields(graph_operations.add_edge), reason=reason_field(graph_operations.add_edge)
+        )
 
 
 def _tasks(screen: Any, request: HttpRequest, form: DependencyForm) -> tuple[Task, Task] | None:
@@ -80,7 +82,9 @@ def _link(
     values = form.values() | {"upstream": upstream}
     by = actions.who(request)
     try:
-        return ADD.perform(task, by=by, reason=form.reason, dry_run=dry_run, **values).report
+        return graph_operations.add_edge.perform(
+            task, by=by, reason=form.reason, dry_run=dry_run, **values
+        ).value
     except DurableTasksError as refused:
         field = "upstream" if isinstance(refused, DependencyCycle) else None
         form.add_error(field, str(refused))
@@ -107,7 +111,7 @@ def add_dependency(screen: Any, request: HttpRequest) -> HttpResponse:
         "opts": screen.opts,
         "media": screen.media,
         "form": form,
-        "title": ADD.title,
+        "title": graph_operations.add_edge.title,
         "do": actions.DO,
         "back": display.list_of("taskdependency"),
         **shown,
@@ -158,7 +162,9 @@ def unlink_view(screen: Any) -> Callable[[HttpRequest, int], HttpResponse]:
     """Return the view that removes a dependency, for this ModelAdmin."""
 
     def view(request: HttpRequest, edge_id: int) -> HttpResponse:
-        if not screen.has_view_permission(request) or not REMOVE.is_permitted(request.user):
+        if not screen.has_view_permission(request) or not graph_operations.remove_edge.is_permitted(
+            request.user
+        ):
             raise PermissionDenied
         edge: TaskDependency | None = (
             screen.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False).first()
@@ -182,9 +188,9 @@ def _removal(
     names = {"task": dependencies_cell.title(task), "upstream": dependencies_cell.title(upstream)}
     return actions.PendingOperation(
         title=gettext("Remove a dependency: %(task)s no longer waits for %(upstream)s") % names,
-        operation=REMOVE,
-        help=REMOVE.help,
-        perform=lambda by, reason, dry_run: REMOVE.perform(
+        operation=graph_operations.remove_edge,
+        help=graph_operations.remove_edge.help,
+        perform=lambda by, reason, dry_run: graph_operations.remove_edge.perform(
             task, upstream=upstream, by=by, reason=reason, dry_run=dry_run
         ),
         address=request.path,
@@ -285,7 +291,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     search_fields = ("task__id",)
     search_help_text = _("The complete id of a task or of a workflow run.")
     actions = ()
-    operations = (ADD, REMOVE)
+    operations = (graph_operations.add_edge, graph_operations.remove_edge)
     fieldsets: ClassVar = (
         (
             None,
@@ -316,7 +322,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Edges are added by a form that calls the operation."""
-        return ADD.is_permitted(request.user)
+        return graph_operations.add_edge.is_permitted(request.user)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

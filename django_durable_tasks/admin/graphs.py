@@ -24,11 +24,10 @@ from django_durable_tasks.admin.actions import PendingOperation, respond
 from django_durable_tasks.choices import REPLAYABLE, Gate, Status, WorkflowStatus
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import APP, Operation
-from django_durable_tasks.operations.workflows import ADD, REMOVE
 from django_durable_tasks.tasks.explanations import Level, Sentence
 from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import FORMATS, Diagram, draw
 
 # Dependency diagrams on pages and as files. The nodes of the SVG link to the pages of their tasks.
@@ -115,19 +114,22 @@ def diagram_around(task: Task) -> Diagram:
 
 LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 """The statuses of a task to which a dependency can be added."""
-RUN_OPERATIONS = (workflows.CANCEL, workflows.REPLAY)
+RUN_OPERATIONS = (graph_operations.cancel_workflow, graph_operations.retry_workflow)
 TASK_OPERATIONS = (
-    *workflows.GATE_OPERATIONS,
-    workflows.REPLAY_FROM,
-    workflows.CANCEL_BRANCH,
-    workflows.FORCE_RUN,
+    graph_operations.approve,
+    graph_operations.reject,
+    graph_operations.hold,
+    graph_operations.unhold,
+    graph_operations.retry_from,
+    graph_operations.cancel_branch,
+    graph_operations.force_run,
 )
-CHOSEN_OPERATIONS = (workflows.FORCE_RUN, workflows.FORCE_COMPLETE)
+CHOSEN_OPERATIONS = (graph_operations.force_run, graph_operations.force_complete)
 
 
 def may_force(request: HttpRequest) -> bool:
     """Return whether the user may force tasks."""
-    return workflows.FORCE_RUN.is_permitted(request.user)
+    return graph_operations.force_run.is_permitted(request.user)
 
 
 def chosen_tasks(keys: Sequence[uuid.UUID]) -> TaskQuerySet:
@@ -147,9 +149,9 @@ def address(row: Any, operation: Operation) -> str:
 
 def buttons_of_run(request: HttpRequest, run: WorkflowRun) -> list[dict[str, Any]]:
     """Return the buttons of the permitted operations that can change this run."""
-    fits = {
-        workflows.CANCEL: run.is_open and run.cancel_requested_at is None,
-        workflows.REPLAY: run.status != WorkflowStatus.STARTING and run.ended > 0,
+    fits: dict[Operation, bool] = {
+        graph_operations.cancel_workflow: run.is_open and run.cancel_requested_at is None,
+        graph_operations.retry_workflow: run.status != WorkflowStatus.STARTING and run.ended > 0,
     }
     return _buttons(request, run, fits)
 
@@ -163,15 +165,15 @@ def buttons_of_task(
     closed = {edge.gate for edge in above if edge.gate and edge.resolved_at is None}
     linked = bool(above) or task.has_dependents or task.workflow_id is not None
     blocked = task.status == Status.BLOCKED
-    fits = {
-        workflows.APPROVE: blocked and Gate.APPROVAL in closed,
-        workflows.REJECT: blocked and Gate.APPROVAL in closed,
-        workflows.HOLD: task.status in LINKABLE and Gate.HOLD not in closed,
-        workflows.UNHOLD: blocked and Gate.HOLD in closed,
-        workflows.REPLAY_FROM: linked
+    fits: dict[Operation, bool] = {
+        graph_operations.approve: blocked and Gate.APPROVAL in closed,
+        graph_operations.reject: blocked and Gate.APPROVAL in closed,
+        graph_operations.hold: task.status in LINKABLE and Gate.HOLD not in closed,
+        graph_operations.unhold: blocked and Gate.HOLD in closed,
+        graph_operations.retry_from: linked
         and (task.status in REPLAYABLE or task.status == Status.SUCCESS),
-        workflows.CANCEL_BRANCH: task.has_dependents,
-        workflows.FORCE_RUN: bool(above) and task.status in (Status.BLOCKED, Status.SKIPPED),
+        graph_operations.cancel_branch: task.has_dependents,
+        graph_operations.force_run: bool(above) and task.status in (Status.BLOCKED, Status.SKIPPED),
     }
     return _buttons(request, task, fits)
 
@@ -190,7 +192,9 @@ def buttons_of_chosen() -> list[dict[str, Any]]:
 def buttons_of_gate(request: HttpRequest, task: Task, gate: str) -> list[dict[str, Any]]:
     """Return the buttons of the operations that open a closed gate."""
     opening = (
-        (workflows.APPROVE, workflows.REJECT) if gate == Gate.APPROVAL else (workflows.UNHOLD,)
+        (graph_operations.approve, graph_operations.reject)
+        if gate == Gate.APPROVAL
+        else (graph_operations.unhold,)
     )
     return _buttons(request, task, dict.fromkeys(opening, task.status == Status.BLOCKED))
 
@@ -432,7 +436,7 @@ def _line(
 
 def _may_remove(request: HttpRequest, edge: TaskDependency, task: Task | None) -> bool:
     waits = task is not None and task.status == Status.BLOCKED and edge.depends_on_id is not None
-    return waits and REMOVE.is_permitted(request.user)
+    return waits and graph_operations.remove_edge.is_permitted(request.user)
 
 
 def _removal(edge: TaskDependency) -> str:
@@ -446,7 +450,7 @@ def buttons_of_edge(
     if task is not None and edge.gate and edge.resolved_at is None:
         return buttons_of_gate(request, task, edge.gate)
     return (
-        [{"url": _removal(edge), "posts": True, "title": f"{REMOVE.title}…"}]
+        [{"url": _removal(edge), "posts": True, "title": f"{graph_operations.remove_edge.title}…"}]
         if _may_remove(request, edge, task)
         else []
     )
@@ -483,12 +487,12 @@ def who(edge: TaskDependency) -> str:
 
 
 def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:
-    if task.status not in LINKABLE or not ADD.is_permitted(request.user):
+    if task.status not in LINKABLE or not graph_operations.add_edge.is_permitted(request.user):
         return []
     return [
         {
             "url": f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}",
-            "title": f"{ADD.title}…",
+            "title": f"{graph_operations.add_edge.title}…",
         }
     ]
 

@@ -35,9 +35,8 @@ from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.operations.schedules import OVERRIDE, REMOVE_OVERRIDE
+from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules.explain import upcoming
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.schedules.timetables.builder import words
@@ -166,7 +165,17 @@ def _recent(entries: list[Any], statuses: dict[uuid.UUID, str], since: datetime)
     )
 
 
-_BY_NAME = {operation.name: operation for operation in schedules.SCHEDULE_OPERATIONS}
+OPERATIONS = (
+    lifecycle.pause,
+    lifecycle.resume,
+    lifecycle.snooze,
+    manual_runs.trigger_now,
+    lifecycle.override,
+    manual_runs.backfill,
+    lifecycle.withdraw_override,
+    lifecycle.cancel,
+)
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def operation_buttons(
@@ -175,8 +184,8 @@ def operation_buttons(
     """Return the buttons of the permitted operations that can change this row."""
     return [
         {"url": operation_address(row, operation), "title": f"{operation.title}…"}
-        for operation in schedules.SCHEDULE_OPERATIONS
-        if operation is not schedules.REMOVE_OVERRIDE  # it is offered beside each override
+        for operation in OPERATIONS
+        if operation is not lifecycle.withdraw_override  # it is offered beside each override
         and operation.fits(row.status)
         and _is_permitted(screen, request, operation)
     ]
@@ -208,8 +217,8 @@ def _perform(
     values = form.values() | how
     try:
         outcome = form.operation.perform(row, by=actions.who(request), reason=form.reason, **values)
-        if form.operation is schedules.BACKFILL and not how.get("dry_run"):
-            schedules.refuse_nothing(outcome)
+        if form.operation is manual_runs.backfill and not how.get("dry_run"):
+            manual_runs.refuse_nothing(outcome)
     except DurableTasksError as refused:
         refuse(form, refused)
         return None
@@ -343,10 +352,10 @@ def of_page(screen: Any, request: HttpRequest, row: RecurringTask) -> dict[str, 
         "overrides": _overrides(row, now),
         "why": form,
         "answer": _answer(form, row),
-        "may_override": OVERRIDE.is_permitted(request.user)
+        "may_override": lifecycle.override.is_permitted(request.user)
         and row.status != RecurringStatus.CANCELLED,
-        "override": operation_address(row, OVERRIDE),
-        "remove_override": operation_address(row, REMOVE_OVERRIDE),
+        "override": operation_address(row, lifecycle.override),
+        "remove_override": operation_address(row, lifecycle.withdraw_override),
         "one_at_a_time": row.overlap != Overlap.ALLOW,
     }
 
@@ -529,11 +538,11 @@ class RecurringTaskAdmin(ScreenAdmin):
     search_fields = ("name",)
     search_help_text = _("A complete id, or a part of the name of the schedule or of its task.")
     actions = (
-        action_of(schedules.PAUSE),
-        action_of(schedules.RESUME),
-        action_of(schedules.CANCEL),
+        action_of(lifecycle.pause),
+        action_of(lifecycle.resume),
+        action_of(lifecycle.cancel),
     )
-    operations = schedules.SCHEDULE_OPERATIONS
+    operations = OPERATIONS
     change_form_template = "admin/django_durable_tasks/recurringtask/change_form.html"
     change_list_template = "admin/django_durable_tasks/recurringtask/change_list.html"
     fieldsets: ClassVar = (

@@ -40,14 +40,9 @@ from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations import tasks, workflows
-from django_durable_tasks.operations.tasks import (
-    CANCEL,
-    FORCE_COMPLETE,
-    REPLAY,
-    REPLAY_EDITED,
-    RETRY,
-)
+from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.workflows import operations as graph_operations
 
 # The page that edits the arguments of an ended task before it is replayed.
 
@@ -57,7 +52,7 @@ def may_edit_arguments(request: HttpRequest) -> bool:
     unmasked.
     """
     return (
-        REPLAY_EDITED.is_permitted(request.user)
+        operator_actions.replay_edited.is_permitted(request.user)
         and bool(request.user.has_perm("django_durable_tasks.view_task"))
         and display.reads_secrets(request)
     )
@@ -70,7 +65,10 @@ class ReplayForm(EditForm):
         super().__init__(
             data, initial={"args": display.pretty(task.args), "kwargs": display.pretty(task.kwargs)}
         )
-        self.fields.update(form_fields(REPLAY_EDITED), reason=reason_field(REPLAY_EDITED))
+        self.fields.update(
+            form_fields(operator_actions.replay_edited),
+            reason=reason_field(operator_actions.replay_edited),
+        )
         self.compare_with(task, task.epoch)
 
 
@@ -86,7 +84,9 @@ def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> 
     edited = {} if same else {"args": args, "kwargs": kwargs}
     reason = form.cleaned_data["reason"]
     try:
-        done = REPLAY_EDITED.perform(tasks, by=actions.who(request), reason=reason, **edited)
+        done = operator_actions.replay_edited.perform(
+            tasks, by=actions.who(request), reason=reason, **edited
+        )
     except DurableTasksError as refused:
         form.add_error(None, str(refused))
         return False
@@ -120,8 +120,8 @@ def replay_view_for(screen: Any) -> Callable[[HttpRequest, uuid.UUID], HttpRespo
             "media": screen.media,
             "form": form,
             "task": task,
-            "title": REPLAY_EDITED.title,
-            "help": REPLAY_EDITED.help,
+            "title": operator_actions.replay_edited.title,
+            "help": operator_actions.replay_edited.help,
             "back": display.page_of("task", task.pk),
         }
         return TemplateResponse(request, "admin/django_durable_tasks/replay.html", context)
@@ -184,11 +184,11 @@ def _is_skipped_by_an_ended_task(task: Any) -> bool:
 def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
     permitted = screen.get_actions(request)
     ended = task.status in REPLAYABLE
-    fits = {
-        RETRY: task.status == Status.PENDING and task.failures > 0,
-        REPLAY: ended and not _is_skipped_by_an_ended_task(task),
-        CANCEL: task.status in OPEN and task.cancel_requested_at is None,
-        FORCE_COMPLETE: task.status != Status.SUCCESS,
+    fits: dict[Operation, bool] = {
+        operator_actions.retry: task.status == Status.PENDING and task.failures > 0,
+        operator_actions.replay: ended and not _is_skipped_by_an_ended_task(task),
+        operator_actions.cancel: task.status in OPEN and task.cancel_requested_at is None,
+        operator_actions.force_complete: task.status != Status.SUCCESS,
     }
     found = [
         {"action": one.name, "title": f"{one.title}…"}
@@ -197,7 +197,7 @@ def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str
     ]
     if ended and may_edit_arguments(request):
         edit = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
-        found.insert(1, {"url": edit, "title": f"{REPLAY_EDITED.title}…"})
+        found.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
     if task.status == Status.FAILED and request.user.has_perm(
         "django_durable_tasks.view_deadletter"
     ):
@@ -221,7 +221,7 @@ _FIRED = display.instant_of("fire_time", _("fire time"))
 
 def _force_run(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Show what a forced run of these tasks would change."""
-    return graphs.chosen(screen, request, workflows.FORCE_RUN, rows)
+    return graphs.chosen(screen, request, graph_operations.force_run, rows)
 
 
 @admin.register(Task)
@@ -294,14 +294,14 @@ class TaskAdmin(NewestRowsAdmin):
     search_fields = ("name",)
     search_help_text = _("A complete id, Celery id, key or idempotency key, or a part of a name.")
     actions = (
-        action_of(tasks.CANCEL),
-        action_of(tasks.RETRY),
-        action_of(tasks.REPLAY),
-        action_of(tasks.FORCE_COMPLETE),
-        labelled(_force_run, workflows.FORCE_RUN),
+        action_of(operator_actions.cancel),
+        action_of(operator_actions.retry),
+        action_of(operator_actions.replay),
+        action_of(operator_actions.force_complete),
+        labelled(_force_run, graph_operations.force_run),
     )
     inlines = (AttemptsInline,)
-    operations = (tasks.REPLAY_EDITED, *TASK_OPERATIONS)
+    operations = (operator_actions.replay_edited, *TASK_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/task/change_form.html"
     change_list_template = "admin/django_durable_tasks/task/change_list.html"
     fieldsets: ClassVar = (

@@ -22,15 +22,8 @@ from django_durable_tasks.audit import recorded
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, ApiKey, StaffTenant, Tenant
 from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.tenants import (
-    ASSIGN_STAFF,
-    CREATE,
-    REVOKE,
-    SET_QUOTAS,
-    UNASSIGN_STAFF,
-)
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.tenants import access
+from django_durable_tasks.tenants import access, quotas
 from django_durable_tasks.tenants.values import NUMBERS, REQUESTS, SCOPE_HELP, ApiScope, quotas_of
 
 # The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
@@ -53,11 +46,11 @@ def _number(operation: Operation, name: str) -> forms.IntegerField:
 class TenantForm(EditModelForm):
     """A tenant with its quotas; it has no revision, so its values serve as its version."""
 
-    open_tasks = _number(SET_QUOTAS, "open_tasks")
-    recurring_tasks = _number(SET_QUOTAS, "recurring_tasks")
-    runs_per_day = _number(SET_QUOTAS, "runs_per_day")
-    calendars = _number(SET_QUOTAS, "calendars")
-    payload_bytes = _number(SET_QUOTAS, "payload_bytes")
+    open_tasks = _number(quotas.set_quotas, "open_tasks")
+    recurring_tasks = _number(quotas.set_quotas, "recurring_tasks")
+    runs_per_day = _number(quotas.set_quotas, "runs_per_day")
+    calendars = _number(quotas.set_quotas, "calendars")
+    payload_bytes = _number(quotas.set_quotas, "payload_bytes")
     requests = forms.CharField(
         required=False, max_length=20, label=_("Requests"), help_text=_("600/m, 10/s.")
     )
@@ -65,11 +58,11 @@ class TenantForm(EditModelForm):
         required=False,
         label=_("Staff users"),
         widget=forms.Textarea(attrs={"rows": 3, "cols": 40, "spellcheck": "false"}),
-        help_text=_("One user name per line. %s") % ASSIGN_STAFF.help,
+        help_text=_("One user name per line. %s") % access.assign_staff.help,
     )
     all_tenants = forms.BooleanField(
         required=False,
-        label=UNASSIGN_STAFF.fields[1].label,
+        label=access.unassign_staff.fields[1].label,
         help_text=_(
             "Otherwise they stay limited to their other tenants; without any, they see none."
         ),
@@ -125,7 +118,7 @@ class TenantAdmin(ScreenAdmin):
     list_select_related = ("quota",)
     form = TenantForm
     tenant_path = "pk"
-    operations = (SET_QUOTAS, ASSIGN_STAFF, UNASSIGN_STAFF)
+    operations = (quotas.set_quotas, access.assign_staff, access.unassign_staff)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         own = ("slug", "name", *((OPENED,) if obj is not None else ()))
@@ -133,9 +126,9 @@ class TenantAdmin(ScreenAdmin):
         if self._may_assign(request):
             access = {"fields": ("staff", "all_tenants"), "description": _unlimited()}
             shown.append((_("Access"), access))
-        if SET_QUOTAS.is_permitted(request.user):
+        if quotas.set_quotas.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
-            text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % SET_QUOTAS.help
+            text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % quotas.set_quotas.help
             shown.append((_("Quotas of the HTTP API"), {"fields": names, "description": text}))
         return [*shown, (None, {"fields": ("reason",)})] if len(shown) > 1 else shown
 
@@ -144,9 +137,9 @@ class TenantAdmin(ScreenAdmin):
 
     def _may_assign(self, request: HttpRequest) -> bool:
         """Return whether the user may limit others; one who is limited may not."""
-        permitted = ASSIGN_STAFF.is_permitted(request.user) and UNASSIGN_STAFF.is_permitted(
+        permitted = access.assign_staff.is_permitted(
             request.user
-        )
+        ) and access.unassign_staff.is_permitted(request.user)
         return permitted and not staff_tenants.is_limited(request)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
@@ -155,12 +148,12 @@ class TenantAdmin(ScreenAdmin):
         if "staff" in form.changed_data and self._may_assign(request):
             self._assign(request, form)
         changed = set(form.changed_data) & set(QUOTAS)
-        if changed and SET_QUOTAS.is_permitted(request.user):
+        if changed and quotas.set_quotas.is_permitted(request.user):
             data = form.cleaned_data
             values = {name: data.get(name) or None for name in QUOTAS}
             if data.get("reason") is None:
                 data["reason"] = ""
-            SET_QUOTAS.perform(
+            quotas.set_quotas.perform(
                 form.instance, by=who(request), reason=data["reason"], reset=True, **values
             )
 
@@ -169,10 +162,12 @@ class TenantAdmin(ScreenAdmin):
         given = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
         try:
             for name in sorted(after - before):
-                ASSIGN_STAFF.perform(form.instance, username=name, **given)
+                access.assign_staff.perform(form.instance, username=name, **given)
             for name in sorted(before - after):
                 every = bool(form.cleaned_data.get("all_tenants"))
-                UNASSIGN_STAFF.perform(form.instance, username=name, all_tenants=every, **given)
+                access.unassign_staff.perform(
+                    form.instance, username=name, all_tenants=every, **given
+                )
         except InvalidOption as refused:
             self.message_user(request, str(refused), messages.ERROR)
 
@@ -181,7 +176,7 @@ class TenantAdmin(ScreenAdmin):
 
     def save_model(self, request: HttpRequest, obj: Tenant, form: Any, change: bool) -> None:
         """Save the tenant with its audit entry."""
-        with recorded("tenant.save", by=who(request)) as entry:
+        with recorded("tenant.save") as entry:
             rows = Tenant.objects.using(conf.settings().DATABASE).filter(pk=obj.pk)
             before: dict[str, Any] = dict(rows.values("slug", "name").first() or {})
             super().save_model(request, obj, form, change)
@@ -231,8 +226,8 @@ class ApiKeyAdmin(ScreenAdmin):
     list_select_related = ("tenant",)
     sortable_by = ()
     search_fields = ("name", "identifier")
-    actions = (action_of(REVOKE),)
-    operations = (CREATE,)
+    actions = (action_of(access.revoke_key),)
+    operations = (access.create_key,)
     form = ApiKeyForm
     fields = _FIELDS
 
@@ -260,7 +255,7 @@ class ApiKeyAdmin(ScreenAdmin):
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
         """Create the key and show it, once."""
-        outcome = CREATE.perform(
+        outcome = access.create_key.perform(
             obj.tenant,
             by=who(request),
             reason=obj.reason,

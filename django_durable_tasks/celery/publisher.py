@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 
 from celery import current_app
 from django.db import Error
+from django.db.models import Count
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
+from django_durable_tasks.audit import record_start
 from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.celery.broker_connection import borrowed, close_idle, failures_of
 from django_durable_tasks.celery.broker_outage import NotAccepted
@@ -23,6 +26,14 @@ from django_durable_tasks.celery.confirms import Rejection, send_batch
 from django_durable_tasks.celery.prepared_messages import celery_id_of, headers_of
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.limits import backpressure
+from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.operations.operation import (
+    OF_ALL_TENANTS,
+    Progress,
+    Target,
+    no_progress,
+    operation,
+)
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.connections import dedicated_connection
@@ -291,6 +302,58 @@ def republish(messages: Sequence[TaskMessage]) -> Counter[str]:
         raise
     broker_outage.undo_publish(refused)
     return Counter(one.message.queue for one in refused)
+
+
+@dataclass(slots=True)
+class Republished:
+    """Messages by queue: those that would be or were published, and those that the broker rejected.
+
+    ``error`` is the reason if publishing stopped early.
+    """
+
+    queued: dict[str, int]
+    published: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    error: str = ""
+
+
+@operation(
+    Target.INSTALLATION,
+    name="republish",
+    title=_("Republish queued tasks"),
+    help=_(
+        "Publishes QUEUED tasks again now, for a broker that was flushed or has lost its messages."
+    ),
+    permission="",
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it can publish more messages than a web request has time for",
+    counted=lambda found: {"republished": found.published.total()},
+)
+def republish_queued(
+    queryset: TaskQuerySet, *, dry_run: bool = False, progress: Progress = no_progress
+) -> Republished:
+    """Publish the QUEUED tasks of a queryset again.
+
+    Works in several transactions. The audit entry is written before the first one.
+    """
+    queued = queryset.queued()
+    found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
+    if dry_run:
+        return found
+    record_start("installation.republish")
+    batches.publish_messages_again()
+    total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
+    try:
+        for messages in claim.republish_all(queued, size):
+            refused = republish(messages)
+            found.published.update(Counter(one.queue for one in messages) - refused)
+            found.rejected += refused
+            if total > size:
+                progress(f"{found.published.total()} of {total}")
+    except BrokerUnavailable as error:
+        found.error = str(error)
+    return found
 
 
 def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:

@@ -9,41 +9,66 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, F, Min, Q
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.operations.operation import Reason, Target, operation
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
 from django_durable_tasks.tasks import batches
 
 
-def pause(name: str, *, by: str, reason: str = "") -> None:
+@operation(
+    Target.QUEUE,
+    title=_("Pause queue"),
+    help=_("No task of the queue starts until it is resumed. Running tasks continue."),
+    permission="pause_queuecontrol",
+    reason=Reason.REQUIRED_IN_FORMS,
+    counted="paused",
+    done=_("Paused queue %(subject)s. Running tasks continue."),
+)
+def pause(name: str) -> None:
     """Stop publishing to a queue. Tasks whose messages arrive return to PENDING. Running tasks
     continue.
     """
     checked_name("queue", name)
-    with recorded("queue.pause", by=by, reason=reason) as entry:
+    with recorded("queue.pause") as entry:
         before = _pause_of(name)
         QueueControl.objects.using(database()).update_or_create(
-            name=name,
-            defaults={"paused_at": DatabaseNow(), "paused_by": by[:200], "reason": reason[:500]},
+            name=name, defaults=_operated(DatabaseNow())
         )
         entry.changed("queue", name, before, _pause_of(name))
 
 
-def resume(name: str, *, by: str, reason: str = "") -> bool:
+@operation(
+    Target.QUEUE,
+    title=_("Resume queue"),
+    help=_("The tasks of a paused queue are published again."),
+    permission="pause_queuecontrol",
+    confirm=False,
+    counted="resumed",
+    done=_("Resumed queue %(subject)s."),
+    unchanged=_("Queue %(subject)s was not paused."),
+)
+def resume(name: str) -> bool:
     """Publish to a queue again; return False if it was not paused."""
-    with recorded("queue.resume", by=by, reason=reason) as entry:
+    with recorded("queue.resume") as entry:
         before = _pause_of(name)
         paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
-        if not paused.update(paused_at=None, paused_by=by[:200], reason=reason[:500]):
+        if not paused.update(**_operated(None)):
             return False
         entry.changed("queue", name, before, _pause_of(name))
     return True
+
+
+def _operated(paused_at: Any) -> dict[str, Any]:
+    actor = current_actor()
+    return {"paused_at": paused_at, "paused_by": actor.by[:200], "reason": actor.reason[:500]}
 
 
 def _pause_of(name: str) -> dict[str, Any]:

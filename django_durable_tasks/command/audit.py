@@ -18,7 +18,7 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.models import AuditEntry
-from django_durable_tasks.operations.maintenance import ROTATE_KEYS, KeyRotation
+from django_durable_tasks.tasks import key_rotation
 
 # ``durable audit``: who changed what, the newest first.
 
@@ -91,14 +91,14 @@ _WIDTH = 30
 
 def rotate_keys(options: Options, out: Output) -> int:
     """Rotate and show the progress, what has failed, and what remains."""
-    outcome = ROTATE_KEYS.perform(
+    outcome = key_rotation.rotate_keys.perform(
         None,
         **by_and_reason(options),
-        **values(options, ROTATE_KEYS),
+        **values(options, key_rotation.rotate_keys),
         dry_run=options["dry_run"],
         progress=lambda text: out.note(_bar(text)),
     )
-    found: KeyRotation = outcome.value
+    found: key_rotation.KeyRotation = outcome.value
     left = sum(found.remaining.values())
     data = {
         "command": "rotate-keys",
@@ -125,12 +125,12 @@ def _bar(text: str) -> str:
 
 
 def _rotate_keys_arguments(parser: ArgumentParser) -> None:
-    add_operations(parser, ROTATE_KEYS)
+    add_operations(parser, key_rotation.rotate_keys)
 
 
 ROTATE = Subcommand(
     name="rotate-keys",
-    operations=(ROTATE_KEYS,),
+    operations=(key_rotation.rotate_keys,),
     examples=(
         "rotate-keys --dry-run",
         "rotate-keys --reason 'yearly rotation'",

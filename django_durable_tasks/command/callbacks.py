@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks import http, signing_secrets
 from django_durable_tasks.callbacks.http import Deadline, LookupFailed
 from django_durable_tasks.command.subcommand import (
     OK,
@@ -17,12 +17,7 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
-from django_durable_tasks.operations import tenants
 from django_durable_tasks.targets.addresses import parsed_url
-
-# ``durable notify``: list the notification settings, or send a test message and report what
-# happened to it.
-
 
 # ``durable check-url``: whether an HTTP callback to a URL would be sent. ``durable
 # signing-secret``: the secrets of its endpoint.
@@ -72,7 +67,9 @@ def show_secrets(options: Options, out: Output) -> int:
         tenant_id = tenant.pk
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
-    found = tenants.secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
+    found = signing_secrets.secrets_of_callbacks(
+        tenant_id, url, endpoint, by="", is_setting=True
+    ).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     out.emit({"secrets": found}, "\n".join(found))

@@ -31,9 +31,9 @@ from django_durable_tasks.command.subcommand import (
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import FILE_FORMATS, Diagram, draw
 from django_durable_tasks.workflows.operations import GraphReport
 
@@ -114,9 +114,8 @@ def _report(
     operation: Operation, subject: Any, options: Options, dry_run: bool, fields: dict[str, Any]
 ) -> GraphReport:
     outcome = operation.perform(subject, **by_and_reason(options), dry_run=dry_run, **fields)
-    if outcome.report is None:
-        raise TypeError("An operation on a graph has to return a report.")
-    return outcome.report
+    report: GraphReport = outcome.value
+    return report
 
 
 def _emit(
@@ -241,7 +240,7 @@ _OTHER = "0193b0e0-0000-7000-8000-000000000001"
 def force_run(options: Options, out: Output) -> int:
     """Run tasks without waiting for their dependencies, approvals and times."""
     eligible = tasks().filter(status__in=(Status.BLOCKED, Status.SKIPPED))
-    return operate_on(workflows.FORCE_RUN, "forced", eligible, options["ids"], options, out)
+    return operate_on(graph_operations.force_run, "forced", eligible, options["ids"], options, out)
 
 
 def depend(options: Options, out: Output) -> int:
@@ -253,17 +252,17 @@ def depend(options: Options, out: Output) -> int:
             "type": options["type"] or DependencyType.MUST_SUCCEED,
             "policy": options["policy"],
         }
-        return operate(workflows.ADD, task, options, out, **fields)
+        return operate(graph_operations.add_edge, task, options, out, **fields)
     if options["type"] is not None or options["policy"] is not None:
         refuse("--remove removes a dependency of any type: do not give --type and --policy.")
-    return operate(workflows.REMOVE, task, options, out, upstream=upstream)
+    return operate(graph_operations.remove_edge, task, options, out, upstream=upstream)
 
 
 def _force_run_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "ids", nargs="*", metavar="ID", type=task_id, help="Ids of BLOCKED or SKIPPED tasks."
     )
-    add_operations(parser, workflows.FORCE_RUN)
+    add_operations(parser, graph_operations.force_run)
 
 
 def _gate_arguments(operation: Operation, parser: ArgumentParser) -> None:
@@ -272,8 +271,8 @@ def _gate_arguments(operation: Operation, parser: ArgumentParser) -> None:
 
 
 def _depend_arguments(parser: ArgumentParser) -> None:
-    texts = {field.name: field.help for field in workflows.ADD.fields}
-    choices = {field.name: field.choices for field in workflows.ADD.fields}
+    texts = {field.name: field.help for field in graph_operations.add_edge.fields}
+    choices = {field.name: field.choices for field in graph_operations.add_edge.fields}
     parser.add_argument("id", metavar="ID", type=task_id, help="The id of the task that waits.")
     parser.add_argument(
         "--on", metavar="ID", type=task_id, required=True, help=str(texts["upstream"])
@@ -286,7 +285,7 @@ def _depend_arguments(parser: ArgumentParser) -> None:
         )
     parser.add_argument("--remove", action="store_true", help="Remove the dependency.")
     without = ("upstream", "type", "policy")
-    add_operations(parser, *workflows.DEPENDENCY_OPERATIONS, without=without)
+    add_operations(parser, graph_operations.add_edge, graph_operations.remove_edge, without=without)
 
 
 def _gate(operation: Operation, *examples: str) -> Subcommand:
@@ -305,7 +304,7 @@ def _gate(operation: Operation, *examples: str) -> Subcommand:
 GRAPH_ACTIONS = (
     Subcommand(
         name="force-run",
-        operations=(workflows.FORCE_RUN,),
+        operations=(graph_operations.force_run,),
         examples=(
             f"force-run {_ID} --dry-run",
             f"force-run {_ID} --reason 'the file arrived by mail'",
@@ -313,13 +312,17 @@ GRAPH_ACTIONS = (
         arguments=_force_run_arguments,
         run=force_run,
     ),
-    _gate(workflows.APPROVE, f"{_ID} --reason 'checked the totals'", f"{_ID} --by ann --dry-run"),
-    _gate(workflows.REJECT, f"{_ID} --reason 'wrong month'", f"{_ID} --dry-run"),
-    _gate(workflows.HOLD, f"{_ID} --reason 'until the bank has answered'"),
-    _gate(workflows.UNHOLD, f"{_ID}", f"{_ID} --dry-run"),
+    _gate(
+        graph_operations.approve,
+        f"{_ID} --reason 'checked the totals'",
+        f"{_ID} --by ann --dry-run",
+    ),
+    _gate(graph_operations.reject, f"{_ID} --reason 'wrong month'", f"{_ID} --dry-run"),
+    _gate(graph_operations.hold, f"{_ID} --reason 'until the bank has answered'"),
+    _gate(graph_operations.unhold, f"{_ID}", f"{_ID} --dry-run"),
     Subcommand(
         name="depend",
-        operations=workflows.DEPENDENCY_OPERATIONS,
+        operations=(graph_operations.add_edge, graph_operations.remove_edge),
         examples=(
             f"depend {_ID} --on {_OTHER}",
             f"depend {_ID} --on {_OTHER} --type MUST_FINISH --dry-run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from argparse import ArgumentParser
 
-from django_durable_tasks.celery import inspect
+from django_durable_tasks.celery import inspect, publisher
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.command.arguments import add_operations, tasks, values
 from django_durable_tasks.command.recurring import add_tenant, named
@@ -23,8 +23,9 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.scopes import SCOPE_FORMS
-from django_durable_tasks.operations import limits, maintenance, schedules
+from django_durable_tasks.schedules import lifecycle
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import retention
 
 
 def pause(options: Options, out: Output) -> int:
@@ -35,7 +36,7 @@ def pause(options: Options, out: Output) -> int:
         refuse("--until and --tenant need --recurring.")
     name = options["queue"]
     known = {depth.queue for depth in queues.depths(database_now())}
-    outcome = limits.PAUSE.perform(name, **by_and_reason(options))
+    outcome = queues.pause.perform(name, **by_and_reason(options))
     if name not in known:
         out.note(f"No task waits in queue {name!r} and no worker consumes it. It is paused anyway.")
     shown = {"command": "pause", "queue": name, "paused": True, "reason": options["reason"]}
@@ -50,14 +51,14 @@ def resume(options: Options, out: Output) -> int:
     if options["run_missed"] or options["pace"] is not None or options["tenant"] is not None:
         refuse("--run-missed, --pace and --tenant need --recurring.")
     name = options["queue"]
-    outcome = limits.RESUME.perform(name, **by_and_reason(options))
+    outcome = queues.resume.perform(name, **by_and_reason(options))
     resumed = bool(outcome.changed)
     out.emit({"command": "resume", "queue": name, "resumed": resumed}, outcome.message)
     return OK if resumed else REFUSED
 
 
 def _pause_schedule(options: Options, out: Output) -> int:
-    row, operation = named(options["recurring"], options["tenant"]), schedules.PAUSE
+    row, operation = named(options["recurring"], options["tenant"]), lifecycle.pause
     outcome = operation.perform(row, **by_and_reason(options), **values(options, operation))
     shown = {
         "command": "pause",
@@ -71,7 +72,7 @@ def _pause_schedule(options: Options, out: Output) -> int:
 
 
 def _resume_schedule(options: Options, out: Output) -> int:
-    row, operation = named(options["recurring"], options["tenant"]), schedules.RESUME
+    row, operation = named(options["recurring"], options["tenant"]), lifecycle.resume
     outcome = operation.perform(row, **by_and_reason(options), **values(options, operation))
     resumed = bool(outcome.changed)
     next_run = plain(row.next_run_at) if row.next_run_at else "never"
@@ -89,7 +90,7 @@ def _resume_schedule(options: Options, out: Output) -> int:
 def republish(options: Options, out: Output) -> int:
     """Publish QUEUED tasks again."""
     selected = tasks() if options["all"] else tasks().filter(queue=options["queue"])
-    found: maintenance.Republished = maintenance.REPUBLISH.perform(
+    found: publisher.Republished = publisher.republish_queued.perform(
         selected, **by_and_reason(options), dry_run=options["dry_run"], progress=out.note
     ).value
     if options["dry_run"]:
@@ -100,7 +101,7 @@ def republish(options: Options, out: Output) -> int:
     return _republished(found, out)
 
 
-def _republished(found: maintenance.Republished, out: Output) -> int:
+def _republished(found: publisher.Republished, out: Output) -> int:
     done = found.published.total()
     if found.error:
         out.note(
@@ -124,7 +125,7 @@ def _republished(found: maintenance.Republished, out: Output) -> int:
 
 def prune(options: Options, out: Output) -> int:
     """Delete ended tasks, ledger entries and limit buckets after their retention."""
-    outcome = maintenance.PRUNE.perform(
+    outcome = retention.prune_all.perform(
         None, **by_and_reason(options), dry_run=options["dry_run"], progress=out.note
     )
     if options["dry_run"]:
@@ -160,15 +161,15 @@ def _republish_arguments(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--queue", metavar="QUEUE", help="Only the tasks of this queue.")
     which.add_argument("--all", action="store_true", help="The tasks of all queues.")
-    add_operations(parser, maintenance.REPUBLISH)
+    add_operations(parser, publisher.republish_queued)
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:
-    add_operations(parser, maintenance.PRUNE)
+    add_operations(parser, retention.prune_all)
 
 
-_PAUSE = (limits.PAUSE, schedules.PAUSE)
-_RESUME = (limits.RESUME, schedules.RESUME)
+_PAUSE = (queues.pause, lifecycle.pause)
+_RESUME = (queues.resume, lifecycle.resume)
 QUEUE_ACTIONS = (
     Subcommand(
         name="pause",
@@ -193,14 +194,14 @@ QUEUE_ACTIONS = (
     ),
     Subcommand(
         name="republish",
-        operations=(maintenance.REPUBLISH,),
+        operations=(publisher.republish_queued,),
         examples=("republish --queue mail", "republish --all --dry-run"),
         arguments=_republish_arguments,
         run=republish,
     ),
     Subcommand(
         name="prune",
-        operations=(maintenance.PRUNE,),
+        operations=(retention.prune_all,),
         examples=("prune --dry-run", "prune"),
         arguments=_prune_arguments,
         run=prune,
@@ -224,8 +225,8 @@ def _list(options: Options, out: Output) -> int:
 
 
 def _set(options: Options, out: Output) -> int:
-    scope, fields = _scope(options), values(options, limits.SET)
-    outcome = limits.SET.perform(scope, **by_and_reason(options), **fields)
+    scope, fields = _scope(options), values(options, operator_limits.set_limit)
+    outcome = operator_limits.set_limit.perform(scope, **by_and_reason(options), **fields)
     shown = {"command": "limit", "scope": scope, **fields, "reason": options["reason"]}
     out.emit(shown, outcome.message)
     return OK
@@ -233,7 +234,7 @@ def _set(options: Options, out: Output) -> int:
 
 def _remove(options: Options, out: Output) -> int:
     scope = _scope(options)
-    outcome = limits.REMOVE.perform(scope, **by_and_reason(options))
+    outcome = operator_limits.remove_limit.perform(scope, **by_and_reason(options))
     removed = bool(outcome.changed)
     out.emit({"command": "limit", "scope": scope, "removed": removed}, outcome.message)
     return OK if removed else REFUSED
@@ -254,13 +255,13 @@ def _arguments(parser: ArgumentParser) -> None:
         nargs="?",
         help="global, queue:NAME, task:NAME, tenant:ID or key:TEXT.",
     )
-    add_operations(parser, *limits.LIMIT_OPERATIONS)
+    add_operations(parser, operator_limits.set_limit, operator_limits.remove_limit)
 
 
 LIMIT = Subcommand(
     name="limit",
     summary="or list the limits",
-    operations=limits.LIMIT_OPERATIONS,
+    operations=(operator_limits.set_limit, operator_limits.remove_limit),
     examples=(
         "limit list",
         (

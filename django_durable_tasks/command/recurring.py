@@ -42,11 +42,10 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.schedules import OccurrenceQuerySet, RecurringTaskQuerySet
-from django_durable_tasks.operations import schedules
-from django_durable_tasks.operations.maintenance import SYNC as SYNC_OPERATION
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.schedules import explain
+from django_durable_tasks.schedules import calendars, explain, lifecycle, manual_runs
 from django_durable_tasks.schedules import sync as recurring_sync
+from django_durable_tasks.schedules import sync as sync_schedules
 from django_durable_tasks.schedules.misfires import BackfillReport
 from django_durable_tasks.schedules.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.schedules.timetables.builder import words
@@ -285,7 +284,7 @@ def _row(options: Options) -> RecurringTask:
 def run_now(options: Options, out: Output) -> int:
     """Run a schedule once now, in addition to its timetable."""
     row = _row(options)
-    task = _perform(schedules.RUN_NOW, row, options).value
+    task = _perform(manual_runs.trigger_now, row, options).value
     waits = ", waiting until earlier runs with its overlap key have ended"
     shown = {
         "command": "run-now",
@@ -302,7 +301,7 @@ def run_now(options: Options, out: Output) -> int:
 def snooze(options: Options, out: Output) -> int:
     """Skip the fire times up to an instant."""
     row = _row(options)
-    outcome = _perform(schedules.SNOOZE, row, options)
+    outcome = _perform(lifecycle.snooze, row, options)
     shown = {"command": "snooze", "name": row.name, "until": row.paused_until}
     out.emit(shown, f"{row.name}: {outcome.message}")
     return OK
@@ -311,7 +310,7 @@ def snooze(options: Options, out: Output) -> int:
 def end_schedule(options: Options, out: Output) -> int:
     """End a schedule permanently."""
     row = _row(options)
-    outcome = _perform(schedules.CANCEL, row, options)
+    outcome = _perform(lifecycle.cancel, row, options)
     shown = {"command": "end-schedule", "name": row.name, "status": row.status}
     out.emit(shown, f"{row.name}: {outcome.message}")
     return OK
@@ -322,13 +321,13 @@ def override(options: Options, out: Output) -> int:
     row, when = _row(options), options["fire_time"]
     shown = {"command": "override", "name": row.name, "fire_time": when}
     if options["remove"]:
-        outcome = _perform(schedules.REMOVE_OVERRIDE, row, options, fire_time=when)
+        outcome = _perform(lifecycle.withdraw_override, row, options, fire_time=when)
         removed = bool(outcome.changed)
         out.emit({**shown, "removed": removed}, f"{row.name}: {outcome.message}")
         return OK if removed else REFUSED
     action = Action(next(name for name in ("skip", "add", "move") if options[name]).upper())
     fields = {"fire_time": when, "action": action, "move_to": options["move"]}
-    made = _perform(schedules.OVERRIDE, row, options, **fields).value
+    made = _perform(lifecycle.override, row, options, **fields).value
     where = f" to {plain(made.move_to)}" if made.move_to else ""
     shown |= {"action": made.action, "move_to": made.move_to, "next_run_at": row.next_run_at}
     next_run = plain(row.next_run_at)
@@ -339,8 +338,8 @@ def override(options: Options, out: Output) -> int:
 def backfill(options: Options, out: Output) -> int:
     """Run the fire times of a range that have no run."""
     row = _row(options)
-    fields = values(options, schedules.BACKFILL) | {"dry_run": options["dry_run"]}
-    report: BackfillReport = _perform(schedules.BACKFILL, row, options, **fields).value
+    fields = values(options, manual_runs.backfill) | {"dry_run": options["dry_run"]}
+    report: BackfillReport = _perform(manual_runs.backfill, row, options, **fields).value
     counts = {"created": report.created, "replayed": report.replayed, "left": report.left}
     steps = [{name: getattr(step, name) for name in _STEP} for step in report.steps]
     shown = {
@@ -378,23 +377,23 @@ def _override_arguments(parser: ArgumentParser) -> None:
     add_operations(parser, *_OVERRIDE_OPERATIONS, without=("fire_time", "action", "move_to"))
 
 
-_OVERRIDE_OPERATIONS = (schedules.OVERRIDE, schedules.REMOVE_OVERRIDE)
+_OVERRIDE_OPERATIONS = (lifecycle.override, lifecycle.withdraw_override)
 SCHEDULE_ACTIONS = (
     Subcommand(
         name="run-now",
-        operations=(schedules.RUN_NOW,),
+        operations=(manual_runs.trigger_now,),
         examples=(
             "run-now nightly-report",
             "run-now nightly-report --request-id deploy-17 --format json",
         ),
-        arguments=_operation_arguments(schedules.RUN_NOW),
+        arguments=_operation_arguments(manual_runs.trigger_now),
         run=run_now,
     ),
     Subcommand(
         name="snooze",
-        operations=(schedules.SNOOZE,),
+        operations=(lifecycle.snooze,),
         examples=("snooze nightly-report 2026-12-27T00:00:00Z",),
-        arguments=_operation_arguments(schedules.SNOOZE),
+        arguments=_operation_arguments(lifecycle.snooze),
         run=snooze,
     ),
     Subcommand(
@@ -411,7 +410,7 @@ SCHEDULE_ACTIONS = (
     ),
     Subcommand(
         name="backfill",
-        operations=(schedules.BACKFILL,),
+        operations=(manual_runs.backfill,),
         examples=(
             "backfill nightly-report 2026-11-01T00:00:00Z 2026-11-20T00:00:00Z --dry-run",
             (
@@ -419,14 +418,14 @@ SCHEDULE_ACTIONS = (
                 " FAILED --concurrency 4"
             ),
         ),
-        arguments=_operation_arguments(schedules.BACKFILL),
+        arguments=_operation_arguments(manual_runs.backfill),
         run=backfill,
     ),
     Subcommand(
         name="end-schedule",
-        operations=(schedules.CANCEL,),
+        operations=(lifecycle.cancel,),
         examples=("end-schedule nightly-report --reason 'replaced by hourly-report'",),
-        arguments=_operation_arguments(schedules.CANCEL),
+        arguments=_operation_arguments(lifecycle.cancel),
         run=end_schedule,
     ),
 )
@@ -451,7 +450,7 @@ def _import(options: Options, out: Output) -> int:
     read = days_of([source], range(first, first + options["years"]))
     if read is None:
         refuse(f"{source!r} is not a calendar: give {WAYS}.")
-    outcome = schedules.SAVE.perform(
+    outcome = calendars.upsert.perform(
         name,
         days=read.special,
         working_days=options["working_days"],
@@ -495,7 +494,7 @@ def _delete(options: Options, out: Output) -> int:
     if row is None:
         out.emit({**shown, "deleted": False}, f"There is no calendar {name}.")
         return REFUSED
-    outcome = schedules.DELETE.perform(row, **by_and_reason(options))
+    outcome = calendars.delete.perform(row, **by_and_reason(options))
     out.emit({**shown, "deleted": bool(outcome.changed)}, outcome.message)
     return OK if outcome.changed else REFUSED
 
@@ -537,13 +536,13 @@ def calendar_arguments(parser: ArgumentParser) -> None:
         help="For import: ISO weekdays, 1 is Monday. Default: unchanged.",
     )
     parser.add_argument("--tenant", help="The slug of the tenant.")
-    add_operations(parser, *schedules.CALENDAR_OPERATIONS)
+    add_operations(parser, calendars.upsert, calendars.delete)
 
 
 CALENDARS = Subcommand(
     name="calendars",
     summary="or list calendars",
-    operations=schedules.CALENDAR_OPERATIONS,
+    operations=(calendars.upsert, calendars.delete),
     examples=(
         "calendars",
         "calendars import holidays:DE-BY --name office --year 2026 --years 3",
@@ -583,8 +582,8 @@ def sync(options: Options, out: Output) -> int:
     """
     load_declarations()
     only_shown = options["dry_run"] or options["check"]
-    fields = values(options, SYNC_OPERATION) | {"dry_run": only_shown}
-    steps = SYNC_OPERATION.perform(None, **by_and_reason(options), **fields).value
+    fields = values(options, sync_schedules.apply) | {"dry_run": only_shown}
+    steps = sync_schedules.apply.perform(None, **by_and_reason(options), **fields).value
     shown = [{**dataclasses.asdict(step), "what": _what(step)} for step in steps]
     data = [
         {
@@ -645,12 +644,12 @@ def _sync_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="Change nothing and exit with 1 if something differs."
     )
-    add_operations(parser, SYNC_OPERATION)
+    add_operations(parser, sync_schedules.apply)
 
 
 SYNC = Subcommand(
     name="sync",
-    operations=(SYNC_OPERATION,),
+    operations=(sync_schedules.apply,),
     examples=(
         "sync --dry-run",
         "sync",

@@ -36,10 +36,9 @@ from django_durable_tasks.command.subcommand import (
     refuse,
 )
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations import tasks as task_operations
-from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult
-from django_durable_tasks.operations.tasks import EDIT, RESCHEDULE
+from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.workflows import operations as graph_operations
 
 _ID = "0193b0e0-0000-7000-8000-000000000000"
 FILTERS = ("name", "queue", "tenant", "key", "status")
@@ -75,11 +74,13 @@ def cancel(options: Options, out: Output) -> int:
     """Cancel tasks, a workflow run, or a task with everything that depends on it."""
     if _is_graph(options, "workflow", "branch"):
         if options["workflow"] is not None:
-            return operate(workflows.CANCEL, run_of(options["workflow"]), options, out)
-        return operate(workflows.CANCEL_BRANCH, task_of(options["branch"]), options, out)
+            return operate(
+                graph_operations.cancel_workflow, run_of(options["workflow"]), options, out
+            )
+        return operate(graph_operations.cancel_branch, task_of(options["branch"]), options, out)
     check_selected(options)
     eligible = tasks().filter(status__in=OPEN)
-    return carry_out(change_of(task_operations.CANCEL, options, eligible), options, out)
+    return carry_out(change_of(operator_actions.cancel, options, eligible), options, out)
 
 
 def _is_graph(options: Options, *names: str) -> bool:
@@ -97,7 +98,7 @@ def _is_graph(options: Options, *names: str) -> bool:
 def retry(options: Options, out: Output) -> int:
     """Make waiting retries due now."""
     check_selected(options)
-    change = change_of(task_operations.RETRY, options, tasks().retrying())
+    change = change_of(operator_actions.retry, options, tasks().retrying())
     return carry_out(change, options, out)
 
 
@@ -120,15 +121,17 @@ def replay(options: Options, out: Output) -> int:
     if not options["ids"] and (in_letters or options["fingerprint"] is not None):
         letters = narrowed_letters(dead_letters().open(), options)
         eligible = eligible.filter(pk__in=letters.order_by().values("open_task"))
-    operation = task_operations.REPLAY_EDITED if edited else task_operations.REPLAY
+    operation = operator_actions.replay_edited if edited else operator_actions.replay
     return carry_out(change_of(operation, options, eligible, **edited), options, out)
 
 
 def _replay_graph(options: Options, out: Output) -> int:
     if options["workflow"] is None:
-        return operate(workflows.REPLAY_FROM, task_of(options["from"]), options, out)
-    mode = options["mode"] or workflows.REPLAY.modes[0].name
-    return operate(workflows.REPLAY, run_of(options["workflow"]), options, out, mode=mode)
+        return operate(graph_operations.retry_from, task_of(options["from"]), options, out)
+    mode = options["mode"] or graph_operations.retry_workflow.modes[0].name
+    return operate(
+        graph_operations.retry_workflow, run_of(options["workflow"]), options, out, mode=mode
+    )
 
 
 def _edited(options: Options) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _edited(options: Options) -> dict[str, Any]:
 def discard(options: Options, out: Output) -> int:
     """Close dead letters without replaying their tasks."""
     check_selected(options)
-    operation = task_operations.DISCARD
+    operation = operator_actions.discard_letters
 
     def act(ids: list[Any]) -> OperationResult:
         return operation.perform(dead_letters().filter(pk__in=ids), **by_and_reason(options))
@@ -172,7 +175,7 @@ def force_complete(options: Options, out: Output) -> int:
     """Set tasks to SUCCESS without running them."""
     eligible = tasks().exclude(status=Status.SUCCESS)
     ids = task_ids(options["ids"])
-    return operate_on(workflows.FORCE_COMPLETE, "completed", eligible, ids, options, out)
+    return operate_on(graph_operations.force_complete, "completed", eligible, ids, options, out)
 
 
 def _cancel_arguments(parser: ArgumentParser) -> None:
@@ -190,13 +193,13 @@ def _retry_arguments(parser: ArgumentParser) -> None:
     add_ids(parser)
     add_filters(parser, *FILTERS)
     add_limit(parser)
-    add_operations(parser, task_operations.RETRY)
+    add_operations(parser, operator_actions.retry)
 
 
 def _replay_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, letters=True)
     add_filters(parser, *FILTERS, "fingerprint")
-    modes = workflows.REPLAY.modes
+    modes = graph_operations.retry_workflow.modes
     parser.add_argument("--workflow", metavar="ID", type=task_id, help=_RUN_HELP)
     parser.add_argument(
         "--mode",
@@ -218,7 +221,7 @@ def _discard_arguments(parser: ArgumentParser) -> None:
     add_ids(parser, letters=True)
     add_filters(parser, *_LETTER_FILTERS)
     add_limit(parser)
-    add_operations(parser, task_operations.DISCARD)
+    add_operations(parser, operator_actions.discard_letters)
 
 
 def _force_complete_arguments(parser: ArgumentParser) -> None:
@@ -226,15 +229,19 @@ def _force_complete_arguments(parser: ArgumentParser) -> None:
     add_operations(parser, *_FORCE_COMPLETE)
 
 
-_CANCEL = (task_operations.CANCEL, workflows.CANCEL, workflows.CANCEL_BRANCH)
-_REPLAY = (
-    task_operations.REPLAY,
-    task_operations.REPLAY_LETTERS,
-    task_operations.REPLAY_EDITED,
-    workflows.REPLAY,
-    workflows.REPLAY_FROM,
+_CANCEL = (
+    operator_actions.cancel,
+    graph_operations.cancel_workflow,
+    graph_operations.cancel_branch,
 )
-_FORCE_COMPLETE = (task_operations.FORCE_COMPLETE, workflows.FORCE_COMPLETE)
+_REPLAY = (
+    operator_actions.replay,
+    operator_actions.replay_letters,
+    operator_actions.replay_edited,
+    graph_operations.retry_workflow,
+    graph_operations.retry_from,
+)
+_FORCE_COMPLETE = (operator_actions.force_complete, graph_operations.force_complete)
 TASK_ACTIONS = (
     Subcommand(
         name="cancel",
@@ -251,7 +258,7 @@ TASK_ACTIONS = (
     ),
     Subcommand(
         name="retry",
-        operations=(task_operations.RETRY,),
+        operations=(operator_actions.retry,),
         examples=(f"retry {_ID}", "retry --queue mail --dry-run"),
         arguments=_retry_arguments,
         run=retry,
@@ -275,7 +282,7 @@ TASK_ACTIONS = (
     ),
     Subcommand(
         name="discard",
-        operations=(task_operations.DISCARD,),
+        operations=(operator_actions.discard_letters,),
         examples=(
             "discard 17 --reason 'refunded by hand'",
             "discard --queue mail --reason 'old' --limit 100 --yes",
@@ -302,8 +309,8 @@ TASK_ACTIONS = (
 def reschedule(options: Options, out: Output) -> int:
     """Move tasks that have not started to another time."""
     check_selected(options)
-    eligible = tasks().filter(RESCHEDULE.applies_to)
-    change = change_of(RESCHEDULE, options, eligible, run_at=options["run_at"])
+    eligible = tasks().filter(operator_actions.reschedule.applies_to)
+    change = change_of(operator_actions.reschedule, options, eligible, run_at=options["run_at"])
     return carry_out(change, options, out)
 
 
@@ -312,31 +319,34 @@ def edit(options: Options, out: Output) -> int:
     if len(options["ids"]) != 1:
         refuse("edit changes one task: name it by its id.")
     reserved = {"args": "new_args", "kwargs": "new_kwargs"}
-    changes = {field.name: options[reserved.get(field.name, field.name)] for field in EDIT.fields}
+    changes = {
+        field.name: options[reserved.get(field.name, field.name)]
+        for field in operator_actions.edit.fields
+    }
     if not any(value is not None for value in changes.values()):
         refuse("Give what to change, for example --priority 9.")
     inspect.load_tasks()
-    eligible = tasks().filter(EDIT.applies_to)
-    return carry_out(change_of(EDIT, options, eligible, **changes), options, out)
+    eligible = tasks().filter(operator_actions.edit.applies_to)
+    return carry_out(change_of(operator_actions.edit, options, eligible, **changes), options, out)
 
 
 def _reschedule_arguments(parser: ArgumentParser) -> None:
     add_ids(parser)
     add_filters(parser, *FILTERS)
     add_limit(parser)
-    add_operations(parser, RESCHEDULE)
+    add_operations(parser, operator_actions.reschedule)
 
 
 def _edit_arguments(parser: ArgumentParser) -> None:
     add_ids(parser)
     parser.set_defaults(limit=None)
-    add_operations(parser, EDIT)
+    add_operations(parser, operator_actions.edit)
 
 
 EDIT_ACTIONS = (
     Subcommand(
         name="reschedule",
-        operations=(RESCHEDULE,),
+        operations=(operator_actions.reschedule,),
         examples=(
             f"reschedule {_ID} --run-at 2026-12-01T06:00:00Z",
             "reschedule --queue mail --run-at 2026-12-01T06:00:00Z --dry-run",
@@ -346,7 +356,7 @@ EDIT_ACTIONS = (
     ),
     Subcommand(
         name="edit",
-        operations=(EDIT,),
+        operations=(operator_actions.edit,),
         examples=(f"edit {_ID} --priority 9 --reason 'the customer waits'",),
         arguments=_edit_arguments,
         run=edit,

@@ -18,9 +18,8 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.models import ApiKey, Tenant
 from django_durable_tasks.models.tenants import ApiKeyQuerySet
-from django_durable_tasks.operations import tenants
-from django_durable_tasks.operations.tenants import ASSIGN_STAFF, SET_QUOTAS, UNASSIGN_STAFF
 from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.tenants import access, quotas
 from django_durable_tasks.tenants.access import assignments, unlimited_users
 from django_durable_tasks.tenants.quotas import tenant_quotas, usage
 
@@ -65,8 +64,8 @@ def _list_api_keys(options: Options, out: Output) -> int:
 def _create(options: Options, out: Output) -> int:
     if not options["name"]:
         refuse("Name what uses the key: --name billing.")
-    outcome = tenants.CREATE.perform(
-        _tenant(options), **by_and_reason(options), **values(options, tenants.CREATE)
+    outcome = access.create_key.perform(
+        _tenant(options), **by_and_reason(options), **values(options, access.create_key)
     )
     row, text = outcome.value.row, outcome.value.text
     out.note(outcome.message)
@@ -79,10 +78,10 @@ def _revoke(options: Options, out: Output) -> int:
     if options["key"] is None:
         refuse("Name the key by its first part, for example ddt_live_0a1b2c3d.")
     identifier = options["key"].split("_")[2:3] or [options["key"]]
-    outcome = tenants.REVOKE.perform(
+    outcome = access.revoke_key.perform(
         _rows().filter(identifier=identifier[0]),
         **by_and_reason(options),
-        **values(options, tenants.REVOKE),
+        **values(options, access.revoke_key),
     )
     revoked = bool(outcome.changed)
     shown = {"command": "api-key", "key": options["key"], "revoked": revoked}
@@ -104,13 +103,13 @@ def _api_key_arguments(parser: ArgumentParser) -> None:
         "key", metavar="KEY", nargs="?", help="The first part of a key: ddt_live_0a1b2c3d."
     )
     parser.add_argument("--tenant", help=f"The slug of the tenant. Default: {_DEFAULT}.")
-    add_operations(parser, *tenants.API_KEY_OPERATIONS)
+    add_operations(parser, access.create_key, access.revoke_key)
 
 
 API_KEY = Subcommand(
     name="api-key",
     summary="or list the keys",
-    operations=tenants.API_KEY_OPERATIONS,
+    operations=(access.create_key, access.revoke_key),
     examples=(
         "api-key list",
         "api-key create --tenant acme --name billing --scopes read,create",
@@ -130,9 +129,9 @@ _QUOTA_COLUMNS = ("quota", "limit", "used")
 def quota(options: Options, out: Output) -> int:
     """Set the quotas that are given, then show all."""
     tenant = tenant_named(options["tenant"])
-    given = values(options, SET_QUOTAS)
+    given = values(options, quotas.set_quotas)
     if any(value not in (None, False) for value in given.values()):
-        outcome = SET_QUOTAS.perform(tenant, **by_and_reason(options), **given)
+        outcome = quotas.set_quotas.perform(tenant, **by_and_reason(options), **given)
         out.note(outcome.message)
         tenant = tenant_named(options["tenant"])
     rate = tenant_quotas(tenant).requests
@@ -154,13 +153,13 @@ def tenant_named(slug: str) -> Tenant:
 
 def _quota_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("tenant", metavar="TENANT", help="The slug of the tenant.")
-    add_operations(parser, SET_QUOTAS)
+    add_operations(parser, quotas.set_quotas)
 
 
 QUOTA = Subcommand(
     name="quota",
     summary="or show the quotas of a tenant and their usage",
-    operations=(SET_QUOTAS,),
+    operations=(quotas.set_quotas,),
     examples=(
         "quota acme",
         "quota acme --open-tasks 10000 --requests 600/m --reason 'contract of May'",
@@ -184,7 +183,7 @@ def staff(options: Options, out: Output) -> int:
         return _list_staff(out)
     if not options["tenant"] or not options["username"]:
         refuse("Give --tenant and --username.")
-    operation = ASSIGN_STAFF if options["action"] == "assign" else UNASSIGN_STAFF
+    operation = access.assign_staff if options["action"] == "assign" else access.unassign_staff
     outcome = operation.perform(
         tenant_named(options["tenant"]), **by_and_reason(options), **values(options, operation)
     )
@@ -221,13 +220,13 @@ def _staff_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "assign", "unassign"), help="What to do.")
     parser.add_argument("--tenant", metavar="TENANT", help="The slug of the tenant.")
     parser.add_argument("--username", metavar="USER", help="The name of the staff user.")
-    add_operations(parser, ASSIGN_STAFF, UNASSIGN_STAFF, without={"username"})
+    add_operations(parser, access.assign_staff, access.unassign_staff, without={"username"})
 
 
 STAFF = Subcommand(
     name="staff",
     summary="or list the tenants that staff users see",
-    operations=(ASSIGN_STAFF, UNASSIGN_STAFF),
+    operations=(access.assign_staff, access.unassign_staff),
     examples=(
         "staff list",
         "staff assign --tenant acme --username ann --reason 'support of acme'",

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.db.models import Count, Max
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import process_state
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.limits import config, release, waitlist
@@ -21,18 +22,54 @@ from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.scopes import no_worker, waiting
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.operations.operation import Argument, Target, operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database, locked_for_change, tasks
 
+_NOT_IN_API = "an operator sets the limits of tenants"
 
+
+@operation(
+    Target.LIMIT,
+    name="set",
+    title=_("Set a limit"),
+    help=_(
+        "Limits how many tasks of a scope run at the same time or start in a period. It replaces"
+        " limits of code and settings, within a second in all processes."
+    ),
+    permission="change_limit",
+    not_in_api=_NOT_IN_API,
+    confirm=False,
+    counted="set",
+    done=_("Set the limit of %(subject)s."),
+)
 def set_limit(
     scope: str,
     *,
-    max_concurrency: int | None,
-    rate: str | None,
-    burst: float | None,
-    by: str,
-    reason: str = "",
+    max_concurrency: Annotated[
+        int | None,
+        Argument(
+            _("Max concurrency"),
+            _("How many tasks are published or running at the same time."),
+            metavar="N",
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        Argument(
+            _("Rate"),
+            _("How many tasks start per second, minute, hour or day, for example 10/m."),
+            metavar="N/UNIT",
+        ),
+    ] = None,
+    burst: Annotated[
+        float | None,
+        Argument(
+            _("Burst"),
+            _("How many tasks of the rate may start at once after a pause."),
+            metavar="N",
+        ),
+    ] = None,
     seen_at: datetime | None = None,
 ) -> None:
     """Set the limit of a scope, which overrides code and settings; effective within one second.
@@ -48,12 +85,12 @@ def set_limit(
         "max_concurrency": max_concurrency,
         "rate": rate or "",
         "burst": burst,
-        "comment": reason[:500],
-        "set_by": by[:200],
+        "comment": current_actor().reason[:500],
+        "set_by": current_actor().by[:200],
         "set_at": DatabaseNow(),
     }
     limits = Limit.objects.using(database())
-    with recorded("limit.set", by=by, reason=reason) as entry:
+    with recorded("limit.set") as entry:
         before = _values_of(scope)
         if seen_at is None:
             limits.update_or_create(scope=scope, defaults=values)
@@ -72,13 +109,24 @@ def _values_of(scope: str) -> dict[str, Any]:
     return dict(found) if found else {}
 
 
-def remove_limit(scope: str, *, by: str = "", reason: str = "") -> bool:
+@operation(
+    Target.LIMIT,
+    name="remove",
+    title=_("Remove the limit"),
+    help=_("Limits of code and settings apply again."),
+    permission="delete_limit",
+    not_in_api=_NOT_IN_API,
+    counted="removed",
+    done=_("Removed the limit of %(subject)s. Limits of code and settings apply."),
+    unchanged=_("No operator has set a limit of %(subject)s."),
+)
+def remove_limit(scope: str) -> bool:
     """Remove an operator's limit, so that code and settings apply again; return False if there was
     none.
     """
-    with recorded("limit.remove", by=by, reason=reason) as entry:
+    with recorded("limit.remove") as entry:
         before = _values_of(scope)
-        removed, _ = Limit.objects.using(database()).filter(pk=scope).delete()
+        removed, _by_model = Limit.objects.using(database()).filter(pk=scope).delete()
         if removed:
             entry.changed("limit", scope, before, {})
     process_state.of(config.RecentLimits).expire()

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf, ports
+from django_durable_tasks import conf
 from django_durable_tasks.models.fields import ExactCharField, InstantField
 
 # Node: a scheduler or worker process under its random boot id; a restart is a new node.
@@ -211,11 +211,15 @@ class QueueControlManager(models.Manager["QueueControl"]):
         """Stop publishing and starting tasks of this queue until it is resumed. Running tasks
         continue.
         """
-        ports.queues.pause(name, by=by, reason=reason)
+        from django_durable_tasks.cluster import queues
+
+        queues.pause(name, by=by, reason=reason)
 
     def resume(self, name: str, *, by: str = "", reason: str = "") -> bool:
         """Publish the tasks of this queue again; return whether it was paused."""
-        return ports.queues.resume(name, by=by, reason=reason)
+        from django_durable_tasks.cluster import queues
+
+        return queues.resume(name, by=by, reason=reason)
 
 
 class QueueControl(models.Model):

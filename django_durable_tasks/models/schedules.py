@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import ports
+from django_durable_tasks import conf
 from django_durable_tasks.choices import (
     Action,
     CatchUp,
@@ -82,8 +82,9 @@ class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):
         A change never fires a time in the past. The keywords are listed in
         docs/reference/recurring_tasks.md.
         """
-        found: RecurringTask = ports.schedules.upsert(name=name, task=task, **options)
-        return found
+        from django_durable_tasks.schedules import lifecycle
+
+        return lifecycle.upsert(name=name, task=task, **options)
 
 
 class RecurringTask(GuardedModel):
@@ -271,7 +272,9 @@ class RecurringTask(GuardedModel):
         """Stop firing until it is resumed or until ``until`` (aware); fire times meanwhile are
         recorded as PAUSED.
         """
-        ports.schedules.pause(self, reason=reason, until=until, by=by)
+        from django_durable_tasks.schedules import lifecycle
+
+        lifecycle.pause(self, until=until, by=by, reason=reason)
 
     @alters_data
     def resume(
@@ -280,51 +283,67 @@ class RecurringTask(GuardedModel):
         """Fire again from now on; ``run_missed`` catches up the fire times of the pause, ``pace``
         seconds apart.
         """
-        ports.schedules.resume(self, by=by, reason=reason, run_missed=run_missed, pace=pace)
+        from django_durable_tasks.schedules import lifecycle
+
+        lifecycle.resume(self, run_missed=run_missed, pace=pace, by=by, reason=reason)
 
     def snooze(self, until: datetime, *, by: str = "", reason: str = "") -> None:
         """Skip the fire times up to ``until`` (aware), then continue; refused for a paused
         schedule.
         """
-        ports.schedules.snooze(self, until=until, by=by, reason=reason)
+        from django_durable_tasks.schedules import lifecycle
+
+        lifecycle.snooze(self, until, by=by, reason=reason)
 
     @alters_data
     def cancel(self, reason: str = "", *, by: str = "") -> None:
         """End the schedule permanently; its open tasks continue."""
-        ports.schedules.cancel(self, reason=reason, by=by)
+        from django_durable_tasks.schedules import lifecycle
+
+        lifecycle.cancel(self, by=by, reason=reason)
 
     @alters_data
     def trigger_now(self, *, request_id: str | None = None, by: str = "", reason: str = "") -> Any:
         """Run once now, in addition to the timetable; the same ``request_id`` runs once. Returns
         the Task.
         """
-        return ports.schedules.trigger_now(self, request_id=request_id, by=by, reason=reason)
+        from django_durable_tasks.schedules import manual_runs
+
+        return manual_runs.trigger_now(self, request_id=request_id, by=by, reason=reason)
 
     def backfill(self, start: datetime, end: datetime, **options: Any) -> Any:
         """Run the fire times of [start, end] that have no run; ``dry_run=True`` changes nothing.
         Returns a report.
         """
-        return ports.schedules.backfill(self, start, end, **options)
+        from django_durable_tasks.schedules import manual_runs
+
+        return manual_runs.backfill(self, start, end, **options)
 
     def override(self, fire_time: datetime, action: str, **options: Any) -> Any:
         """Override one fire time: SKIP it, MOVE it (``move_to=``), or ADD one."""
-        return ports.schedules.override(self, fire_time, action, **options)
+        from django_durable_tasks.schedules import lifecycle
+
+        return lifecycle.override(self, fire_time, action, **options)
 
     def withdraw(self, fire_time: datetime, *, by: str = "", reason: str = "") -> bool:
         """Remove an override; return False if this fire time has none."""
-        return ports.schedules.withdraw(self, fire_time, by=by, reason=reason)
+        from django_durable_tasks.schedules import lifecycle
+
+        return lifecycle.withdraw_override(self, fire_time, by=by, reason=reason)
 
     def next_fire_times(self, number: int = 5, *, after: datetime | None = None) -> list[Any]:
         """Return the next fires: nominal, effective (UTC) and remarks."""
-        found: list[Any] = ports.schedules.next_fire_times(self, number, after=after)
-        return found
+        from django_durable_tasks.schedules import explain
+
+        return explain.next_fire_times(self, number, after=after)
 
     def explain(self, at: datetime) -> str:
         """Return sentences that explain what happened or will happen at this fire time (aware), and
         why.
         """
-        explanation: str = ports.schedules.explain(self, at)
-        return explanation
+        from django_durable_tasks.schedules import explain
+
+        return explain.explain(self, at)
 
 
 # OccurrenceRecord: the ledger, with the outcome of each fire time and its reason. Entries are kept
@@ -509,7 +528,9 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
         fire times of schedules that use the calendar are recomputed in the same transaction. Raises
         InvalidCalendar.
         """
-        calendar: Calendar = ports.calendars.upsert(
+        from django_durable_tasks.schedules import calendars
+
+        return calendars.upsert(
             name,
             working_days=working_days,
             days=days,
@@ -518,14 +539,17 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
             by=by,
             reason=reason,
         )
-        return calendar
 
     def remove(self, name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
         """Delete the calendar with this name; return whether it existed.
 
         Raises TransitionRefused while schedules that may fire use it.
         """
-        return ports.calendars.remove(name, tenant=tenant, by=by, reason=reason)
+        from django_durable_tasks.schedules import calendars
+
+        rows = self.using(conf.settings().DATABASE)
+        calendar = rows.filter(name=name, tenant=tenant or DEFAULT_TENANT_ID).first()
+        return calendar is not None and calendars.delete(calendar, by=by, reason=reason)
 
 
 class Calendar(GuardedModel):

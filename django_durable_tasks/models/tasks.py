@@ -16,7 +16,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import ports
+from django_durable_tasks import conf
 from django_durable_tasks.choices import (
     OPEN,
     REPLAYABLE,
@@ -66,31 +66,51 @@ class TaskActions(GuardedQuerySet[M]):
         and ``kwargs`` replace the arguments of exactly one task. Raises TransitionRefused if a
         newer open task has the same key.
         """
-        return ports.tasks.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.replay_edited(
+            self._plain(), args=args, kwargs=kwargs, by=by, reason=reason
+        )
 
     @alters_data
     def retry(self, *, by: str = "", reason: str = "") -> int:
         """Make the tasks that wait for their next attempt due now; return how many."""
-        return ports.tasks.retry(self, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.retry(self._plain(), by=by, reason=reason)
 
     @alters_data
     def cancel(self, *, by: str = "", reason: str = "") -> int:
         """Cancel the tasks that have not started and request RUNNING ones to stop; return their
         total number.
         """
-        return ports.tasks.cancel(self, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.cancel(self._plain(), by=by, reason=reason).total
 
     @alters_data
     def force_complete(self, *, by: str = "", reason: str = "") -> list[uuid.UUID]:
         """Set the tasks to SUCCESS without running them, and resolve their dependents; return their
         ids.
         """
-        return ports.tasks.force_complete(self, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.force_complete(self._plain(), by=by, reason=reason)
 
     @alters_data
     def reschedule(self, run_at: datetime, *, by: str = "", reason: str = "") -> int:
         """Move the tasks that have not started to another time (aware); return how many."""
-        return ports.tasks.reschedule(self, run_at, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.move(self._plain(), run_at, by=by, reason=reason)
+
+    def _plain(self) -> TaskQuerySet:
+        """Return the same tasks as a plain queryset of the database of tasks.
+
+        A caller's joins, annotations, DISTINCT or order would reach the locks and updates.
+        """
+        rows: TaskQuerySet = Task.objects.using(conf.settings().DATABASE)
+        return rows.filter(pk__in=self.using(rows.db).order_by().values("pk"))
 
 
 # Querysets of tasks, for schedulers, workers and operators.
@@ -285,13 +305,19 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         """Cancel the open task with this key, or request it to stop if it is RUNNING; return the
         number of tasks.
         """
-        return ports.tasks.cancel_key(key, tenant=tenant, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        task = operator_actions.open_task_of(key, tenant)
+        return operator_actions.cancel(task, by=by, reason=reason).total
 
     def reschedule(
         self, key: str, run_at: datetime, *, by: str = "", reason: str = "", tenant: Any = None
     ) -> int:
         """Move the open task with this key to another time (aware); return the number of tasks."""
-        return ports.tasks.reschedule_key(key, run_at, tenant=tenant, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        task = operator_actions.open_task_of(key, tenant)
+        return operator_actions.move(task, run_at, by=by, reason=reason)
 
 
 # Task: one intended execution. Its querysets only read.
@@ -689,12 +715,16 @@ class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
         """Run the tasks of the open dead letters again, as ``Task.objects.replay`` does; return
         their ids.
         """
-        return ports.dead_letters.replay(self, by=by, reason=reason, args=args, kwargs=kwargs)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.replay_letters(self, args=args, kwargs=kwargs, by=by, reason=reason)
 
     @alters_data
     def discard(self, *, by: str = "", reason: str = "") -> int:
         """Close the open dead letters; their tasks stay FAILED. Return how many were closed."""
-        return ports.dead_letters.discard(self, by=by, reason=reason)
+        from django_durable_tasks.tasks import operator_actions
+
+        return operator_actions.discard_letters(self, by=by, reason=reason)
 
 
 class DeadLetter(GuardedModel):

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db import IntegrityError
-from django.db.models import F
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.business_days import BusinessDays
 from django_durable_tasks.schedules.lifecycle import recurring
@@ -28,6 +31,19 @@ _BULK = 1_000
 _NAMED = 5
 
 
+@operation(
+    Target.CALENDAR,
+    name="save",
+    title=_("Save calendar"),
+    help=_(
+        "Creates or changes a calendar. Schedules that use it get their next fire times in the same"
+        " transaction."
+    ),
+    permission="change_calendar",
+    confirm=False,
+    counted="saved",
+    done=_("Saved calendar %(subject)s."),
+)
 def upsert(
     name: str,
     *,
@@ -37,8 +53,6 @@ def upsert(
     origin: str | None = None,
     tenant: Any = None,
     revision: int | None = None,
-    by: str = "",
-    reason: str = "",
 ) -> Calendar:
     """Create or change the calendar of this name; arguments that are None leave their column
     unchanged.
@@ -55,10 +69,10 @@ def upsert(
     special = None if days is None else tuple(days)
     given = {"description": description, "origin": origin}
     values: dict[str, Any] = {column: value for column, value in given.items() if value is not None}
-    values |= {"updated_by": by[:200], "reason": reason[:500]}
-    for _ in range(2):
+    values |= {"updated_by": current_actor().by[:200], "reason": current_actor().reason[:500]}
+    for _try in range(2):
         try:
-            with recorded("calendar.save", by=by, reason=reason) as entry:
+            with recorded("calendar.save") as entry:
                 before = _audited(_calendars().filter(tenant_id=tenant_id, name=name).first())
                 pk = _locked(name, tenant_id)
                 if (
@@ -116,16 +130,31 @@ def _write(
         _write_days(calendar, special)
 
 
-def remove(name: str, *, tenant: Any = None, by: str = "", reason: str = "") -> bool:
-    """Delete a calendar; return False if it does not exist.
+@operation(
+    Target.CALENDAR,
+    title=_("Delete calendar"),
+    help=_(
+        "Calendars and their dates are deleted. A calendar that a schedule uses is not deleted."
+    ),
+    permission="delete_calendar",
+    applies_to=Q(),
+    counted="deleted",
+    done=_("Deleted calendar %(subject)s."),
+    summary=ngettext_lazy(
+        "Deleted %(number)d calendar.", "Deleted %(number)d calendars.", "number"
+    ),
+)
+def delete(calendar: Calendar) -> bool:
+    """Delete a calendar; return False if it does not exist any more.
 
     Raises TransitionRefused if schedules that have not ended use it.
     """
-    tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    with recorded("calendar.delete", by=by, reason=reason) as entry:
-        calendar = _calendars().select_for_update().filter(tenant_id=tenant_id, name=name).first()
-        if calendar is None:
+    name, tenant_id = calendar.name, calendar.tenant_id
+    with recorded("calendar.delete") as entry:
+        locked = _calendars().select_for_update().filter(tenant_id=tenant_id, name=name).first()
+        if locked is None:
             return False
+        calendar = locked
         keys = naming(name, tenant_id)
         users = list(
             recurring()

@@ -95,6 +95,7 @@ def explain(row: RecurringTask, at: datetime) -> str:
 
     An instant in whole seconds refers to the only fire time within that second.
     """
+    registry.load_for(row.task)
     when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
         return account(_facts(found, lifecycle.meant_fire_time(found, when)))

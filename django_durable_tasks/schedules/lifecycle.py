@@ -6,13 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import IntegrityError
 from django.db.models import Q
+from django.utils.translation import gettext, ngettext_lazy
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf, ports
-from django_durable_tasks.audit import ENCRYPTED, masked_arguments, recorded
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.audit import (
+    ENCRYPTED,
+    acting,
+    current_actor,
+    masked_arguments,
+    recorded,
+)
 from django_durable_tasks.choices import Action, RecurringStatus
 from django_durable_tasks.exceptions import (
     EncryptionError,
@@ -24,6 +32,13 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask, Tenant
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.operations.operation import (
+    Argument,
+    Reason,
+    Target,
+    as_text,
+    operation,
+)
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
 from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
@@ -153,15 +168,16 @@ def upsert(
     InvalidSchedule, InvalidOption, InvalidArguments or UnknownTask. With ``revision``, raises
     TransitionRefused if the schedule has another revision. After an error nothing is written.
     """
+    registry.load_for(task)
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     checked_key("name", name)
     values = columns(name, given, may_never_fire=paused) | {
         "task": checked_name("task", getattr(task, "name", task))
     }
     values |= {} if source is None else {"source": source}
-    for _ in range(2):
+    for _try in range(2):
         try:
-            with recorded("schedule.save", by=by, reason=reason):
+            with acting(by=by, reason=reason), recorded("schedule.save"):
                 if replaces_ended:
                     release_name(name, tenant_id)
                 row = recurring().filter(tenant_id=tenant_id, name=name).select_for_update().first()
@@ -178,7 +194,7 @@ def upsert(
 
 
 def create(
-    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False, *, by: str = ""
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
 ) -> RecurringTask:
     """Insert a schedule with these validated columns.
 
@@ -201,7 +217,7 @@ def create(
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
     row.target_type = tick_plan.template_of(row).target_type
     _plan(row, now)
-    with recorded("schedule.create", by=by):
+    with recorded("schedule.create"):
         writes.insert(row)
     return row
 
@@ -287,20 +303,67 @@ def _plan(row: RecurringTask, now: datetime) -> None:
 # Operations ---------------------------------------------------------------------------------------
 
 
+INSTANT_HELP = _("A local time in the time zone of the schedule, or a time with its UTC offset.")
+NOT_ENDED = frozenset({RecurringStatus.ACTIVE, RecurringStatus.PAUSED})
+
+
+def _paused(_value: None, until: datetime | None = None, **_told: Any) -> str:
+    if until:
+        return gettext("Paused until %s. It resumes automatically.") % as_text(until)
+    return gettext("Paused until it is resumed.")
+
+
+@operation(
+    Target.SCHEDULE,
+    title=_("Pause schedule"),
+    help=_(
+        "It does not fire until it is resumed. Missed fire times are recorded as PAUSED. Open tasks"
+        " continue."
+    ),
+    permission="pause_recurringtask",
+    reason=Reason.REQUIRED_IN_FORMS,
+    statuses=NOT_ENDED,
+    applies_to=Q(status=RecurringStatus.ACTIVE),
+    counted="paused",
+    done=_paused,
+    summary=ngettext_lazy("Paused %(number)d schedule.", "Paused %(number)d schedules.", "number"),
+)
 def pause(
-    row: RecurringTask, *, reason: str = "", until: datetime | None = None, by: str = ""
+    row: RecurringTask,
+    *,
+    until: Annotated[
+        datetime | None,
+        Argument(
+            _("Until"),
+            _("When it resumes automatically. If empty, it stays paused until it is resumed."),
+        ),
+    ] = None,
 ) -> None:
     """Stop firing until ``resume`` or until ``until`` (aware). Raises TransitionRefused if the
     schedule has ended.
     """
     wake = None if until is None else instant("until", until)
-    with recorded("schedule.pause", by=by, reason=reason):
+    with recorded("schedule.pause"):
         found = locked(row)
         refuse_ended(found, "paused")
-        _pause(row, found, reason, wake, by)
+        _pause(row, found, current_actor().reason, wake)
 
 
-def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "") -> None:
+@operation(
+    Target.SCHEDULE,
+    title=_("Snooze schedule"),
+    help=_("Fire times up to an instant are recorded as PAUSED. Then it resumes automatically."),
+    permission="pause_recurringtask",
+    statuses=frozenset({RecurringStatus.ACTIVE}),
+    counted="snoozed",
+    done=_("Snoozed until %(until)s. It resumes automatically."),
+)
+def snooze(
+    row: RecurringTask,
+    until: Annotated[
+        datetime, Argument(_("Until"), INSTANT_HELP, positional=True, metavar="UNTIL")
+    ],
+) -> None:
     """Pause until ``until`` (aware). Fire times up to it do not run; then the schedule continues.
 
     An instant in whole seconds includes the only fire time within that second. A later call
@@ -308,19 +371,18 @@ def snooze(row: RecurringTask, *, until: datetime, by: str = "", reason: str = "
     another reason.
     """
     wake = instant("until", until).astimezone(UTC)
-    with recorded("schedule.snooze", by=by, reason=reason):
+    with recorded("schedule.snooze"):
         found = locked(row)
         refuse_ended(found, "snoozed")
         if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
             raise TransitionRefused(
                 f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first."
             )
-        _pause(row, found, comment(SNOOZED, reason=reason), meant_fire_time(found, wake), by)
+        reason = comment(SNOOZED, reason=current_actor().reason)
+        _pause(row, found, reason, meant_fire_time(found, wake))
 
 
-def _pause(
-    row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None, by: str
-) -> None:
+def _pause(row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None) -> None:
     now = database_now()
     if wake is not None and wake <= now:
         raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
@@ -328,7 +390,7 @@ def _pause(
     found.status, found.status_reason, found.status_by = (
         RecurringStatus.PAUSED,
         reason[:200],
-        by[:200],
+        current_actor().by[:200],
     )
     found.paused_until = found.next_run_at = wake
     keep(row, found, now)
@@ -340,27 +402,61 @@ def _who_and_why(row: RecurringTask) -> str:
     return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
 
 
+def _resumed(_value: bool, run_missed: bool = False, **_told: Any) -> str:
+    if run_missed:
+        return gettext("Resumed. The missed runs of the pause are caught up.")
+    return gettext("Resumed. Missed runs of the pause are not caught up.")
+
+
+@operation(
+    Target.SCHEDULE,
+    title=_("Resume schedule"),
+    help=_(
+        "It fires again from now on. Missed runs of the pause are not caught up unless you ask for"
+        " it."
+    ),
+    permission="pause_recurringtask",
+    statuses=frozenset({RecurringStatus.PAUSED}),
+    applies_to=Q(status=RecurringStatus.PAUSED),
+    counted="resumed",
+    done=_resumed,
+    summary=ngettext_lazy(
+        "Resumed %(number)d schedule.", "Resumed %(number)d schedules.", "number"
+    ),
+)
 def resume(
     row: RecurringTask,
     *,
-    by: str = "",
-    reason: str = "",
-    run_missed: bool = False,
-    pace: float | None = None,
-) -> None:
-    """Fire again from now on.
+    run_missed: Annotated[
+        bool,
+        Argument(
+            _("Catch up"), _("Run fire times missed during the pause, by the catch-up options.")
+        ),
+    ] = False,
+    pace: Annotated[
+        float | None,
+        Argument(
+            _("Pace"),
+            _("Seconds between two runs that are caught up. Default: the schedule's."),
+            minimum=0,
+            metavar="SECONDS",
+        ),
+    ] = None,
+) -> bool:
+    """Fire again from now on; return whether it was paused.
 
     Fire times during the pause are recorded as PAUSED, or caught up if ``run_missed`` is set.
     ``pace`` sets the schedule's catch-up pace.
     """
-    with recorded("schedule.resume", by=by, reason=reason):
+    actor = current_actor()
+    with recorded("schedule.resume"):
         now, found = database_now(), locked(row)
         refuse_ended(found, "resumed")
         if found.status == RecurringStatus.ACTIVE:
-            return
+            return False
         check(found)
         passed = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
-        found.status, found.status_by, found.error = RecurringStatus.ACTIVE, by[:200], ""
+        found.status, found.status_by, found.error = RecurringStatus.ACTIVE, actor.by[:200], ""
         if pace is not None:
             found.catchup_pace = seconds("pace", pace)
         if run_missed:
@@ -370,20 +466,36 @@ def resume(
         else:
             ledger.write([passed] if passed else [])
             _plan(found, now)
-        found.status_reason, found.paused_at, found.paused_until = reason[:200], None, None
+        found.status_reason, found.paused_at, found.paused_until = actor.reason[:200], None, None
         keep(row, found, now)
+    return True
 
 
-def cancel(row: RecurringTask, *, reason: str = "", by: str = "") -> None:
+@operation(
+    Target.SCHEDULE,
+    title=_("End schedule permanently"),
+    help=_(
+        "It never fires again and cannot be resumed. Open tasks continue, and the ledger is kept."
+    ),
+    permission="pause_recurringtask",
+    reason=Reason.REQUIRED_IN_FORMS,
+    statuses=NOT_ENDED,
+    applies_to=~Q(status=RecurringStatus.CANCELLED),
+    counted="cancelled",
+    done=_("Ended permanently."),
+    summary=ngettext_lazy("Ended %(number)d schedule.", "Ended %(number)d schedules.", "number"),
+)
+def cancel(row: RecurringTask) -> None:
     """End the schedule permanently. Its open tasks still run. Does nothing if it has ended."""
-    with recorded("schedule.cancel", by=by, reason=reason):
+    actor = current_actor()
+    with recorded("schedule.cancel"):
         now, found = database_now(), locked(row)
         if found.status == RecurringStatus.CANCELLED:
             return
         found.status, found.status_reason, found.status_by = (
             RecurringStatus.CANCELLED,
-            reason[:200],
-            by[:200],
+            actor.reason[:200],
+            actor.by[:200],
         )
         found.next_run_at = found.paused_until = None
         keep(row, found, now)
@@ -414,14 +526,39 @@ _MOST = 1_000
 """The overrides of a schedule. Each of its ticks reads them all."""
 
 
+FireTime = Annotated[
+    datetime, Argument(_("Fire time"), INSTANT_HELP, positional=True, metavar="AT")
+]
+
+
+def _move_to_matches(given: Mapping[str, Any]) -> Mapping[str, str]:
+    if (given.get("action") == Action.MOVE) != bool(given.get("move_to")):
+        return {"move_to": gettext("Required with MOVE, and not allowed otherwise.")}
+    return {}
+
+
+@operation(
+    Target.SCHEDULE,
+    title=_("Override a fire time"),
+    help=_("Skip one fire time, move it, or add one that the timetable does not have."),
+    permission="pause_recurringtask",
+    reason=Reason.REQUIRED_IN_FORMS,
+    statuses=NOT_ENDED,
+    check=_move_to_matches,
+    counted="overridden",
+    done=_("Override saved: %(action)s for the fire time %(fire_time)s."),
+)
 def override(
     row: RecurringTask,
-    fire_time: datetime,
-    action: str,
+    fire_time: FireTime,
+    action: Annotated[
+        str,
+        Argument(_("Action"), choices=tuple((action.value, action.value) for action in Action)),
+    ],
     *,
-    move_to: datetime | None = None,
-    reason: str = "",
-    by: str = "",
+    move_to: Annotated[
+        datetime | None, Argument(_("Move to"), _("The new time of a fire time that is moved."))
+    ] = None,
 ) -> OccurrenceOverride:
     """SKIP a fire time, MOVE it to ``move_to``, or ADD one; replaces an earlier override of the
     same fire time.
@@ -438,7 +575,8 @@ def override(
         raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
     if move_to is not None:
         target = instant("move_to", move_to).astimezone(UTC)
-    with recorded("schedule.override", by=by, reason=reason) as entry:
+    actor = current_actor()
+    with recorded("schedule.override") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
@@ -451,8 +589,8 @@ def override(
             fire_time=when,
             action=action,
             move_to=target,
-            reason=reason[:200],
-            by=by[:200],
+            reason=actor.reason[:200],
+            by=actor.by[:200],
         )
         _overrides(found).bulk_create([created])
         entry.detail(override=[action, when, target])
@@ -460,15 +598,24 @@ def override(
     return created
 
 
-def withdraw_override(
-    row: RecurringTask, fire_time: datetime, *, by: str = "", reason: str = ""
-) -> bool:
+@operation(
+    Target.SCHEDULE,
+    name="remove_override",
+    title=_("Remove an override"),
+    help=_("The fire time follows the schedule again."),
+    permission="pause_recurringtask",
+    statuses=NOT_ENDED,
+    counted="withdrawn",
+    done=_("Override removed: %(fire_time)s follows the schedule again."),
+    unchanged=_("There was no override of %(fire_time)s."),
+)
+def withdraw_override(row: RecurringTask, fire_time: FireTime) -> bool:
     """Delete the override of a fire time; return False if there is none.
 
     Raises TransitionRefused if the fire time has passed.
     """
     when = instant("fire_time", fire_time).astimezone(UTC)
-    with recorded("schedule.remove_override", by=by, reason=reason) as entry:
+    with recorded("schedule.remove_override") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
         now, found = database_now(), locked(row)
         refuse_ended(found, "overridden")
@@ -580,7 +727,7 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
     most = tenant_quotas(tenant).runs_per_day
     if most is None:
         return
-    for _ in range(2):
+    for _day in range(2):
         first = agenda.next(after)
         if first is None:
             return

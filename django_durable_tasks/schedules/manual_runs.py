@@ -6,13 +6,15 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from django.db import IntegrityError, transaction
 from django.db.models import Case, Value, When
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf, ports
-from django_durable_tasks.audit import recorded
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import Action, CatchUpOrder, FireOutcome, Overlap, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
@@ -20,6 +22,13 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, Un
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.operations.operation import (
+    Argument,
+    ArgumentType,
+    OperationResult,
+    Target,
+    operation,
+)
 from django_durable_tasks.option_values import checked_count, checked_key, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
 from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
@@ -53,8 +62,32 @@ from django_durable_tasks.tasks.explanations import comment
 REQUEST_MAX = 150
 
 
+@operation(
+    Target.SCHEDULE,
+    name="run_now",
+    title=_("Run schedule now"),
+    help=_(
+        "It runs once in addition to its timetable, also if it is paused. The run is recorded as"
+        " MANUAL and not counted for max_runs, and the next fire time stays as it is."
+    ),
+    permission="trigger_recurringtask",
+    opens_tasks=True,
+    statuses=lifecycle.NOT_ENDED,
+    counted="created",
+    done=lambda task, **_told: gettext("Created task %s.") % task.pk,
+)
 def trigger_now(
-    row: RecurringTask, *, request_id: str | None = None, by: str = "", reason: str = ""
+    row: RecurringTask,
+    *,
+    request_id: Annotated[
+        str | None,
+        Argument(
+            _("Request id"),
+            _("A name for this run. Two calls with the same name run once."),
+            kind=ArgumentType.REQUEST_ID,
+            metavar="ID",
+        ),
+    ] = None,
 ) -> Task:
     """Create a run that starts now and return its Task; a repeated ``request_id`` (at most 150
     characters) returns the same task.
@@ -65,16 +98,18 @@ def trigger_now(
     TransitionRefused if the schedule has ended or the task of the request was deleted, and
     UniqueConflict if an open task has its unique key.
     """
+    registry.load_for(row.task)
     request = uuid.uuid4().hex if request_id is None else _checked(request_id)
+    actor = current_actor()
     try:
-        with recorded("schedule.run_now", by=by, reason=reason) as entry:
+        with recorded("schedule.run_now") as entry:
             entry.subject("schedule", row.pk, row.tenant_id)
             now, found = database_now(), locked(row)
             refuse_ended(found, "triggered")
             known = ledger.ledger().filter(recurring_task=found.pk, request_id=request).first()
             task_id = known.task_id if known else None
             if task_id is None:
-                task_id = _create(found, now, request, comment("", by, reason))
+                task_id = _create(found, now, request, comment("", actor.by, actor.reason))
                 entry.detail(task=task_id, request_id=request)
     except IntegrityError as taken:
         raise UniqueConflict(
@@ -103,7 +138,7 @@ def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uui
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # An operator requested this run, so it waits where the run of a fire time would be skipped.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
-    operator_actions.cancel(tables.tasks().filter(pk__in=verdict.replaces), reason="REPLACED")
+    operator_actions.cancel_with(tables.tasks().filter(pk__in=verdict.replaces), "REPLACED")
     edges.request_cancel_runs(workflow_runs().filter(pk__in=verdict.replaces), "REPLACED")
     new = tick_plan.occurrence_task(
         shared, planned, now, verdict, tick_plan.request_key(row.pk, request)
@@ -167,18 +202,72 @@ _INSTANT = timedelta(microseconds=1)
 T = TypeVar("T")
 
 
+def _backfilled(report: BackfillReport, **_told: Any) -> str:
+    parts = (
+        ngettext("Created %d task", "Created %d tasks", report.created) % report.created,
+        ngettext("replayed %d task", "replayed %d tasks", report.replayed) % report.replayed,
+        ngettext("left %d fire time unchanged", "left %d fire times unchanged", report.left)
+        % report.left,
+    )
+    return f"{', '.join(parts)}. {report.remark}".strip()
+
+
+def refuse_nothing(outcome: OperationResult) -> None:
+    """Raise TransitionRefused if a backfill has created and replayed no task."""
+    if not outcome.changed:
+        raise TransitionRefused(gettext("Nothing was changed. %s") % outcome.message)
+
+
+@operation(
+    Target.SCHEDULE,
+    title=_("Backfill schedule"),
+    help=_(
+        "Runs fire times of the past that have no run. A fire time that has run is not run twice."
+        " The timetable continues in parallel."
+    ),
+    permission="trigger_recurringtask",
+    opens_tasks=True,
+    statuses=lifecycle.NOT_ENDED,
+    counted=lambda report: {"created": report.created, "replayed": report.replayed},
+    done=_backfilled,
+)
 def backfill(
     row: RecurringTask,
-    start: datetime,
-    end: datetime,
+    start: Annotated[
+        datetime, Argument(_("Start"), lifecycle.INSTANT_HELP, positional=True, metavar="FROM")
+    ],
+    end: Annotated[
+        datetime,
+        Argument(_("End"), _("Included, and not in the future."), positional=True, metavar="TO"),
+    ],
     *,
     dry_run: bool = False,
-    reprocess: str = "NONE",
-    concurrency: int = 1,
-    order: str = "OLDEST",
-    limit: int = LIMIT,
-    by: str = "",
-    reason: str = "",
+    reprocess: Annotated[
+        str,
+        Argument(
+            _("Fire times that have run"),
+            _("Whether tasks of the range are replayed."),
+            choices=(
+                (Reprocess.NONE, _("leave them unchanged")),
+                (Reprocess.FAILED, _("replay failed tasks")),
+                (Reprocess.ALL, _("replay all ended tasks")),
+            ),
+        ),
+    ] = Reprocess.NONE,
+    concurrency: Annotated[
+        int, Argument(_("Concurrency"), _("How many tasks run at the same time."), minimum=1)
+    ] = 1,
+    order: Annotated[
+        str,
+        Argument(
+            _("Order"),
+            _("Which fire times run first."),
+            choices=tuple((order.value, order.value) for order in CatchUpOrder),
+        ),
+    ] = CatchUpOrder.OLDEST,
+    limit: Annotated[
+        int, Argument(_("Limit"), _("Refuse a range with more fire times."), minimum=1)
+    ] = LIMIT,
 ) -> BackfillReport:
     """Run the fire times in [start, end] (aware) of the current timetable that have no run; return
     a report.
@@ -194,6 +283,7 @@ def backfill(
     than ``limit`` (1 to 10,000) fire times, and UniqueConflict if the task's unique key is in use.
     After an error nothing is written.
     """
+    registry.load_for(row.task)
     first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
     mode, direction = (
         _choice("reprocess", reprocess, Reprocess),
@@ -201,7 +291,7 @@ def backfill(
     )
     checked_count("concurrency", concurrency, 1, MOST)
     checked_count("limit", limit, 1, MOST)
-    with recorded("schedule.backfill", by=by, reason=reason) as entry:
+    with recorded("schedule.backfill") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
         now = database_now()
         found = recurring().get(pk=row.pk) if dry_run else locked(row)
@@ -212,7 +302,7 @@ def backfill(
         steps = _steps(found, fires, entries, mode)
         if not dry_run:
             ordered = steps if direction == CatchUpOrder.OLDEST else steps[::-1]
-            done = _Backfill(found, now, concurrency, by, reason).carry_out(ordered, entries)
+            done = _Backfill(found, now, concurrency).carry_out(ordered, entries)
             steps = sorted(done, key=lambda one: one.fire_time)
             entry.detail(**_detail(first, last, steps))
         remark = _remark(found, first, last, any_fires=bool(steps))
@@ -340,10 +430,8 @@ def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
 class _Backfill:
     """The overlap keys of one backfill, and the writes of its transaction."""
 
-    def __init__(
-        self, row: RecurringTask, now: datetime, concurrency: int, by: str, reason: str
-    ) -> None:
-        self.row, self.now, self.by, self.reason = row, now, by, reason
+    def __init__(self, row: RecurringTask, now: datetime, concurrency: int) -> None:
+        self.row, self.now, self.actor = row, now, current_actor()
         self.template = tick_plan.template_of(row)
         self._overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
         self._taken = {
@@ -410,7 +498,7 @@ class _Backfill:
 
         Return the ids of the tasks to create.
         """
-        reason = comment("backfilled", self.by, self.reason)
+        reason = comment("backfilled", self.actor.by, self.actor.reason)
         entries, empty = [], {}
         for fire_time, task in created.items():
             entry, planned = known.get(fire_time), PlannedRun(fire_time, fire_time)
@@ -451,7 +539,7 @@ class _Backfill:
         for some in _bulks(steps):
             by_task = {one.task_id: places[one.fire_time] for one in some}
             these = tables.tasks().filter(pk__in=list(by_task))
-            operator_actions.replay_letters(these, by=self.by, reason=self.reason or "backfill")
+            operator_actions.replay(these, reason=self.actor.reason or "backfill")
             transitions.replay(these, "rerun")
             transitions.edit(these, run_at=_each(by_task, "run_at"))
             transitions.edit(

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import IntegrityError
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.operations.operation import (
+    OF_ALL_TENANTS,
+    Argument,
+    Target,
+    operation,
+)
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.schedules import lifecycle, writes
@@ -198,36 +205,67 @@ def _defaults() -> dict[str, Any]:
 # Apply --------------------------------------------------------------------------------------------
 
 
-def apply(*, prune: bool = False, adopt: bool = False, by: str = "sync") -> list[SyncStep]:
+@operation(
+    Target.INSTALLATION,
+    name="sync",
+    title=_("Sync declared schedules"),
+    help=_(
+        "Creates and changes the rows of schedules that code and settings declare, and pauses"
+        " schedules that are no longer declared."
+    ),
+    permission="",
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="the web process may run a different release than the deployed one",
+    counted=lambda steps: {"synced": sum(step.act not in NOTHING_DONE for step in steps)},
+)
+def apply(
+    *,
+    dry_run: bool = False,
+    prune: Annotated[
+        bool,
+        Argument(
+            _("Prune"),
+            _("End schedules that are no longer declared instead of pausing them."),
+        ),
+    ] = False,
+    adopt: Annotated[
+        bool,
+        Argument(
+            _("Adopt"),
+            _("Take over schedules of the same name that were not created by sync."),
+        ),
+    ] = False,
+) -> list[SyncStep]:
     """Write the declarations to the rows and return the steps performed; one transaction per
-    schedule.
+    schedule. A dry run returns the steps that it would perform.
 
     A schedule that cannot be written is returned with the act REFUSE and does not stop the others.
     Repeated or concurrent calls have the same result as one call.
     """
-    good, _ = declarations()
+    if dry_run:
+        return diff(prune=prune, adopt=adopt)
+    good, _problems = declarations()
     done = []
     for step in diff(prune=prune, adopt=adopt):
         performed = (
             step
             if step.act in NOTHING_DONE
-            else _do(step, good.get(step.name), prune=prune, adopt=adopt, by=by)
+            else _do(step, good.get(step.name), prune=prune, adopt=adopt)
         )
         done += [performed] if performed else []
     return done
 
 
 @retry_on_deadlock
-def _do(
-    step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool, by: str
-) -> SyncStep | None:
-    for _ in range(2):
+def _do(step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool) -> SyncStep | None:
+    for _try in range(2):
         try:
-            with recorded("installation.sync", by=by):
+            with acting(by=current_actor().by or "sync"), recorded("installation.sync"):
                 row = _rows().filter(name=step.name).select_for_update().first()
                 found = _step(step.name, declared, row, prune=prune, adopt=adopt)
                 if found is not None and found.act not in NOTHING_DONE:
-                    _write(found, declared, row, by)
+                    _write(found, declared, row)
                 return found
         except IntegrityError:
             continue  # a concurrent sync inserted the row: read it again
@@ -241,9 +279,9 @@ def _do(
     )
 
 
-def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None, by: str) -> None:
+def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None) -> None:
     if declared is None and row is not None:
-        _mark_undeclared(row, step.act, by)
+        _mark_undeclared(row, step.act)
     elif declared is not None:
         own = {
             "source": declared.source,
@@ -257,26 +295,27 @@ def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None,
                 column: declared.values.get(column, new)
                 for column, (_, new) in step.changes.items()
             }
-            _declare(row, given | own, by)
+            _declare(row, given | own)
 
 
-def _declare(row: RecurringTask, values: dict[str, Any], by: str) -> None:
+def _declare(row: RecurringTask, values: dict[str, Any]) -> None:
     ended = row.status == RecurringStatus.CANCELLED
     left = row.undeclared_at is not None and row.status_reason == UNDECLARED
     if left and ended:
+        by = current_actor().by
         values |= {"status": RecurringStatus.ACTIVE.value, "status_reason": "", "status_by": by}
     lifecycle.change(row, values)
     if left and not ended:
-        lifecycle.resume(row, by=by)
+        lifecycle.resume(row)
 
 
-def _mark_undeclared(row: RecurringTask, act: SyncAction, by: str) -> None:
+def _mark_undeclared(row: RecurringTask, act: SyncAction) -> None:
     row.undeclared_at = row.undeclared_at or database_now()
     writes.rewrite(row)
     if act == SyncAction.CANCEL:
-        lifecycle.cancel(row, reason=UNDECLARED, by=by)
+        lifecycle.cancel(row, reason=UNDECLARED)
     elif row.status == RecurringStatus.ACTIVE:
-        lifecycle.pause(row, reason=UNDECLARED, by=by)
+        lifecycle.pause(row, reason=UNDECLARED)
 
 
 def waiting(steps: Sequence[SyncStep]) -> str:

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from django.apps import apps
 from django.db import connections
 from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
+from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.audit import record_start
 from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
-from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.exceptions import EncryptionError, InvalidOption
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
+from django_durable_tasks.operations.operation import (
+    OF_ALL_TENANTS,
+    Argument,
+    Progress,
+    Target,
+    no_progress,
+    operation,
+)
 from django_durable_tasks.store import tables
 
 BATCH = 200
@@ -38,6 +48,64 @@ class RotationResult:
     changed: int = 0
     failed: int = 0
     error: str = ""
+
+
+@dataclass(slots=True)
+class KeyRotation:
+    """The progress of a rotation. ``remaining``: rows of each table with another key than the first
+    one. ``failed``: rows that could not be decrypted; ``error`` is the first reason.
+    """
+
+    remaining: dict[str, int]
+    changed: int = 0
+    failed: int = 0
+    error: str = ""
+
+
+@operation(
+    Target.INSTALLATION,
+    title=_("Rotate encryption keys"),
+    help=_(
+        "Encrypts stored values again with the first key of ENCRYPTION_KEYS, in batches, while the"
+        " service runs."
+    ),
+    permission="",
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it can change more rows than a web request has time for",
+    counted=lambda rotation: {"rotated": rotation.changed},
+)
+def rotate_keys(
+    *,
+    dry_run: bool = False,
+    include_plain: Annotated[
+        bool,
+        Argument(
+            _("Include plain rows"),
+            _("Encrypt rows that were stored before encryption was switched on."),
+        ),
+    ] = False,
+    progress: Progress = no_progress,
+) -> KeyRotation:
+    """Encrypt stored values with the first key.
+
+    Works in several transactions. The audit entry is written before the first one.
+    """
+    if current_key_id() is None:
+        raise InvalidOption("DURABLE_TASKS['ENCRYPTION_KEYS'] is empty: nothing is encrypted.")
+    found = KeyRotation(remaining())
+    if dry_run:
+        return found
+    record_start("installation.rotate_keys", key=current_key_id())
+    expected = sum(found.remaining.values())
+    passes = [rotate, *([encrypt_plain] if include_plain else [])]
+    for batch in (batch for rotation in passes for batch in rotation()):
+        found.changed += batch.changed
+        found.failed += batch.failed
+        found.error = found.error or batch.error
+        progress(f"{found.changed} of {max(expected, found.changed)}")
+    found.remaining = remaining()
+    return found
 
 
 def remaining() -> dict[str, int]:

@@ -9,25 +9,37 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import IntegrityError
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import recorded
-from django_durable_tasks.choices import LogStatus, Resolution, Status, TargetType
+from django_durable_tasks.audit import acting, current_actor, recorded
+from django_durable_tasks.choices import (
+    OPEN,
+    REPLAYABLE,
+    LogStatus,
+    Resolution,
+    Status,
+    TargetType,
+)
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.references import REFERS
 from django_durable_tasks.exceptions import EncryptionError, TransitionRefused
-from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, RequestKind, Task
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
-from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.operations.operation import Argument, Reason, Target, operation
+from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
 from django_durable_tasks.states import attempt_log, transitions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit
+from django_durable_tasks.tasks import requests
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode
 from django_durable_tasks.tasks.explanations import comment, done_by
 from django_durable_tasks.tasks.new_task import Call, check_options, limit_key, prepared_kwargs
@@ -38,6 +50,17 @@ from django_durable_tasks.tasks.options import CallOptions, call_options
 
 _BATCH = 1_000
 """Tasks per statement, because a statement has a limited number of parameters."""
+_NOT_STARTED = Q(status__in=sorted(OPEN - {Status.RUNNING}))
+_BY_OTHER_PAGES = "its pages show waiting tasks, and edit only the arguments of ended ones"
+_RUN_AT = Argument(_("Run at"), _("The earliest start."))
+_Args = Annotated[
+    Sequence[Any] | None,
+    Argument(_("Arguments"), _("A JSON list of the positional arguments.")),
+]
+_Kwargs = Annotated[
+    Mapping[str, Any] | None,
+    Argument(_("Keyword arguments"), _("A JSON object of the keyword arguments.")),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +75,93 @@ class TaskEdit:
     kwargs: Mapping[str, Any] | None = None
 
 
-@retry_on_deadlock
-def edit_waiting(
+@operation(
+    Target.TASKS,
+    title=_("Edit tasks"),
+    help=_("Tasks that have not started get other times, arguments, queues or priorities."),
+    permission="change_task",
+    applies_to=_NOT_STARTED,
+    not_in_admin=_BY_OTHER_PAGES,
+    counted="edited",
+    done=ngettext_lazy("Edited %(number)d task.", "Edited %(number)d tasks.", "number"),
+)
+def edit(
     queryset: TaskQuerySet,
-    change: TaskEdit,
     *,
-    by: str = "",
-    reason: str = "",
-    action: str = "edited",
+    run_at: Annotated[datetime | None, _RUN_AT] = None,
+    expires_at: Annotated[
+        datetime | None, Argument(_("Expires at"), _("The latest start."))
+    ] = None,
+    priority: Annotated[
+        int | None, Argument(_("Priority"), _("0 to 9, 9 first."), metavar="N")
+    ] = None,
+    queue: Annotated[
+        str | None, Argument(_("Queue"), _("The queue in which it runs."), metavar="QUEUE")
+    ] = None,
+    args: _Args = None,
+    kwargs: _Kwargs = None,
 ) -> int:
-    """Edit the tasks that have not started; return how many.
+    """Edit the tasks that have not started; None keeps a value. Return how many.
 
     Raises DurableTasksError for values that a new task could not have, before anything is written.
     The messages of QUEUED tasks become stale.
     """
-    with recorded(f"tasks.{_NAMES[action]}", by=by, reason=reason) as entry, tables.atomic():
+    return _edit(
+        queryset,
+        TaskEdit(
+            run_at=run_at,
+            expires_at=expires_at,
+            priority=priority,
+            queue=queue,
+            args=args,
+            kwargs=kwargs,
+        ),
+        "tasks.edit",
+        "edited",
+    )
+
+
+@operation(
+    Target.TASKS,
+    title=_("Reschedule tasks"),
+    help=_("Tasks that have not started run at another time."),
+    permission="change_task",
+    applies_to=_NOT_STARTED,
+    not_in_admin=_BY_OTHER_PAGES,
+    counted="rescheduled",
+    done=ngettext_lazy("Rescheduled %(number)d task.", "Rescheduled %(number)d tasks.", "number"),
+)
+def reschedule(queryset: TaskQuerySet, run_at: Annotated[datetime, _RUN_AT]) -> int:
+    """Move the tasks that have not started to another time (aware) that a new task could have;
+    return how many.
+
+    The messages of QUEUED tasks become stale.
+    """
+    return _edit(
+        queryset, TaskEdit(run_at=instant("run_at", run_at)), "tasks.reschedule", "rescheduled"
+    )
+
+
+def move(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
+    """Move the tasks that have not started to another time (aware), also to one after they expire;
+    return how many.
+
+    The statements are as many as for one task. The messages of QUEUED tasks become stale.
+    """
+    when = instant("run_at", run_at)
+    with acting(by=by, reason=reason), recorded("tasks.reschedule") as entry:
+        entry.detail(run_at=when)
+        transitions.return_to_pending(queryset, 0)
+        return transitions.edit(queryset, run_at=when, **_reason_change("rescheduled"))
+
+
+@retry_on_deadlock
+def _edit(queryset: TaskQuerySet, change: TaskEdit, name: str, action: str) -> int:
+    with recorded(name) as entry, tables.atomic():
         entry.detail(**_given(change))
         waiting = queryset.filter(status__in=transitions.WAITING).order_by("pk")
         ids = list(waiting.values_list("pk", flat=True))
-        more = {"reason": done_by(action, by, reason)} if by or reason else {}
+        more = _reason_change(action)
         batches = (ids[first : first + _BATCH] for first in range(0, len(ids), _BATCH))
         return sum(_edit_batch(batch, change, more) for batch in batches)
 
@@ -97,9 +188,6 @@ def _alike(
         name = json.dumps(values, sort_keys=True, default=str)
         groups.setdefault(name, ([], values))[0].append(key)
     return list(groups.values())
-
-
-_NAMES = {"edited": "edit", "rescheduled": "reschedule"}
 
 
 def _given(change: TaskEdit) -> dict[str, Any]:
@@ -197,30 +285,103 @@ def send_growth_signal(number: int) -> None:
     dead_letters_grew.send_robust(DeadLetter, number=number)
 
 
-@retry_on_deadlock
-def replay_letters(
-    queryset: TaskQuerySet,
-    *,
-    by: str,
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    reason: str = "",
-    operation: str = "tasks.replay",
-) -> list[uuid.UUID]:
+OPEN_LETTER = Q(open_task__isnull=False)
+_REPLAYED = ngettext_lazy("Replayed %(number)d task.", "Replayed %(number)d tasks.", "number")
+
+
+@operation(
+    Target.TASKS,
+    title=_("Replay tasks"),
+    help=_(
+        "Failed, cancelled, skipped and expired tasks run again now, and their dead letters are"
+        " closed. Failures and crashes are counted from zero."
+    ),
+    permission="retry_task",
+    opens_tasks=True,
+    applies_to=Q(status__in=REPLAYABLE),
+    only_if_chosen=Q(status=Status.CANCELLED),
+    left_out=ngettext_lazy(
+        "%(number)d CANCELLED task is left out: select it itself to replay it.",
+        "%(number)d CANCELLED tasks are left out: select them one by one to replay them.",
+        "number",
+    ),
+    group_by=("status", "name"),
+    counted="replayed",
+    done=_REPLAYED,
+)
+def replay(queryset: TaskQuerySet) -> list[uuid.UUID]:
     """Run ended tasks again under the same idempotency key; return their ids.
 
-    Both budgets are renewed, and open dead letters are closed. ``args`` and ``kwargs`` replace the
-    arguments of exactly one task. ``operation`` is the name in the audit entry. Raises
-    TransitionRefused if a newer open task owns one of the keys, and the errors of invalid
-    arguments.
+    Both budgets are renewed, and open dead letters are closed. Raises TransitionRefused if a newer
+    open task owns one of the keys.
+    """
+    return _replay(queryset, "tasks.replay", {})
+
+
+@operation(
+    Target.TASKS,
+    title=_("Replay with edited arguments"),
+    help=_(
+        "An ended task runs again now with other arguments, under the same idempotency key. Its"
+        " failures and crashes are counted from zero, and its dead letter is closed."
+    ),
+    permission="replay_deadletter",
+    opens_tasks=True,
+    applies_to=Q(status__in=REPLAYABLE),
+    counted="replayed",
+    done=_REPLAYED,
+)
+def replay_edited(
+    queryset: TaskQuerySet, *, args: _Args = None, kwargs: _Kwargs = None
+) -> list[uuid.UUID]:
+    """Run one ended task again with other arguments; None keeps the present ones, and without
+    any it may be several tasks.
+
+    Raises TransitionRefused as ``replay``, and the errors of invalid arguments.
     """
     changes = _changed_arguments(queryset, args, kwargs)
+    return _replay(queryset, "tasks.replay_edited" if changes else "tasks.replay", changes)
+
+
+@operation(
+    Target.DEAD_LETTERS,
+    name="replay",
+    title=_("Replay tasks"),
+    help=_(
+        "Failed tasks run again now, and their dead letters are closed. Failures and crashes are"
+        " counted from zero."
+    ),
+    permission="replay_deadletter",
+    opens_tasks=True,
+    applies_to=OPEN_LETTER,
+    group_by=("reason", "task__name"),
+    counted="replayed",
+    done=_REPLAYED,
+)
+def replay_letters(
+    letters: DeadLetterQuerySet,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[uuid.UUID]:
+    """Run the tasks of the open dead letters again, as ``replay`` and ``replay_edited`` do."""
+    found = letters.using(tables.database()).open().order_by().values("task_id")
+    queryset = tables.tasks().filter(pk__in=found)
+    changes = _changed_arguments(queryset, args, kwargs)
+    return _replay(queryset, "tasks.replay_edited" if changes else "dead_letters.replay", changes)
+
+
+@retry_on_deadlock
+def _replay(queryset: TaskQuerySet, name: str, changes: Mapping[str, Any]) -> list[uuid.UUID]:
+    actor = current_actor()
     try:
-        with recorded("tasks.replay_edited" if changes else operation, by=by, reason=reason):
+        with recorded(name):
             replayed, dependents = dependency_replay.replay(
-                queryset, done_by("replayed", by, reason), **changes
+                queryset, done_by("replayed", actor.by, actor.reason), **changes
             )
-            attempt_log.close_replayed_letters([*replayed, *dependents], by=by, reason=reason)
+            attempt_log.close_replayed_letters(
+                [*replayed, *dependents], by=actor.by, reason=actor.reason
+            )
     except IntegrityError as error:
         raise TransitionRefused(
             "A newer open task owns the key of one of these tasks: cancel it first."
@@ -241,21 +402,48 @@ def _changed_arguments(
     return arguments_columns(rows[0], new_args, new_kwargs)
 
 
+@operation(
+    Target.DEAD_LETTERS,
+    name="discard",
+    title=_("Discard dead letters"),
+    help=_("The dead letters are closed and their tasks stay FAILED."),
+    permission="discard_deadletter",
+    reason=Reason.REQUIRED,
+    applies_to=OPEN_LETTER,
+    counted="discarded",
+    done=ngettext_lazy(
+        "Discarded %(number)d dead letter.", "Discarded %(number)d dead letters.", "number"
+    ),
+)
 @retry_on_deadlock
-def discard_letters(letters: DeadLetterQuerySet, *, by: str, reason: str) -> int:
+def discard_letters(letters: DeadLetterQuerySet) -> int:
     """Close open dead letters without replaying their tasks, which remain FAILED."""
-    with recorded("dead_letters.discard", by=by, reason=reason) as entry:
+    actor = current_actor()
+    with recorded("dead_letters.discard") as entry:
         chosen = letters.using(tables.database()).open().order_by().values_list("pk", flat=True)
         these = attempt_log.dead_letters().open().filter(pk__in=list(chosen))
         # Locked first, so that the entry contains exactly the closed ones.
         rows = list(tables.locked_for_change(these).order_by("pk").values_list("pk", "tenant_id"))
         entry.several("dead letter", rows, {"resolution": ""}, {"resolution": "DISCARDED"})
         closed = attempt_log.dead_letters().filter(pk__in=[pk for pk, _tenant in rows])
-        return attempt_log.close_dead_letters(closed, Resolution.DISCARDED, by=by, reason=reason)
+        return attempt_log.close_dead_letters(
+            closed, Resolution.DISCARDED, by=actor.by, reason=actor.reason
+        )
 
 
-# They are called through ``ports.tasks``. Waiting tasks are changed at once. For RUNNING tasks a
-# cancellation is requested.
+# Waiting tasks are changed at once. For RUNNING tasks a cancellation is requested.
+
+
+def open_task_of(key: str, tenant: Any) -> TaskQuerySet:
+    """Return the open task that owns this key, or will own it after the caller's commit. Raises
+    InvalidOption.
+    """
+    checked_key("key", key)
+    tenant_id = getattr(tenant, "pk", tenant) or DEFAULT_TENANT_ID
+    next_owner = requests.next_owner(RequestKind.KEY, tenant_id, key)
+    if next_owner is not None:
+        return tables.tasks().filter(pk=next_owner.pk)
+    return tables.tasks().for_tenant(tenant_id).filter(open_key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,75 +461,102 @@ class Cancelled:
         return self.at_once + self.stop_requested
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
-    """How many waiting retries became due now, and which ended tasks run again."""
+def _cancelled(done: Cancelled, **_told: Any) -> str:
+    message = ngettext("Cancelled %d task.", "Cancelled %d tasks.", done.at_once) % done.at_once
+    if done.stop_requested:
+        message += " " + ngettext(
+            "Requested %d running task to stop.",
+            "Requested %d running tasks to stop.",
+            done.stop_requested,
+        ) % (done.stop_requested)
+    return message
 
-    released: int
-    replayed: list[uuid.UUID]
 
-
-@retry_on_deadlock
-def cancel(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> Cancelled:
+@operation(
+    Target.TASKS,
+    title=_("Cancel tasks"),
+    help=_(
+        "Waiting tasks are cancelled immediately and never run. Running tasks receive a request to"
+        " stop."
+    ),
+    permission="cancel_task",
+    applies_to=Q(status__in=OPEN, cancel_requested_at__isnull=True),
+    counted=lambda done: {"cancelled": done.at_once, "stop_requested": done.stop_requested},
+    done=_cancelled,
+)
+def cancel(queryset: TaskQuerySet) -> Cancelled:
     """Cancel waiting tasks and request the cancellation of RUNNING ones; ended tasks do not change.
 
-    The call may be repeated. ``by`` and ``reason`` are stored in the tasks.
+    The call may be repeated. User and reason are stored in the tasks.
     """
-    comment_text = reason if reason and not by else comment("CANCELLED", by, reason)
-    with recorded("tasks.cancel", by=by, reason=reason):
-        return Cancelled(
-            transitions.cancel(queryset, comment_text),
-            transitions.request_cancel(queryset, comment_text),
-        )
-
-
-def reschedule(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
-    """Move tasks that have not started to another time; return how many.
-
-    The messages of QUEUED tasks become stale.
-    """
-    with recorded("tasks.reschedule", by=by, reason=reason) as entry:
-        entry.detail(run_at=run_at)
-        transitions.return_to_pending(queryset, 0)
-        return transitions.edit(
-            queryset, run_at=run_at, **_reason_change("rescheduled", by, reason)
-        )
-
-
-def retry_now(queryset: TaskQuerySet, *, by: str = "", reason: str = "") -> int:
-    """Make waiting retries due now; return how many. Their budgets do not change."""
-    with recorded("tasks.retry", by=by, reason=reason):
-        return transitions.edit(
-            queryset.retrying(), due_at=tables.NOW, **_reason_change("retried", by, reason)
-        )
-
-
-def _reason_change(action: str, by: str, reason: str) -> dict[str, Any]:
-    return {"reason": done_by(action, by, reason)} if by or reason else {}
-
-
-def retry(queryset: TaskQuerySet, *, by: str, reason: str = "") -> Retried:
-    """Make waiting retries due now and replay ended tasks; other tasks do not change."""
-    with recorded("tasks.retry", by=by, reason=reason):
-        released = retry_now(queryset, by=by, reason=reason)
-        return Retried(released, replay_letters(queryset, by=by, reason=reason))
+    by, reason = current_actor().by, current_actor().reason
+    return cancel_with(queryset, reason if reason and not by else comment("CANCELLED", by, reason))
 
 
 @retry_on_deadlock
-def force_complete(queryset: TaskQuerySet, *, by: str, reason: str = "") -> list[uuid.UUID]:
+def cancel_with(queryset: TaskQuerySet, text: str) -> Cancelled:
+    """Cancel tasks as ``cancel`` does, with this text as their reason."""
+    with recorded("tasks.cancel"):
+        return Cancelled(
+            transitions.cancel(queryset, text), transitions.request_cancel(queryset, text)
+        )
+
+
+@operation(
+    Target.TASKS,
+    title=_("Retry tasks now"),
+    help=_("Tasks that wait for their next attempt run now. Their failures stay counted."),
+    permission="retry_task",
+    applies_to=Q(status=Status.PENDING, failures__gt=0),
+    group_by=("name",),
+    counted="released",
+    done=ngettext_lazy(
+        "Made %(number)d retry due now.", "Made %(number)d retries due now.", "number"
+    ),
+)
+def retry(queryset: TaskQuerySet) -> int:
+    """Make waiting retries due now; return how many. Their budgets do not change."""
+    with recorded("tasks.retry"):
+        return transitions.edit(queryset.retrying(), due_at=tables.NOW, **_reason_change("retried"))
+
+
+def _reason_change(action: str) -> dict[str, Any]:
+    text = done_by(action, current_actor().by, current_actor().reason)
+    return {"reason": text} if text else {}
+
+
+@operation(
+    Target.TASKS,
+    title=_("Force-complete tasks"),
+    help=_(
+        "The tasks become SUCCESS without running, and tasks that depend on them are released. A"
+        " function that is running continues, but its result is ignored."
+    ),
+    permission="force_complete_task",
+    reason=Reason.REQUIRED_IN_FORMS,
+    applies_to=~Q(status=Status.SUCCESS),
+    counted="completed",
+    done=ngettext_lazy(
+        "Force-completed %(number)d task.", "Force-completed %(number)d tasks.", "number"
+    ),
+)
+@retry_on_deadlock
+def force_complete(queryset: TaskQuerySet) -> list[uuid.UUID]:
     """Set tasks to SUCCESS without running them; return their ids.
 
-    A log entry contains ``by`` and ``reason``, and open dead letters are closed. Dependents that
-    were skipped because of these tasks wait again.
+    A log entry contains user and reason, and open dead letters are closed. Dependents that were
+    skipped because of these tasks wait again.
     """
+    by, reason = current_actor().by, current_actor().reason
     completed = comment("completed", by, reason)
-    with recorded("tasks.force_complete", by=by, reason=reason):
+    reason = reason or completed
+    with recorded("tasks.force_complete"):
         open_or_failed = queryset.exclude(status=Status.SUCCESS)
         dependency_replay.hold(open_or_failed)
         rows = list(open_or_failed.order_by("pk"))
         done = set(transitions.force_complete(queryset, completed))
         returned = dependency_replay.revive_below(done)
-        outcome = Outcome(kind=EndingKind.SUCCEEDED, error=reason or completed)
+        outcome = Outcome(kind=EndingKind.SUCCEEDED, error=reason)
         for row in rows:
             # Without the run id, a task function that still runs does not find this success as its
             # own.
@@ -354,8 +569,6 @@ def force_complete(queryset: TaskQuerySet, *, by: str, reason: str = "") -> list
             ]
         )
         letters = attempt_log.dead_letters().filter(task_id__in=done)
-        attempt_log.close_dead_letters(
-            letters, Resolution.DISCARDED, by=by, reason=reason or completed
-        )
-        attempt_log.close_replayed_letters(returned, by=by, reason=reason or completed)
+        attempt_log.close_dead_letters(letters, Resolution.DISCARDED, by=by, reason=reason)
+        attempt_log.close_replayed_letters(returned, by=by, reason=reason)
     return sorted(done)

@@ -13,8 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.audit import record_start
 from django_durable_tasks.choices import OPEN, TERMINAL, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
@@ -30,8 +32,16 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
+from django_durable_tasks.operations.operation import (
+    OF_ALL_TENANTS,
+    Progress,
+    Target,
+    no_progress,
+    operation,
+)
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation
 from django_durable_tasks.targets import endpoints
 from django_durable_tasks.tasks import batches
@@ -389,6 +399,34 @@ def _prune_full(full: QuerySet[LimitBucket]) -> int:
         )
         LimitBucket.objects.using(tables.database()).filter(pk__in=scopes).delete()
     return len(scopes)
+
+
+@operation(
+    Target.INSTALLATION,
+    name="prune",
+    title=_("Delete ended tasks"),
+    help=_("Deletes ended tasks after their retention, in batches. The leader does so regularly."),
+    permission="",
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it can delete more rows than a web request has time for",
+    counted=lambda deleted: {"deleted": deleted} if isinstance(deleted, int) else {},
+)
+def prune_all(*, dry_run: bool = False, progress: Progress = no_progress) -> int | dict[str, int]:
+    """Delete ended tasks after their retention; return how many, in a dry run by status.
+
+    Works in several transactions. The audit entry is written before the first one.
+    """
+    now, size = database_now(), conf.settings().BATCH_SIZE
+    if dry_run:
+        return prunable(now)
+    record_start("installation.prune")
+    deleted, positions = 0, PruningPositions()
+    while (number := prune(now, size, positions)) > 0:
+        deleted += number
+        if number == size:
+            progress(f"{deleted} deleted")
+    return deleted
 
 
 def prunable(now: datetime) -> dict[str, int]:

@@ -9,19 +9,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from django.contrib.auth import get_user_model
 from django.db.models import Q
+from django.utils.translation import gettext, ngettext_lazy
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, StaffTenant, Tenant, TenantQuota
 from django_durable_tasks.models.tenants import ApiKeyQuerySet, StaffTenantQuerySet
+from django_durable_tasks.operations.operation import Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import ReceivedTime
+from django_durable_tasks.store.clock import ReceivedTime, estimated_now
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.tenants import quotas
 from django_durable_tasks.tenants.values import (
@@ -68,6 +71,9 @@ class IssuedKey:
     row: ApiKey
     text: str
 
+    def __str__(self) -> str:
+        return self.row.prefix
+
 
 def api_keys() -> ApiKeyQuerySet:
     """Return a queryset of all keys, without the guard against writes."""
@@ -75,21 +81,56 @@ def api_keys() -> ApiKeyQuerySet:
     return found.unguarded()
 
 
+_KEYS_BY_OPERATORS = "a key must not create keys with more scopes"
+
+
+@operation(
+    Target.TENANT,
+    name="create_api_key",
+    title=_("Create an API key"),
+    help=_(
+        "Creates a key for the HTTP API. To rotate a key, create a second one of the same name and"
+        " revoke the first one when all clients use the second."
+    ),
+    permission="add_apikey",
+    not_in_api=_KEYS_BY_OPERATORS,
+    confirm=False,
+    counted="created",
+    done=_("Created the API key %(value)s. It is shown only once."),
+)
 def create_key(
     tenant: Tenant,
-    name: str,
-    scopes: Collection[str],
+    name: Annotated[str, Argument(_("Name"), _("What uses the key."), metavar="NAME")] = "",
+    scopes: Annotated[
+        str | Collection[str],
+        Argument(
+            _("Scopes"),
+            _("What the key may do, separated by commas: %s.") % ", ".join(ApiScope),
+            metavar="SCOPES",
+        ),
+    ] = "read,create",
     *,
-    now: datetime,
-    expires_at: datetime | None = None,
-    mode: str = KeyMode.LIVE,
-    by: str = "",
-    reason: str = "",
+    expires_at: Annotated[
+        datetime | None,
+        Argument(_("Expires at"), _("When the key becomes invalid. If empty, it does not expire.")),
+    ] = None,
+    mode: Annotated[
+        str,
+        Argument(
+            _("Mode"),
+            _("Part of the prefix, to distinguish the keys of a test system."),
+            choices=tuple((mode.value, mode.value) for mode in KeyMode),
+        ),
+    ] = KeyMode.LIVE.value,
+    now: datetime | None = None,
 ) -> IssuedKey:
     """Create a key. Raises InvalidOption, or TransitionRefused if the name has two live keys.
 
     The tenant's row is locked, so that two calls at the same time do not create a third key.
     """
+    now, actor = now or estimated_now(), current_actor()
+    if isinstance(scopes, str):
+        scopes = [scope.strip() for scope in scopes.split(",") if scope.strip()]
     checked = _checked_scopes(scopes)
     if len(checked_key("name", name)) > _NAME_MAX:
         raise InvalidOption(f"name={name!r}: give at most {_NAME_MAX} characters.")
@@ -99,7 +140,7 @@ def create_key(
         raise InvalidOption(f"expires_at={expires_at.isoformat()} is in the past.")
     identifier = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
     text = composed(KeyMode(mode), identifier, secrets.token_urlsafe(32))
-    with recorded("tenant.create_api_key", by=by, reason=reason) as entry:
+    with recorded("tenant.create_api_key") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
         existing = api_keys().for_tenant(tenant).filter(name=name).live(now)
@@ -115,8 +156,8 @@ def create_key(
             digest=digest_of(text),
             scopes=checked,
             expires_at=expires_at,
-            created_by=by[:200],
-            reason=reason[:500],
+            created_by=actor.by[:200],
+            reason=actor.reason[:500],
         )
         entry.changed("API key", row.pk, {}, _values_of(row), tenant.pk)
     return IssuedKey(row, text)
@@ -137,22 +178,32 @@ def _checked_scopes(scopes: Collection[str]) -> list[str]:
     return [scope.value for scope in ApiScope if scope in set(scopes)]
 
 
+@operation(
+    Target.API_KEYS,
+    name="revoke",
+    title=_("Revoke API keys"),
+    help=_("Requests with these keys are refused from now on, or from a later time."),
+    permission="revoke_apikey",
+    not_in_api=_KEYS_BY_OPERATORS,
+    counted="revoked",
+    done=ngettext_lazy("Revoked %(number)d API key.", "Revoked %(number)d API keys.", "number"),
+)
 def revoke_key(
     keys: ApiKeyQuerySet,
     *,
-    now: datetime,
-    at: datetime | None = None,
-    by: str = "",
-    reason: str = "",
+    at: Annotated[
+        datetime | None, Argument(_("At"), _("When the keys become invalid. If empty, now."))
+    ] = None,
 ) -> int:
     """Revoke the live keys of a queryset now, or at a later time; return how many."""
+    now, actor = estimated_now(), current_actor()
     end = max(at, now) if at is not None else now
-    with recorded("api_keys.revoke", by=by, reason=reason) as entry:
+    with recorded("api_keys.revoke") as entry:
         these = tables.locked_for_change(keys.using(tables.database()).unguarded().live(now))
         rows = list(these.order_by("pk").values_list("pk", "tenant_id"))
         entry.several("API key", rows, {}, {"revoked_at": end})
         found = api_keys().filter(pk__in=[pk for pk, _tenant in rows])
-        return found.update(revoked_at=end, revoked_by=by[:200], reason=reason[:500])
+        return found.update(revoked_at=end, revoked_by=actor.by[:200], reason=actor.reason[:500])
 
 
 class VerifiedKey(NamedTuple):
@@ -237,7 +288,7 @@ def record_key_use(row: ApiKey, now: datetime) -> None:
 
 
 # A superuser and a user who was never limited see all tenants. A user whose last assignment was
-# removed sees none. Only ``allow_all`` ends the limit.
+# removed sees none. Only ``all_tenants`` of ``unassign_staff`` ends the limit.
 
 
 def assignments() -> StaffTenantQuerySet:
@@ -287,7 +338,26 @@ def _why_all(user: Any, is_assigned: bool) -> str:
     return "superuser, assignments have no effect" if is_assigned else "superuser"
 
 
-def assign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
+_BY_OPERATORS = "an operator decides which tenants a user sees"
+Username = Annotated[
+    str, Argument(_("User name"), _("A staff user who is no superuser."), metavar="USER")
+]
+
+
+@operation(
+    Target.TENANT,
+    title=_("Assign a staff user"),
+    help=_(
+        "The user sees and changes only the tenants assigned to them, in the admin and in the"
+        " HTTP API. A user who was never limited sees all tenants."
+    ),
+    permission="add_stafftenant",
+    not_in_api=_BY_OPERATORS,
+    confirm=False,
+    counted="assigned",
+    done=_("%(username)s is limited to %(subject)s and the other tenants assigned to this user."),
+)
+def assign_staff(tenant: Tenant, username: Username) -> int:
     """Limit a staff user to this tenant and to those assigned before; return 0 if nothing changed.
 
     Raises InvalidOption if there is no such staff user, or if the user is a superuser, who cannot
@@ -298,7 +368,7 @@ def assign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "
         raise InvalidOption(f"username={username!r}: there is no staff user with this name.")
     if user.is_superuser:
         raise InvalidOption(f"username={username!r} is a superuser, who sees all tenants.")
-    with recorded("tenant.assign_staff", by=by, reason=reason) as entry:
+    with recorded("tenant.assign_staff") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
         if assignments().filter(user_key=str(user.pk), tenant_id=tenant.pk).exists():
@@ -307,8 +377,8 @@ def assign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "
             user_key=str(user.pk),
             username=username[:200],
             tenant_id=tenant.pk,
-            assigned_by=by[:200],
-            reason=reason[:500],
+            assigned_by=current_actor().by[:200],
+            reason=current_actor().reason[:500],
         )
         # After the insert, so that the user is limited at every moment.
         assignments().filter(user_key=str(user.pk), tenant__isnull=True).delete()
@@ -321,25 +391,58 @@ def _user(username: str) -> Any:
     return users._default_manager.filter(**{users.USERNAME_FIELD: username}).first()
 
 
-def unassign_staff(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
-    """Remove the assignment of a user to this tenant; return 0 if there was none.
+def _unassigned(
+    _done: int, subject: Tenant, username: str, all_tenants: bool = False, **_told: Any
+) -> str:
+    if all_tenants:
+        return gettext("%(user)s sees all tenants.") % {"user": username}
+    text = gettext("%(user)s is not assigned to %(tenant)s and stays limited.")
+    return text % {"user": username, "tenant": subject.slug}
+
+
+@operation(
+    Target.TENANT,
+    title=_("Remove a staff user"),
+    help=_(
+        "The user stays limited to the other assigned tenants. Without any of them the user sees"
+        " no tenant."
+    ),
+    permission="delete_stafftenant",
+    not_in_api=_BY_OPERATORS,
+    confirm=False,
+    counted="removed",
+    done=_unassigned,
+)
+def unassign_staff(
+    tenant: Tenant,
+    username: Username,
+    *,
+    all_tenants: Annotated[
+        bool,
+        Argument(
+            _("Removed users see all tenants"),
+            _("Ends the limit: the user sees all tenants, whatever was assigned."),
+        ),
+    ] = False,
+) -> int:
+    """Remove the assignment of a user to this tenant, or with ``all_tenants`` the limit itself;
+    return 0 if there was none.
 
     The user stays limited: the row remains without its tenant. The name may be the present one of
     the user or the one at the time of the assignment.
     """
-    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+    if all_tenants:
+        return _allow_all_tenants(tenant, username)
+    with recorded("tenant.unassign_staff") as entry:
         done = _of(username).filter(tenant_id=tenant.pk).update(tenant=None)
         if done:
             entry.changed("tenant", tenant.pk, {"staff": username}, {}, tenant.pk)
     return done
 
 
-def allow_all_tenants(tenant: Tenant, username: str, *, by: str = "", reason: str = "") -> int:
-    """Let a limited user see all tenants; return 0 if the user is not limited.
-
-    The audit entry is about ``tenant``, from which the user was removed last.
-    """
-    with recorded("tenant.unassign_staff", by=by, reason=reason) as entry:
+def _allow_all_tenants(tenant: Tenant, username: str) -> int:
+    # The audit entry is about ``tenant``, from which the user was removed last.
+    with recorded("tenant.unassign_staff") as entry:
         slugs = list(
             _of(username).exclude(tenant=None).order_by("pk").values_list("tenant__slug", flat=True)
         )

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import registry
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, BulkKind, BulkOperation, Tenant
@@ -43,15 +43,13 @@ def bulk_operations() -> BulkOperationQuerySet:
     return found.unguarded()
 
 
-def start(
-    tenant: Tenant, kind: BulkKind, which: TaskFilter, *, by: str = "", reason: str = ""
-) -> BulkOperation:
+def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     """Create an operation and the task that performs it.
 
     Raises TransitionRefused if the tenant has 10 operations that have not ended.
     """
     until = which.end_id or uuid.UUID(int=2**128 - 1)
-    with recorded(f"tasks.bulk_{kind.lower()}", by=by, reason=reason) as entry:
+    with recorded(f"tasks.bulk_{kind.lower()}") as entry:
         tables.locked_for_change(Tenant.objects.using(tables.database()).filter(pk=tenant.pk)).get()
         started = bulk_operations().filter(tenant_id=tenant.pk, completed_at__isnull=True)
         if started.count() >= _STARTED_MAX:
@@ -63,8 +61,8 @@ def start(
             tenant_id=tenant.pk,
             kind=kind,
             filters=which.stored(),
-            created_by=by[:200],
-            reason=reason[:500],
+            created_by=current_actor().by[:200],
+            reason=current_actor().reason[:500],
         )
         call = Call(
             registry.get(BULK_OPERATION_TASK),
@@ -162,8 +160,8 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
     """Change these tasks together; one by one if one of them is refused."""
     if row.kind == BulkKind.CANCEL:
         these = tables.tasks().filter(pk__in=ids)
-        by, reason = row.created_by, row.reason
-        return _Applied(operator_actions.cancel(these, by=by, reason=reason).total)
+        with acting(by=row.created_by, reason=row.reason):
+            return _Applied(operator_actions.cancel(these).total)
     try:
         applied = _Applied(_replayed(row, ids))
     except TransitionRefused:
@@ -175,8 +173,8 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
 
 def _replayed(row: BulkOperation, ids: list[uuid.UUID]) -> int:
     these = tables.tasks().filter(pk__in=ids)
-    with tables.atomic():
-        return len(operator_actions.replay_letters(these, by=row.created_by, reason=row.reason))
+    with tables.atomic(), acting(by=row.created_by, reason=row.reason):
+        return len(operator_actions.replay(these))
 
 
 def _one_by_one(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:

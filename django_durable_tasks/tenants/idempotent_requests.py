@@ -231,7 +231,7 @@ def create_with_answer(
     if task.has_key:
         return None
     row = transitions.row_at(task, now)
-    answer, recorder = answer_of(row), AuditRecorder("task.create", "", "")
+    answer, recorder = answer_of(row), AuditRecorder("task.create")
     recorder.created_task(row)
     request = asdict(identity)
     parameters = {

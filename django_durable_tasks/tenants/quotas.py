@@ -6,14 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import connections
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
 from django_durable_tasks.limits.config import limits_in_force
@@ -28,8 +29,10 @@ from django_durable_tasks.models import (
     TenantRequests,
 )
 from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
+from django_durable_tasks.operations.operation import Argument, Target, operation
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.tenants.values import (
     NUMBERS,
@@ -81,29 +84,92 @@ def tenant_quotas(tenant: Tenant) -> Quotas:
     return quotas_of(given)
 
 
+def _number(label: Any, text: Any) -> Argument:
+    return Argument(label, text, minimum=0, metavar="N")
+
+
+@operation(
+    Target.TENANT,
+    title=_("Set quotas"),
+    help=_(
+        "Limits what a tenant may create through the HTTP API. Quotas that are not given keep"
+        " their values. How many of its tasks run at the same time or start in a period is set by"
+        " the limit of the scope tenant:ID."
+    ),
+    permission="set_tenantquota",
+    not_in_api="an operator sets the quotas of tenants",
+    confirm=False,
+    counted="set",
+    done=_("Set the quotas of %(subject)s."),
+)
 def set_quotas(
-    tenant: Tenant, values: Mapping[str, Any], *, now: datetime, by: str = "", reason: str = ""
+    tenant: Tenant,
+    *,
+    open_tasks: Annotated[
+        int | None, _number(_("Open tasks"), _("The most tasks that have not ended."))
+    ] = None,
+    recurring_tasks: Annotated[
+        int | None,
+        _number(_("Recurring tasks"), _("The most recurring tasks that are not cancelled.")),
+    ] = None,
+    runs_per_day: Annotated[
+        int | None,
+        _number(
+            _("Runs of a recurring task in a day"),
+            _("The most fire times of one recurring task in a day."),
+        ),
+    ] = None,
+    calendars: Annotated[int | None, _number(_("Calendars"), _("The most calendars."))] = None,
+    payload_bytes: Annotated[
+        int | None,
+        _number(_("Bytes of the arguments"), _("The largest arguments of one task, as JSON.")),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        Argument(
+            _("Requests"),
+            _("Requests to the HTTP API in a period: 600/m, 10/s."),
+            metavar="RATE",
+        ),
+    ] = None,
+    reset: Annotated[
+        bool,
+        Argument(_("Reset"), _("Quotas that are not given get the values of the setting QUOTAS.")),
+    ] = False,
 ) -> None:
-    """Set the quotas in ``values``; None restores the value of QUOTAS. Raises InvalidOption."""
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        if name == REQUESTS:
-            request_rate_of(value)
-            checked[name] = value or ""
-        elif name in NUMBERS:
-            checked[name] = number_of(name, value)
-        else:
-            quotas_of({name: value})
+    """Set the quotas that are given; with ``reset`` the others get the values of QUOTAS. Raises
+    InvalidOption.
+    """
+    numbers = {
+        "open_tasks": open_tasks,
+        "recurring_tasks": recurring_tasks,
+        "runs_per_day": runs_per_day,
+        "calendars": calendars,
+        "payload_bytes": payload_bytes,
+    }
+    checked: dict[str, Any] = {
+        name: number_of(name, value)
+        for name, value in numbers.items()
+        if reset or value is not None
+    }
+    if reset or requests is not None:
+        request_rate_of(requests)
+        checked[REQUESTS] = requests or ""
     if tenant.pk == DEFAULT_TENANT_ID and set(checked) - {REQUESTS}:
         raise InvalidOption(
             f"tenant={tenant.slug!r}: the default tenant has only the quota {REQUESTS!r}. Give each"
             " customer a tenant of its own."
         )
-    with recorded("tenant.set_quotas", by=by, reason=reason) as entry:
+    actor = current_actor()
+    with recorded("tenant.set_quotas") as entry:
         row = _locked(tenant)
         before = {name: getattr(row, name) for name in checked}
         quota_rows().filter(pk=tenant.pk).update(
-            **checked, creations_left=0, set_by=by[:200], reason=reason[:500], set_at=now
+            **checked,
+            creations_left=0,
+            set_by=actor.by[:200],
+            reason=actor.reason[:500],
+            set_at=estimated_now(),
         )
         entry.changed("tenant", tenant.pk, before, checked, tenant.pk)
 

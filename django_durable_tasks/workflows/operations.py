@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Exists, F, OuterRef, Q
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import AuditRecorder, recorded
+from django_durable_tasks.audit import AuditRecorder, current_actor, recorded
 from django_durable_tasks.choices import (
     OPEN,
     TERMINAL,
@@ -27,6 +28,14 @@ from django_durable_tasks.dependencies.joins import PlannedEdge
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
+from django_durable_tasks.operations.operation import (
+    Argument,
+    ArgumentType,
+    Mode,
+    Reason,
+    Target,
+    operation,
+)
 from django_durable_tasks.option_values import chosen
 from django_durable_tasks.states import attempt_log, transitions
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching
@@ -111,47 +120,31 @@ class GraphOperation:
                 self.stop_requested.update(left)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedOperation:
-    """What the audit entry of an operation contains in addition to its changes.
-
-    ``subject``: type, id and tenant of its object; None for a set of tasks.
-    """
-
-    name: str
-    by: str
-    reason: str
-    subject: tuple[str, uuid.UUID, int] | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[AuditRecorder]:
-        """Record the changes of the block."""
-        with recorded(self.name, by=self.by, reason=self.reason) as entry:
-            if self.subject is not None:
-                entry.subject(*self.subject)
-            yield entry
-
-
-def audited(
-    name: str, by: str, reason: str, row: Task | WorkflowRun | None = None
-) -> AuditedOperation:
-    """Return what the entry of an operation on this object, or on a set of tasks, contains."""
-    if row is None:
-        return AuditedOperation(name=name, by=by, reason=reason)
-    kind = "task" if isinstance(row, Task) else "workflow run"
-    return AuditedOperation(name=name, by=by, reason=reason, subject=(kind, row.pk, row.tenant_id))
+@contextmanager
+def _recorded(name: str, row: Task | WorkflowRun | None) -> Iterator[AuditRecorder]:
+    """Record the changes of an operation on this object; None for a set of tasks."""
+    with recorded(name) as entry:
+        if row is not None:
+            kind = "task" if isinstance(row, Task) else "workflow run"
+            entry.subject(kind, row.pk, row.tenant_id)
+        yield entry
 
 
 def carry_out(
-    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, *, dry_run: bool
+    act: Callable[[GraphOperation], None],
+    name: str,
+    row: Task | WorkflowRun | None = None,
+    *,
+    dry_run: bool,
 ) -> GraphReport:
     """Execute ``act`` and everything that follows from it in one transaction; with ``dry_run``,
     roll back.
 
-    Both return the same report. Raises the errors of ``act``. Retries after a deadlock.
+    ``name`` and ``row`` are the operation and its object in the audit entry. Both return the same
+    report. Raises the errors of ``act``. Retries after a deadlock.
     """
     try:
-        return _once(act, entry_of, dry_run)
+        return _once(act, name, row, dry_run)
     except OperationalError as error:
         if dry_run and code_of(error) in LOCK_TIMEOUTS:
             raise TransitionRefused(
@@ -162,9 +155,12 @@ def carry_out(
 
 @retry_on_deadlock
 def _once(
-    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+    act: Callable[[GraphOperation], None],
+    name: str,
+    row: Task | WorkflowRun | None,
+    dry_run: bool,
 ) -> GraphReport:
-    with watching(preview=dry_run) as watch, _transaction(entry_of, dry_run) as entry:
+    with watching(preview=dry_run) as watch, _transaction(name, row, dry_run) as entry:
         operation = GraphOperation(watch)
         with _lock_timeout(dry_run):
             act(operation)
@@ -178,13 +174,15 @@ def _once(
 
 
 @contextmanager
-def _transaction(entry_of: AuditedOperation, dry_run: bool) -> Iterator[AuditRecorder | None]:
+def _transaction(
+    name: str, row: Task | WorkflowRun | None, dry_run: bool
+) -> Iterator[AuditRecorder | None]:
     """Open the transaction, and record what it changes unless it is a preview."""
     if dry_run:
         with tables.atomic():
             yield None
         return
-    with entry_of.recorded() as entry:
+    with _recorded(name, row) as entry:
         yield entry
 
 
@@ -295,9 +293,12 @@ def in_parts(found: Iterable[T]) -> Iterator[list[T]]:
 # Operations on graphs: cancel, retry, force, approve, reject, hold, and changes of edges; each
 # with a dry run.
 #
-# Every operation takes ``by`` (who), ``reason`` (why) and ``dry_run``. It returns a report of the
-# tasks that it changed, including everything that follows. A dry run rolls back and returns the
-# same report. Called by the admin and the command line.
+# Every operation returns a report of the tasks that it changed, including everything that follows.
+# A dry run rolls back and returns the same report.
+
+
+def _counts(report: GraphReport) -> dict[str, int]:
+    return {"changed": len(report.changes), "stop_requested": len(report.stop_requested)}
 
 
 _FAILED = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
@@ -314,16 +315,26 @@ class RetryMode(StrEnum):
 # Cancel -------------------------------------------------------------------------------------------
 
 
-def cancel_workflow(
-    run: WorkflowRun, *, by: str, reason: str = "", dry_run: bool = False
-) -> GraphReport:
+@operation(
+    Target.WORKFLOW,
+    name="cancel",
+    title=_("Cancel the workflow"),
+    help=_(
+        "Waiting tasks of the run and of its sub-workflows are cancelled immediately and never run."
+        " Running tasks receive a request to stop."
+    ),
+    permission="cancel_workflowrun",
+    sweeps=True,
+    counted=_counts,
+)
+def cancel_workflow(run: WorkflowRun, *, dry_run: bool = False) -> GraphReport:
     """Cancel a run and all runs inside it: waiting tasks at once, RUNNING ones are requested to
     stop.
 
     First, a separate transaction flags the runs, so that none of them is extended any more. A run
     whose tasks have all ended is not changed.
     """
-    why = comment("CANCELLED", by, reason)
+    why = _comment("CANCELLED")
     if not dry_run:
         _stop_growth(run, why)
 
@@ -331,17 +342,23 @@ def cancel_workflow(
         open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
         operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
 
-    entry_of = audited("workflow_run.cancel", by, reason, run)
-    report = carry_out(act, entry_of, dry_run=dry_run)
+    report = carry_out(act, _CANCEL_RUN, run, dry_run=dry_run)
     if not dry_run and not report.total:
-        _finish_cancel(run, entry_of, why)
+        _finish_cancel(run, why)
     return report
 
 
-def _finish_cancel(run: WorkflowRun, entry_of: AuditedOperation, why: str) -> None:
+_CANCEL_RUN = "workflow_run.cancel"
+
+
+def _comment(action: str) -> str:
+    return comment(action, current_actor().by, current_actor().reason)
+
+
+def _finish_cancel(run: WorkflowRun, why: str) -> None:
     """Clear the flags if no task was changed because of them; else the leader has changed some."""
     if _reached(run, why):
-        with entry_of.recorded() as entry:
+        with _recorded(_CANCEL_RUN, run) as entry:
             entry.detail(cancel_requested=True)
         return
     flagged = workflow_runs().open().filter(pk__in=_run_ids(run), reason=why)
@@ -384,12 +401,24 @@ def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
     return sorted(found)
 
 
-def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    title=_("Cancel this branch"),
+    help=_(
+        "The task and all tasks that depend on it are cancelled. Running tasks receive a request"
+        " to stop."
+    ),
+    permission="cancel_workflowrun",
+    sweeps=True,
+    counted=_counts,
+)
+def cancel_branch(task: Task, *, dry_run: bool = False) -> GraphReport:
     """Cancel a task and all direct and indirect dependents; RUNNING ones are requested to stop."""
-    why = comment("CANCELLED", by, reason)
+    why = _comment("CANCELLED")
     return carry_out(
         lambda operation: operation.cancel(below([task.pk]), why),
-        audited("task.cancel_branch", by, reason, task),
+        "task.cancel_branch",
+        task,
         dry_run=dry_run,
     )
 
@@ -397,9 +426,43 @@ def cancel_branch(task: Task, *, by: str, reason: str = "", dry_run: bool = Fals
 # Run again ----------------------------------------------------------------------------------------
 
 
-def retry_workflow(
-    run: WorkflowRun, mode: str, *, by: str, reason: str = "", dry_run: bool = False
-) -> GraphReport:
+@operation(
+    Target.WORKFLOW,
+    name="replay",
+    title=_("Replay the workflow"),
+    help=_(
+        "Ended tasks of the run and of its sub-workflows run again under the same idempotency keys."
+        " Failures and crashes are counted from zero."
+    ),
+    permission="retry_workflowrun",
+    opens_tasks=True,
+    sweeps=True,
+    modes=(
+        Mode(
+            name=RetryMode.FAILED,
+            title=_("Failed only"),
+            help=_(
+                "Tasks that failed, expired or were cancelled run again, and tasks that were"
+                " skipped because of them."
+            ),
+        ),
+        Mode(
+            name=RetryMode.FAILED_AND_DOWNSTREAM,
+            title=_("Failed and downstream"),
+            help=_(
+                "Tasks that failed, expired or were cancelled run again, and all tasks that depend"
+                " on them, including successful ones."
+            ),
+        ),
+        Mode(
+            name=RetryMode.ALL,
+            title=_("All"),
+            help=_("All ended tasks run again, including successful ones."),
+        ),
+    ),
+    counted=_counts,
+)
+def retry_workflow(run: WorkflowRun, mode: str, *, dry_run: bool = False) -> GraphReport:
     """Run tasks of a run, and of the runs inside it, again; an ended or cancelled run is opened
     again.
 
@@ -418,16 +481,26 @@ def retry_workflow(
                 f"No task of {run} failed, expired or was cancelled: there is nothing to retry."
             )
         if kind == RetryMode.FAILED:
-            operator_actions.replay_letters(failed, by=by, reason=reason)
+            operator_actions.replay(failed)
         elif kind == RetryMode.ALL:
-            _again(these.filter(status__in=TERMINAL), by, reason)
+            _again(these.filter(status__in=TERMINAL))
         else:
-            _again(_with_below(failed), by, reason)
+            _again(_with_below(failed))
 
-    return _run_again(act, audited("workflow_run.replay", by, reason, run), dry_run)
+    return _run_again(act, "workflow_run.replay", run, dry_run)
 
 
-def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    name="replay_from",
+    title=_("Replay from here"),
+    help=_("The ended task and all tasks that depend on it run again, including successful ones."),
+    permission="retry_workflowrun",
+    opens_tasks=True,
+    sweeps=True,
+    counted=_counts,
+)
+def retry_from(task: Task, *, dry_run: bool = False) -> GraphReport:
     """Run an ended task again with everything that depends on it, including successful tasks.
 
     Raises TransitionRefused if it has not ended, or if a task downstream is RUNNING.
@@ -439,9 +512,9 @@ def retry_from(task: Task, *, by: str, reason: str = "", dry_run: bool = False) 
             raise TransitionRefused(
                 f"Task {row.pk} is {row.status}: only an ended task runs again."
             )
-        _again(_with_below(tables.tasks().filter(pk=row.pk)), by, reason)
+        _again(_with_below(tables.tasks().filter(pk=row.pk)))
 
-    return _run_again(act, audited("task.replay_from", by, reason, task), dry_run)
+    return _run_again(act, "task.replay_from", task, dry_run)
 
 
 def _with_below(selected: TaskQuerySet) -> TaskQuerySet:
@@ -449,17 +522,21 @@ def _with_below(selected: TaskQuerySet) -> TaskQuerySet:
     return tables.tasks().filter(pk__in=sorted(keys))
 
 
-def _again(selected: TaskQuerySet, by: str, reason: str) -> None:
+def _again(selected: TaskQuerySet) -> None:
+    actor = current_actor()
     ids = list(selected.values_list("pk", flat=True))
-    returned = replay.again(ids, done_by("replayed", by, reason))
-    attempt_log.close_replayed_letters(returned, by=by, reason=reason)
+    returned = replay.again(ids, done_by("replayed", actor.by, actor.reason))
+    attempt_log.close_replayed_letters(returned, by=actor.by, reason=actor.reason)
 
 
 def _run_again(
-    act: Callable[[GraphOperation], None], entry_of: AuditedOperation, dry_run: bool
+    act: Callable[[GraphOperation], None],
+    name: str,
+    row: Task | WorkflowRun | None,
+    dry_run: bool,
 ) -> GraphReport:
     try:
-        return carry_out(act, entry_of, dry_run=dry_run)
+        return carry_out(act, name, row, dry_run=dry_run)
     except IntegrityError as taken:
         raise TransitionRefused(
             f"A newer open task or run owns a key of one of these: {taken}"
@@ -469,38 +546,57 @@ def _run_again(
 # Force --------------------------------------------------------------------------------------------
 
 
-def force_complete(
-    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
-) -> GraphReport:
+@operation(
+    Target.TASKS,
+    name="force_complete_in_graph",
+    title=_("Force-complete tasks of workflows"),
+    help=_("The tasks become SUCCESS without running, and tasks that depend on them are released."),
+    not_in_api="tasks.force_complete has the same effect on one task",
+    permission="force_workflowrun",
+    reason=Reason.REQUIRED_IN_FORMS,
+    counted=_counts,
+)
+def force_complete(tasks: TaskQuerySet, *, dry_run: bool = False) -> GraphReport:
     """Set tasks to SUCCESS without running them.
 
     Their dependents are released, and tasks that were skipped because of them wait again.
     """
     return _run_again(
-        lambda _: _some(operator_actions.force_complete(tasks, by=by, reason=reason)),
-        audited("tasks.force_complete_in_graph", by, reason),
+        lambda _operation: _some(operator_actions.force_complete(tasks)),
+        "tasks.force_complete_in_graph",
+        None,
         dry_run,
     )
 
 
-def force_run(
-    tasks: TaskQuerySet, *, by: str, reason: str = "", dry_run: bool = False
-) -> GraphReport:
+@operation(
+    Target.TASKS,
+    title=_("Force-run tasks"),
+    help=_(
+        "BLOCKED and SKIPPED tasks run now, without waiting for dependencies, approvals and holds."
+    ),
+    permission="force_workflowrun",
+    opens_tasks=True,
+    reason=Reason.REQUIRED_IN_FORMS,
+    counted=_counts,
+)
+def force_run(tasks: TaskQuerySet, *, dry_run: bool = False) -> GraphReport:
     """Run BLOCKED and SKIPPED tasks now, regardless of their upstreams and gates.
 
     Tasks that were skipped because of them wait again. Raises TransitionRefused if none of the
     tasks is BLOCKED or SKIPPED.
     """
+    actor = current_actor()
 
     def act(operation: GraphOperation) -> None:
-        forced, returned = replay.force_run(tasks, comment("forced", by, reason), by=by)
+        forced, returned = replay.force_run(tasks, _comment("forced"), by=actor.by)
         if not forced:
             raise TransitionRefused(
                 "None of these tasks is BLOCKED or SKIPPED: there is nothing to force."
             )
-        attempt_log.close_replayed_letters([*forced, *returned], by=by, reason=reason)
+        attempt_log.close_replayed_letters([*forced, *returned], by=actor.by, reason=actor.reason)
 
-    return _run_again(act, audited("tasks.force_run", by, reason), dry_run)
+    return _run_again(act, "tasks.force_run", None, dry_run)
 
 
 def _some(done: Collection[uuid.UUID]) -> None:
@@ -513,107 +609,178 @@ def _some(done: Collection[uuid.UUID]) -> None:
 # Gates --------------------------------------------------------------------------------------------
 
 
-def approve(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    title=_("Approve"),
+    help=_("The task that waits for an approval runs when all other dependencies are met."),
+    permission="approve_taskdependency",
+    counted=_counts,
+)
+def approve(task: Task, *, dry_run: bool = False) -> GraphReport:
     """Open the approval that a task waits for. Raises TransitionRefused if it waits for none."""
-    return _at_gate(
-        task,
-        lambda: edit.open_gate(task.pk, Gate.APPROVAL, by=by, reason=reason),
-        comment("approved", by),
-        audited("task.approve", by, reason, task),
-        dry_run,
-    )
+    return _open_gate(task, Gate.APPROVAL, "approved", "task.approve", dry_run)
 
 
-def reject(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    title=_("Reject"),
+    help=_(
+        "The task that waits for an approval will not run. Tasks that depend on it are skipped or"
+        " fail, as their policy says."
+    ),
+    permission="approve_taskdependency",
+    reason=Reason.REQUIRED_IN_FORMS,
+    counted=_counts,
+)
+def reject(task: Task, *, dry_run: bool = False) -> GraphReport:
     """Cancel a task that waits for an approval; a replay waits for it again.
 
     Raises TransitionRefused if it waits for none.
     """
+    actor = current_actor()
 
     def act(operation: GraphOperation) -> None:
         gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
         transitions.lock_rows(sorted(below([task.pk])))
-        if not gates.update(outcome="REJECTED", resolved_by=by[:200], comment=reason[:500]):
+        if not gates.update(
+            outcome="REJECTED", resolved_by=actor.by[:200], comment=actor.reason[:500]
+        ):
             raise TransitionRefused(f"Task {task.pk} waits for no {Gate.APPROVAL}.")
-        operation.cancel([task.pk], comment("REJECTED", by, reason))
+        operation.cancel([task.pk], _comment("REJECTED"))
 
-    return carry_out(act, audited("task.reject", by, reason, task), dry_run=dry_run)
+    return carry_out(act, "task.reject", task, dry_run=dry_run)
 
 
-def hold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    title=_("Hold"),
+    help=_("The task, which has not started, waits until its hold is ended."),
+    permission="approve_taskdependency",
+    counted=_counts,
+)
+def hold(task: Task, *, dry_run: bool = False) -> GraphReport:
     """Let a task that has not started wait for ``unhold``.
 
     Raises TransitionRefused if it has started or is held already.
     """
+    actor = current_actor()
 
-    def act() -> None:
-        if not edit.place_gate(task.pk, Gate.HOLD, by=by, reason=reason):
+    def act(operation: GraphOperation) -> None:
+        if not edit.place_gate(task.pk, Gate.HOLD, by=actor.by, reason=actor.reason):
             raise TransitionRefused(f"Task {task.pk} is held already.")
+        operation.named[task.pk] = _comment("held")
 
-    entry_of = audited("task.hold", by, reason, task)
-    return _at_gate(task, act, comment("held", by, reason), entry_of, dry_run)
+    return carry_out(act, "task.hold", task, dry_run=dry_run)
 
 
-def unhold(task: Task, *, by: str, reason: str = "", dry_run: bool = False) -> GraphReport:
+@operation(
+    Target.TASK,
+    title=_("End the hold"),
+    help=_("The task runs when all other dependencies are met."),
+    permission="approve_taskdependency",
+    counted=_counts,
+)
+def unhold(task: Task, *, dry_run: bool = False) -> GraphReport:
     """End the hold of a task. Raises TransitionRefused if it is not held."""
-    return _at_gate(
-        task,
-        lambda: edit.open_gate(task.pk, Gate.HOLD, by=by, reason=reason),
-        comment("released", by),
-        audited("task.unhold", by, reason, task),
-        dry_run,
-    )
+    return _open_gate(task, Gate.HOLD, "released", "task.unhold", dry_run)
 
 
-def _at_gate(
-    task: Task, act: Callable[[], Any], what: str, entry_of: AuditedOperation, dry_run: bool
-) -> GraphReport:
-    def named(operation: GraphOperation) -> None:
-        act()
-        operation.named[task.pk] = what
+def _open_gate(task: Task, gate: Gate, action: str, name: str, dry_run: bool) -> GraphReport:
+    actor = current_actor()
 
-    return carry_out(named, entry_of, dry_run=dry_run)
+    def act(operation: GraphOperation) -> None:
+        edit.open_gate(task.pk, gate, by=actor.by, reason=actor.reason)
+        operation.named[task.pk] = comment(action, actor.by)
+
+    return carry_out(act, name, task, dry_run=dry_run)
 
 
 # Edges --------------------------------------------------------------------------------------------
 
 
+_TYPES = (
+    (DependencyType.MUST_SUCCEED, _("MUST_SUCCEED: it must end as SUCCESS")),
+    (DependencyType.MUST_FINISH, _("MUST_FINISH: it must end in any status")),
+    (DependencyType.MUST_FAIL, _("MUST_FAIL: it must end as FAILED")),
+)
+_POLICIES = (
+    ("", _("the task's own policy")),
+    (OnUpstreamFailure.SKIP, _("SKIP: the task is skipped")),
+    (OnUpstreamFailure.FAIL, _("FAIL: the task fails")),
+    (OnUpstreamFailure.WAIT, _("WAIT: the task continues to wait")),
+    (OnUpstreamFailure.RUN, _("RUN: the task runs anyway")),
+)
+Upstream = Annotated[
+    Task,
+    Argument(_("Depends on"), _("The id of the upstream task."), kind=ArgumentType.TASK_ID),
+]
+
+
+@operation(
+    Target.DEPENDENCY,
+    name="add",
+    title=_("Add a dependency"),
+    help=_(
+        "A task that has not started waits for another one. A dependency that would close a cycle"
+        " is refused with its path."
+    ),
+    permission="add_taskdependency",
+    counted=_counts,
+)
 def add_edge(
     task: Task,
-    upstream: Task,
-    kind: str,
+    upstream: Upstream,
+    type: Annotated[
+        str,
+        Argument(_("Type"), _("How the upstream task must end."), required=True, choices=_TYPES),
+    ] = DependencyType.MUST_SUCCEED,
     *,
-    by: str,
-    reason: str = "",
-    policy: str | None = None,
+    policy: Annotated[
+        str | None,
+        Argument(
+            _("Otherwise"),
+            _("What happens to the task if the upstream task ends otherwise."),
+            choices=_POLICIES,
+        ),
+    ] = None,
     dry_run: bool = False,
 ) -> GraphReport:
-    """Let a task that has not started wait for ``upstream``; ``kind`` is MUST_SUCCEED, MUST_FINISH
+    """Let a task that has not started wait for ``upstream``; ``type`` is MUST_SUCCEED, MUST_FINISH
     or MUST_FAIL.
 
     ``policy`` overrides the task's policy for an upstream that ends otherwise. Raises
     DependencyCycle with the path, InvalidDependency, InvalidOption or TransitionRefused.
     """
+    actor = current_actor()
     edge = PlannedEdge(
         upstream=upstream.pk,
-        kind=chosen("kind", kind, DependencyType),
-        policy=None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure),
+        kind=chosen("kind", type, DependencyType),
+        policy=chosen("on_upstream_failure", policy, OnUpstreamFailure) if policy else None,
     )
 
     def act(operation: GraphOperation) -> None:
-        if not edit.link(task.pk, {upstream.pk: edge}, by=by, reason=reason):
+        planned = {upstream.pk: edge}
+        if not edit.link(task.pk, planned, by=actor.by, reason=actor.reason):
             raise InvalidDependency(
                 f"Task {task.pk} waits for {upstream.pk} already, by {edge.kind}."
             )
         operation.named[task.pk] = f"waits for {upstream.step or upstream.name} by {edge.kind}"
         operation.resolve_again.add(upstream.pk)
 
-    return carry_out(act, audited("dependency.add", by, reason, task), dry_run=dry_run)
+    return carry_out(act, "dependency.add", task, dry_run=dry_run)
 
 
-def remove_edge(
-    task: Task, upstream: Task, *, by: str, reason: str = "", dry_run: bool = False
-) -> GraphReport:
+@operation(
+    Target.DEPENDENCY,
+    name="remove",
+    title=_("Remove the dependency"),
+    help=_(
+        "The task no longer waits for the other one. It runs when all other dependencies are met."
+    ),
+    permission="delete_taskdependency",
+    counted=_counts,
+)
+def remove_edge(task: Task, upstream: Upstream, *, dry_run: bool = False) -> GraphReport:
     """Delete an edge of a BLOCKED task, which runs if nothing else blocks it.
 
     Raises InvalidDependency if the edge does not exist, and TransitionRefused if the task is not
@@ -626,11 +793,9 @@ def remove_edge(
                 f"Task {task.pk} does not wait for task {upstream.pk}: there is no such edge."
             )
         edit.unlink(task.pk, [upstream.pk])
-        operation.named[task.pk] = comment(
-            f"no longer waits for {upstream.step or upstream.name}", by, reason
-        )
+        operation.named[task.pk] = _comment(f"no longer waits for {upstream.step or upstream.name}")
 
-    return carry_out(act, audited("dependency.remove", by, reason, task), dry_run=dry_run)
+    return carry_out(act, "dependency.remove", task, dry_run=dry_run)
 
 
 def _row(task: Task) -> Task:

@@ -50,8 +50,13 @@ SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
 
 def test_imports_are_at_the_top() -> None:
     apps = [file for file in python_files(PACKAGE) if name_of(file).endswith("/apps.py")]
-    without = LAZY | {name_of(file) for file in apps}
-    expect_none(findings(conventions.inner_imports, python_files(PACKAGE, without=without)))
+    checked = [
+        file
+        for file in python_files(PACKAGE, without=LAZY | {name_of(file) for file in apps})
+        # Public methods of models import the capability that they call, which imports the models.
+        if not name_of(file).startswith(f"{PACKAGE}/models/")
+    ]
+    expect_none(findings(conventions.inner_imports, checked))
     expect_none(findings(conventions.imports_outside_ready, apps))
 
 

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from django_durable_tasks.callbacks import signing_secrets
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.contrib.notifications.operations import secrets_of_setting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations import tenants
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
@@ -43,9 +42,9 @@ def create_settings(origin: str, folder: Path) -> str:
             _FLAGS[one.status]: True,
         }
         row: NotificationSetting = deliveries.create_setting(name=one.setting, **values)
-        secrets[path] = secrets_of_setting(row, by="chaos").secrets
+        secrets[path] = deliveries.secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
-    found = tenants.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
+    found = signing_secrets.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
     secrets["/callbacks"] = found.secrets
     (folder / SECRETS).write_text(json.dumps(secrets))
     return url

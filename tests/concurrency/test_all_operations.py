@@ -63,7 +63,7 @@ def _sweep(dice: random.Random) -> None:
 def _operate(dice: random.Random) -> None:
     operations: list[Callable[[], Any]] = [
         lambda: operator_actions.cancel(_some(dice), by="bob"),
-        lambda: operator_actions.replay_letters(_some(dice), by="bob"),
+        lambda: operator_actions.replay(_some(dice), by="bob"),
         lambda: operator_actions.discard_letters(
             DeadLetter.objects.filter(task__in=_some(dice)), by="bob", reason=""
         ),

@@ -118,6 +118,6 @@ def test_starts_and_endings_of_one_task_do_not_block_another() -> None:
 
 def test_an_operator_who_locks_one_task_does_not_block_a_claim() -> None:
     failed, waiting = a_task(Status.FAILED), many_tasks(3)
-    with _open(lambda: operator_actions.replay_letters(question(failed), by="bob")):
+    with _open(lambda: operator_actions.replay(question(failed), by="bob")):
         assert set(_elsewhere(_claim)) == {row.pk for row in waiting}
     assert Task.objects.pending().count() == 1

@@ -92,7 +92,7 @@ def _force_run(row: Task) -> None:
 
 
 def _replay(row: Task) -> None:
-    assert operator_actions.replay_letters(question(row), by="ann") == []
+    assert operator_actions.replay(question(row), by="ann") == []
 
 
 def _replay_above(row: Task) -> None:
@@ -106,7 +106,7 @@ def _replay_above(row: Task) -> None:
         outcome="FAILED",
         met=True,
     )
-    operator_actions.replay_letters(question(above), by="ann")
+    operator_actions.replay(question(above), by="ann")
 
 
 def _same_key(row: Task) -> Any:

@@ -124,9 +124,7 @@ def test_a_start_and_a_cancel_leave_the_task_cancelled_or_running_with_a_cancel_
 def test_dead_letters_of_one_task_are_opened_and_closed_once() -> None:
     for _ in range(ROUNDS):
         row = a_task(Status.FAILED)
-        answers = no_errors(
-            race([partial(operator_actions.replay_letters, question(row), by="bob")] * 3)
-        )
+        answers = no_errors(race([partial(operator_actions.replay, question(row), by="bob")] * 3))
         assert sorted(map(len, answers)) == [0, 0, 1]
         assert row.dead_letters.count() == 1
         row.refresh_from_db()
@@ -140,7 +138,7 @@ def test_a_replay_and_a_discard_close_the_dead_letter_once() -> None:
         no_errors(
             race(
                 [
-                    partial(operator_actions.replay_letters, question(row), by="bob"),
+                    partial(operator_actions.replay, question(row), by="bob"),
                     partial(operator_actions.discard_letters, letters, by="eve", reason=""),
                 ]
             )

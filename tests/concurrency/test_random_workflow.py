@@ -113,9 +113,9 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
             low, high = these[0], these[3]
             choices: list[Callable[[], Any]] = [
                 partial(operator_actions.cancel, these, by="bob"),
-                partial(operator_actions.replay_letters, these, by="bob"),
+                partial(operator_actions.replay, these, by="bob"),
                 partial(
-                    operator_actions.replay_letters,
+                    operator_actions.replay,
                     Task.objects.filter(status__in=REPLAYABLE),
                     by="bob",
                 ),
@@ -139,7 +139,7 @@ def _release_all() -> None:
         edit.open_gate(row.task_id, str(row.gate), by="bob")
     for row in Task.objects.filter(status__in=REPLAYABLE):
         try:
-            operator_actions.replay_letters(Task.objects.filter(pk=row.pk), by="bob")
+            operator_actions.replay(Task.objects.filter(pk=row.pk), by="bob")
         except DurableTasksError:
             continue  # its upstream is replayed together with another one of these
 

@@ -88,7 +88,7 @@ def _operate(dice: random.Random) -> None:
     ended = list(Task.objects.filter(status__in=REPLAYABLE).order_by("?")[:1])
     operations: list[Callable[[], Any]] = [
         lambda: operator_actions.cancel(question(*rows), by="bob"),
-        lambda: operator_actions.replay_letters(question(*ended), by="bob"),
+        lambda: operator_actions.replay(question(*ended), by="bob"),
         lambda: operator_actions.discard_letters(
             DeadLetter.objects.filter(task__in=rows), by="bob", reason=""
         ),

@@ -89,7 +89,7 @@ def test_an_edge_added_between_the_read_and_the_locks_of_a_replay_is_blocked_aga
         return found
 
     monkeypatch.setattr(replay, "_with_all_below", looked)
-    operator_actions.replay_letters(question(up), by="anna")
+    operator_actions.replay(question(up), by="anna")
     assert linked
     assert list(
         TaskDependency.objects.filter(depends_on=up.pk).values_list("outcome", flat=True)
@@ -201,7 +201,7 @@ def test_a_cause_is_replayed_while_its_consequences_are_still_being_resolved() -
                 resolve.resolve_endings(2)
 
         def replay(rows: list[Task] = rows) -> None:
-            operator_actions.replay_letters(question(rows[0]), by="bob")
+            operator_actions.replay(question(rows[0]), by="bob")
 
         no_errors(race([cascade, cascade, replay, cascade]))
         resolve_all()
@@ -265,7 +265,7 @@ def test_a_body_that_adds_tasks_may_race_with_locks_on_its_dependents() -> None:
                 by="bob",
             ),
             partial(
-                operator_actions.replay_letters,
+                operator_actions.replay,
                 Task.objects.filter(pk__in=[up.pk, body.task_id, low.pk]),
                 by="bob",
             ),
@@ -290,7 +290,7 @@ def test_endings_are_counted_once_by_concurrent_processes() -> None:
                 runs.count_endings(2)
 
         replay = partial(
-            operator_actions.replay_letters,
+            operator_actions.replay,
             Task.objects.filter(pk__in=[row.pk for row in rows[4:6]]),
             by="bob",
         )
@@ -325,7 +325,7 @@ def test_a_run_is_not_complete_if_an_ending_is_counted_before_an_older_replay() 
         run = wf.start()
         fail(of(run, "a"))
         resolve_all()
-        operator_actions.replay_letters(question(of(run, "a")), by="bob")
+        operator_actions.replay(question(of(run, "a")), by="bob")
         succeed(of(run, "a"))
         no_errors(race([partial(runs.count_endings, 1)] * 3))
         resolve_all()

@@ -15,14 +15,9 @@ from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, Options
 from django_durable_tasks.contrib.api.tenants import SigningSecretAnswer
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
+from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.contrib.notifications.operations import (
-    CHANGE,
-    CREATE,
-    DELETE,
-    secrets_of_setting,
-)
 from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.values import ApiScope
@@ -98,7 +93,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     lookup_url_kwarg = "notification_setting_id"
     lookup_value_converter = "int"
     targets = (Target.NOTIFICATION_SETTING,)
-    performed = (CHANGE, DELETE)
+    performed = (deliveries.change_setting, deliveries.delete_setting)
     operates = ApiScope.NOTIFICATIONS
     operation_answer = NotificationTestAnswer
 
@@ -108,33 +103,43 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
             raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
         return super().rows()
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(CREATE,), body=NewNotificationSettingBody)
+    @endpoint(
+        scope=ApiScope.NOTIFICATIONS,
+        operations=(deliveries.create_setting,),
+        body=NewNotificationSettingBody,
+    )
     def create(self, request: Request) -> Response:
         """Create a setting. Events that match it are sent from now on."""
         self.rows()
         given = {"reason": "", **self.valid()}
 
         def act() -> StoredAnswer:
-            row = CREATE.perform(self.caller.tenant, by=self.caller.name, **given).value
+            row = deliveries.create_setting.perform(
+                self.caller.tenant, by=self.caller.name, **given
+            ).value
             location = address_of("notification-setting-detail", notification_setting_id=row.pk)
             return self.changed(row, 201, Location=location)
 
         return self.write(act)
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(CHANGE,), body=NotificationSettingEditBody)
+    @endpoint(
+        scope=ApiScope.NOTIFICATIONS,
+        operations=(deliveries.change_setting,),
+        body=NotificationSettingEditBody,
+    )
     def partial_update(self, request: Request, notification_setting_id: int) -> Response:
         """Change the setting."""
         self.rows()
         return self.edit_with(
-            lambda row, given: CHANGE.perform(
+            lambda row, given: deliveries.change_setting.perform(
                 row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
             )
         )
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(DELETE,))
+    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(deliveries.delete_setting,))
     def destroy(self, request: Request, notification_setting_id: int) -> Response:
         """Delete the setting; return it as it was. Messages that were not sent are not sent."""
-        return self.delete_with(DELETE)
+        return self.delete_with(deliveries.delete_setting)
 
     def result(self, done: OperationResult) -> dict[str, Any]:
         """Return the task that sends the test message."""
@@ -152,7 +157,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
         self.require_scope(ApiScope.SECRETS)
 
         def act() -> StoredAnswer:
-            found = secrets_of_setting(self.find(), by=self.caller.name)
+            found = deliveries.secrets_of_setting(self.find(), by=self.caller.name)
             return StoredAnswer(200, SigningSecretAnswer.shown(found))
 
         return self.write(act)

@@ -26,6 +26,7 @@ from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Body
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
 from django_durable_tasks.operations.operation import (
+    OPERATIONS,
     REASON_HELP,
     Argument,
     ArgumentType,
@@ -34,7 +35,6 @@ from django_durable_tasks.operations.operation import (
     Reason,
     Target,
 )
-from django_durable_tasks.operations.registry import OPERATIONS
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import charge_open_tasks
 from django_durable_tasks.tenants.values import ApiScope

@@ -32,10 +32,8 @@ from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, addres
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.operations import schedules
 from django_durable_tasks.operations.operation import OperationResult, Target
-from django_durable_tasks.operations.schedules import DELETE, SAVE
-from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules import calendars, lifecycle
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
 from django_durable_tasks.schedules.misfires import BackfillReport
@@ -258,7 +256,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
         return self.write(act, self.before)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(schedules.CANCEL,))
+    @endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
     def destroy(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """End the recurring task permanently and release its name. Its tasks and its ledger are
         kept, and it is deleted when none of them is left.
@@ -267,7 +265,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         def act() -> StoredAnswer:
             row = self.find()
             if row.status != RecurringStatus.CANCELLED:
-                schedules.CANCEL.perform(row, by=self.caller.name, reason="")
+                lifecycle.cancel.perform(row, by=self.caller.name, reason="")
             lifecycle.release_name(row.name, self.tenant_id)
             return self.changed(self.find())
 
@@ -375,7 +373,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         return found
 
     def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keywords of SAVE."""
+        """Return the keywords of calendars.upsert."""
         found = {name: given[name] for name in ("description", "working_days") if name in given}
         if "days" in given:
             found["days"] = [
@@ -390,7 +388,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
     @endpoint(
         scope=ApiScope.SCHEDULES,
         permissions=("add_calendar",),
-        operations=(SAVE,),
+        operations=(calendars.upsert,),
         body=NewCalendarBody,
     )
     def create(self, request: Request) -> Response:
@@ -401,7 +399,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
             name = given["name"]
             if self.rows().filter(name=name).exists():
                 raise Problem(problems.CONFLICT, f"The tenant has a calendar named {name!r}.")
-            done = SAVE.perform(name, **self._values(given))
+            done = calendars.upsert.perform(name, **self._values(given))
             charge(self.caller.tenant, "calendars")
             row = self.rows().get(pk=done.value.pk)
             return self.changed(
@@ -410,14 +408,16 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
 
         return self.write(act)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(SAVE,), body=CalendarEditBody)
+    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.upsert,), body=CalendarEditBody)
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
         return self.edit_with(
-            lambda row, given: SAVE.perform(row.name, revision=row.revision, **self._values(given))
+            lambda row, given: calendars.upsert.perform(
+                row.name, revision=row.revision, **self._values(given)
+            )
         )
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(DELETE,))
+    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.delete,))
     def destroy(self, request: Request, calendar_id: int) -> Response:
         """Delete the calendar, unless a schedule uses it; return it as it was."""
-        return self.delete_with(DELETE)
+        return self.delete_with(calendars.delete)

@@ -16,7 +16,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
-from django_durable_tasks.audit import recorded
+from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
@@ -64,14 +64,12 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.models.tasks import first_uuid7_of
-from django_durable_tasks.operations import tasks
 from django_durable_tasks.operations.operation import Operation, Target
-from django_durable_tasks.operations.tasks import CANCEL, EDIT, REPLAY
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import created_so_far
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
 from django_durable_tasks.tenants import bulk_operations
@@ -176,7 +174,11 @@ class TaskEditBody(Options):
 
     class Meta(Options.Meta):
         model = Task
-        options = tuple(field.name for field in EDIT.fields if field.name not in ("args", "kwargs"))
+        options = tuple(
+            field.name
+            for field in operator_actions.edit.fields
+            if field.name not in ("args", "kwargs")
+        )
         counts = COUNTS
 
 
@@ -490,14 +492,14 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     """Tasks: create, list, read, edit and operate."""
 
     targets = (Target.TASKS, Target.TASK)
-    performed = (tasks.EDIT, tasks.REPLAY_EDITED)
+    performed = (operator_actions.edit, operator_actions.replay_edited)
     scopes: ClassVar = {"force_complete": ApiScope.FORCE, "force_run": ApiScope.FORCE}
     alternatives: ClassVar = {
-        tasks.RETRY: (tasks.REPLAY,),
-        tasks.REPLAY: (tasks.REPLAY_EDITED,),
+        operator_actions.retry: (operator_actions.replay,),
+        operator_actions.replay: (operator_actions.replay_edited,),
     }
     more: ClassVar = {
-        tasks.REPLAY: {
+        operator_actions.replay: {
             "target_config": fields.JsonObject(
                 required=False, help_text="As of PATCH; a mask keeps the stored value."
             )
@@ -565,9 +567,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
         if "key" in given:
             self.require_scope(ApiScope.OPERATE)
-            self.caller.require_permission(EDIT.permission)
+            self.caller.require_permission(operator_actions.edit.permission)
 
-    @endpoint(scope=ApiScope.OPERATE, operations=(EDIT,), body=TaskEditBody)
+    @endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
     def partial_update(self, request: Request, task_id: uuid.UUID) -> Response:
         """Edit a task that has not started."""
         valid, caller = self.valid(), self.caller
@@ -577,8 +579,10 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         def act() -> StoredAnswer:
             row = self.find(lock=True)
             self.require_version(row)
-            changes = self.prepared(EDIT, row, valid)
-            done = perform(EDIT, self.subject(EDIT, row), caller, changes)
+            changes = self.prepared(operator_actions.edit, row, valid)
+            done = perform(
+                operator_actions.edit, self.subject(operator_actions.edit, row), caller, changes
+            )
             if not done.changed:
                 raise refused(row)
             edited = self.find()
@@ -589,15 +593,15 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
     def chosen(self, operation: Operation, row: Task, given: Mapping[str, Any]) -> Operation:
         """Replay what has ended instead of a retry, and with edited arguments if there are any."""
-        if operation is tasks.RETRY and row.status in REPLAYABLE:
-            return tasks.REPLAY
-        if operation is tasks.REPLAY and "target_config" in given:
-            return tasks.REPLAY_EDITED
+        if operation is operator_actions.retry and row.status in REPLAYABLE:
+            return operator_actions.replay
+        if operation is operator_actions.replay and "target_config" in given:
+            return operator_actions.replay_edited
         return operation
 
     def prepared(self, operation: Operation, row: Task, given: dict[str, Any]) -> Mapping[str, Any]:
         """Check edited arguments, and the time of a reschedule."""
-        if operation is tasks.RESCHEDULE:
+        if operation is operator_actions.reschedule:
             try:
                 fields.not_past(given["run_at"])
             except ValidationError:
@@ -710,12 +714,16 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 self._check_existing(given, key)
         return _made(key, 201 if is_new else 200)
 
-    @_bulk("bulk-cancel", id="cancelTasks", operations=(CANCEL,), body=BulkCancelBody)
+    @_bulk(
+        "bulk-cancel", id="cancelTasks", operations=(operator_actions.cancel,), body=BulkCancelBody
+    )
     def bulk_cancel(self, request: Request) -> Response:
         """Cancel all open tasks that match a filter; ``Location`` shows the progress."""
         return self._started(BulkKind.CANCEL)
 
-    @_bulk("bulk-replay", id="replayTasks", operations=(REPLAY,), body=BulkReplayBody)
+    @_bulk(
+        "bulk-replay", id="replayTasks", operations=(operator_actions.replay,), body=BulkReplayBody
+    )
     def bulk_replay(self, request: Request) -> Response:
         """Replay all ended tasks that match a filter; ``Location`` shows the progress."""
         return self._started(BulkKind.REPLAY)
@@ -731,9 +739,8 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         )
 
         def act() -> StoredAnswer:
-            row = bulk_operations.start(
-                caller.tenant, kind, which, by=caller.name, reason=given.get("reason", "")
-            )
+            with acting(by=caller.name, reason=given.get("reason", "")):
+                row = bulk_operations.start(caller.tenant, kind, which)
             if kind is BulkKind.REPLAY:
                 # A cancellation frees the quota, so that it must not be refused by it.
                 charge_open_tasks(caller.tenant, 1)

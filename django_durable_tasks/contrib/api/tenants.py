@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
+from django_durable_tasks.callbacks import signing_secrets
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
@@ -21,7 +22,6 @@ from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import ApiKey, AuditEntry, Tenant
-from django_durable_tasks.operations import tenants
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import QuotaUsage, usage
 from django_durable_tasks.tenants.values import ApiScope
@@ -241,7 +241,7 @@ class SigningSecretViewSet(ApiViewSet):
         given, caller = self.query(), self.caller
 
         def act() -> StoredAnswer:
-            found = tenants.secrets_of_callbacks(
+            found = signing_secrets.secrets_of_callbacks(
                 caller.tenant.pk, given["url"], given.get("endpoint"), by=caller.name
             )
             return StoredAnswer(200, SigningSecretAnswer.shown(found))

@@ -33,7 +33,6 @@ from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.operations import workflows
 from django_durable_tasks.operations.operation import Operation, OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
@@ -41,6 +40,7 @@ from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
+from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.builder import Step
 from django_durable_tasks.workflows.diagrams import Diagram, draw
 
@@ -289,9 +289,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
 
     def result(self, done: OperationResult) -> dict[str, Any]:
         """Return the numbers of changed tasks."""
-        report = done.report
-        if report is None:
-            return {}
+        report = done.value
         changed, stopping = len(report.changes), len(report.stop_requested)
         return {"changed_tasks": changed, "stop_requested": stopping}
 
@@ -331,19 +329,19 @@ class GraphTaskViewSet(TaskViewSet):
     @endpoint(
         id="addTaskDependency",
         scope=ApiScope.OPERATE,
-        operations=(workflows.ADD,),
-        body=body_of("AddDependencyBody", workflows.ADD),
+        operations=(graph_operations.add_edge,),
+        body=body_of("AddDependencyBody", graph_operations.add_edge),
         answer=GraphAnswer,
     )
     def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task, which has not started, wait for another one."""
-        return self._changed(self.valid(), workflows.ADD)
+        return self._changed(self.valid(), graph_operations.add_edge)
 
     @dependencies.mapping.delete
     @endpoint(
         id="removeTaskDependency",
         scope=ApiScope.OPERATE,
-        operations=(workflows.REMOVE,),
+        operations=(graph_operations.remove_edge,),
         filters=_REMOVE,
         answer=GraphAnswer,
     )
@@ -351,7 +349,7 @@ class GraphTaskViewSet(TaskViewSet):
         """Let the task no longer wait for the task ``upstream``."""
         given = self.query()
         given["reason"] = given.get("reason", "")[:REASON_MAX]
-        return self._changed(given, workflows.REMOVE)
+        return self._changed(given, graph_operations.remove_edge)
 
     def _changed(self, given: Mapping[str, Any], operation: Operation) -> Response:
         def act() -> StoredAnswer:
@@ -359,11 +357,11 @@ class GraphTaskViewSet(TaskViewSet):
             upstream = self.rows().filter(pk=given["upstream"]).first()
             if upstream is None:
                 reason = ("is the id of no task", "unknown_task")
-                if operation is workflows.REMOVE:
+                if operation is graph_operations.remove_edge:
                     raise invalid_parameter("upstream", *reason, INVALID)
                 raise invalid_field("#/upstream", *reason)
             done = perform(operation, row, self.caller, {**given, "upstream": upstream})
-            if not done.changed and operation is workflows.REMOVE:
+            if not done.changed and operation is graph_operations.remove_edge:
                 raise refused(row)
             return StoredAnswer(200, _json(self._graph()))
 

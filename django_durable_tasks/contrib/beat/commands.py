@@ -44,7 +44,6 @@ from django_durable_tasks.contrib.beat.tables import (
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.operations.maintenance import IMPORT_BEAT as IMPORT_OPERATION
 from django_durable_tasks.schedules.options import columns
 from django_durable_tasks.schedules.schedule_cache import agenda_from
 from django_durable_tasks.store.clock import database_now
@@ -157,7 +156,7 @@ def _import(found: BeatImportRow, options: Options) -> None:
     )
     beats = options["database"] if options["disable_in_beat"] else None
     try:
-        row = IMPORT_OPERATION.perform(
+        row = importer.take_over.perform(
             found.name,
             **by_and_reason(options),
             task=task,
@@ -229,7 +228,7 @@ def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None
 
 
 def _import_arguments(parser: ArgumentParser) -> None:
-    add_operations(parser, IMPORT_OPERATION)
+    add_operations(parser, importer.take_over)
     parser.add_argument(
         "--only",
         action="append",
@@ -261,7 +260,7 @@ def _import_arguments(parser: ArgumentParser) -> None:
 
 IMPORT_BEAT = Subcommand(
     name="import-beat",
-    operations=(IMPORT_OPERATION,),
+    operations=(importer.take_over,),
     examples=(
         "import-beat --dry-run",
         "import-beat --paused",

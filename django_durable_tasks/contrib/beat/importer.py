@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import IntegrityError
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import RecurringStatus
@@ -20,6 +21,7 @@ from django_durable_tasks.contrib.beat.tables import HOLDS
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.schedules import lifecycle
 from django_durable_tasks.schedules.options import BEAT, columns
@@ -33,14 +35,24 @@ def known(name: str) -> RecurringTask | None:
     return found
 
 
+@operation(
+    Target.INSTALLATION,
+    name="import_beat",
+    title=_("Import schedules of django-celery-beat"),
+    help=_("Imports periodic tasks and shows which of them will fire differently, and why."),
+    permission="",
+    dry_run=True,
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it is used once per migration",
+    counted="imported",
+)
 def take_over(
     name: str,
     task: str,
     options: Mapping[str, Any],
     *,
     hold: str = "",
-    by: str = "",
-    reason: str = "",
     disable_in: str | None = None,
 ) -> RecurringTask:
     """Import one row of beat, paused with ``hold`` as its reason if one is given.
@@ -50,10 +62,10 @@ def take_over(
     that was not imported, and all errors of ``upsert``; nothing is written then.
     """
     values = columns(name, options) | {"task": checked_name("task", task), "source": BEAT}
-    for _ in range(_TRIES):
+    for _try in range(_TRIES):
         try:
-            with recorded("installation.import_beat", by=by, reason=reason):
-                row = _take(name, values, hold, by)
+            with recorded("installation.import_beat"):
+                row = _take(name, values, hold)
                 if disable_in is not None and row.status == RecurringStatus.ACTIVE:
                     beat_tables.disable(disable_in, [name])
                 return row
@@ -62,17 +74,17 @@ def take_over(
     raise lost
 
 
-def _take(name: str, values: Mapping[str, Any], hold: str, by: str) -> RecurringTask:
+def _take(name: str, values: Mapping[str, Any], hold: str) -> RecurringTask:
     before = _rows(name).select_for_update().first()
     refuse_foreign(before)
     if before is None:
         row = lifecycle.create(name, DEFAULT_TENANT_ID, values, paused=bool(hold))
         if hold:
-            lifecycle.pause(row, reason=hold, by=by)
+            lifecycle.pause(row, reason=hold)
         return row
     row = lifecycle.change(before, values)
     if not hold and row.status == RecurringStatus.PAUSED and row.status_reason in HOLDS:
-        lifecycle.resume(row, by=by)
+        lifecycle.resume(row)
     return row
 
 

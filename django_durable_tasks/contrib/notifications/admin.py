@@ -18,8 +18,8 @@ from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
+from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.contrib.notifications.operations import CHANGE, CREATE, DELETE, TEST
 from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
 from django_durable_tasks.masking import MASK
 
@@ -104,8 +104,8 @@ class NotificationSettingAdmin(ScreenAdmin):
     list_select_related = ("tenant",)
     sortable_by = ()
     search_fields = ("name", "user_id")
-    actions = (action_of(TEST), action_of(DELETE))
-    operations = (CREATE, CHANGE)
+    actions = (action_of(deliveries.create_test), action_of(deliveries.delete_setting))
+    operations = (deliveries.create_setting, deliveries.change_setting)
     form = NotificationSettingForm
     readonly_fields = ("last", _LAST, "last_delivery_error", "updated_by")
     fieldsets: ClassVar = (
@@ -123,10 +123,10 @@ class NotificationSettingAdmin(ScreenAdmin):
         return (*self.fieldsets, (_("Last delivery"), {"fields": known}))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return CREATE.is_permitted(request.user)
+        return deliveries.create_setting.is_permitted(request.user)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return CHANGE.is_permitted(request.user)
+        return deliveries.change_setting.is_permitted(request.user)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse Django's deletion: the action of the registry records user and reason."""
@@ -157,9 +157,9 @@ class NotificationSettingAdmin(ScreenAdmin):
     ) -> None:
         given = {"by": who(request), "reason": obj.reason, **form.values()}
         if change:
-            CHANGE.perform(obj, revision=obj.revision, **given)
+            deliveries.change_setting.perform(obj, revision=obj.revision, **given)
         else:
-            obj.pk = CREATE.perform(obj.tenant, **given).value.pk
+            obj.pk = deliveries.create_setting.perform(obj.tenant, **given).value.pk
 
     @admin.display(description=_("state"))
     def state(self, row: NotificationSetting) -> SafeString:

@@ -15,19 +15,16 @@ class NotificationsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register recorders, jobs, operations, checks, the subcommand and the tasks."""
+        """Register recorders, jobs, checks, the subcommand and the tasks."""
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.notifications import checks, jobs, task  # noqa: F401
         from django_durable_tasks.contrib.notifications.capture import TransitionRecorder
         from django_durable_tasks.contrib.notifications.commands import NOTIFY
         from django_durable_tasks.contrib.notifications.deliveries import open_alerts
-        from django_durable_tasks.contrib.notifications.operations import OPERATIONS
-        from django_durable_tasks.operations.registry import register_operations
         from django_durable_tasks.states.guarded_update import RECORDERS
 
         RECORDERS[self.label] = TransitionRecorder()
         ALERT_SOURCES[self.label] = open_alerts
         jobs.register()
-        register_operations(*OPERATIONS)
         register_command(NOTIFY)

@@ -24,7 +24,6 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.contrib.notifications.operations import TEST
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models import Tenant
 
@@ -86,7 +85,7 @@ def _test(options: Options, out: Output) -> int:
     )
     if not found:
         refuse(f"The tenant has no notification setting {options['name']!r}.")
-    outcome = TEST.perform(found[0], **by_and_reason(options))
+    outcome = deliveries.create_test.perform(found[0], **by_and_reason(options))
     out.note(outcome.message)
     result = _awaited(outcome.value, options["wait"])
     shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
@@ -133,13 +132,13 @@ def _arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"How long to wait for the result of the test. Default: {_WAIT:g}.",
     )
-    add_operations(parser, TEST)
+    add_operations(parser, deliveries.create_test)
 
 
 NOTIFY = Subcommand(
     name="notify",
     summary="or list the notification settings",
-    operations=(TEST,),
+    operations=(deliveries.create_test,),
     examples=("notify list", "notify test ops", "notify test invoices --tenant acme --wait 10"),
     arguments=_arguments,
     run=notify,

@@ -11,10 +11,14 @@ from typing import Any
 
 from django.db import IntegrityError
 from django.db.models import Count, F, Q
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from django_durable_tasks import conf, process_state, registry
-from django_durable_tasks.audit import encrypted_mark, recorded
-from django_durable_tasks.choices import EventType, RecurringStatus
+from django_durable_tasks.audit import current_actor, encrypted_mark, recorded
+from django_durable_tasks.callbacks import http
+from django_durable_tasks.callbacks.signing_secrets import SigningSecrets, record_read_secrets
+from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.notifications.capture import (
     OccurredEvent,
@@ -39,8 +43,10 @@ from django_durable_tasks.contrib.notifications.messages import (
     check_together,
     checked_config,
     checked_values,
+    endpoint_of_setting,
     merged_config,
     shown_config,
+    url_of,
 )
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
@@ -54,6 +60,7 @@ from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
 from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
@@ -84,7 +91,21 @@ _SETTINGS_MAX = 100
 SENT, RETRYING, FAILED = "SENT", "RETRYING", "FAILED"
 
 
-def create_setting(*, tenant: Any = None, by: str = "", reason: str = "", **values: Any) -> Any:
+_NO_COMMAND = "settings are written in the admin or through the API"
+
+
+@operation(
+    Target.TENANT,
+    name="create_notification_setting",
+    title=_("Create a notification setting"),
+    help=_("Events that match the setting are sent from now on."),
+    permission="durable_tasks_notifications.add_notificationsetting",
+    confirm=False,
+    not_in_command=_NO_COMMAND,
+    counted="created",
+    done=_("Created notification setting %(value)s."),
+)
+def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
     """Create a setting and return it. Raises InvalidOption, or TransitionRefused if the tenant has
     one of this name or 100 settings.
     """
@@ -97,9 +118,9 @@ def create_setting(*, tenant: Any = None, by: str = "", reason: str = "", **valu
     config = checked.pop("delivery_config")
     for name, value in checked.items():
         setattr(row, name, value)
-    row.updated_by, row.reason = by[:200], reason[:500]
+    row.updated_by, row.reason = current_actor().by[:200], current_actor().reason[:500]
     try:
-        with recorded("tenant.create_notification_setting", by=by, reason=reason) as entry:
+        with recorded("tenant.create_notification_setting") as entry:
             # The tenant is locked, so that concurrent calls do not exceed the maximum.
             tenants = Tenant.objects.using(tables.database())
             tables.locked_for_change(tenants).get(pk=tenant_id)
@@ -121,13 +142,22 @@ def create_setting(*, tenant: Any = None, by: str = "", reason: str = "", **valu
     return found
 
 
+@operation(
+    Target.NOTIFICATION_SETTING,
+    name="change",
+    title=_("Change notification setting"),
+    help=_(
+        "Messages that wait for the end of a period or of quiet hours are sent at once if these"
+        " are changed."
+    ),
+    permission="durable_tasks_notifications.change_notificationsetting",
+    confirm=False,
+    not_in_command=_NO_COMMAND,
+    counted="changed",
+    done=_("Changed notification setting %(value)s."),
+)
 def change_setting(
-    row: NotificationSetting,
-    *,
-    revision: int | None = None,
-    by: str = "",
-    reason: str = "",
-    **values: Any,
+    row: NotificationSetting, *, revision: int | None = None, **values: Any
 ) -> NotificationSetting:
     """Change a setting and return it as it is now.
 
@@ -135,7 +165,7 @@ def change_setting(
     that wait for the end of a period or of quiet hours become due now if these were changed. Raises
     InvalidOption, and TransitionRefused if the setting was deleted or has another revision.
     """
-    with recorded("notification_setting.change", by=by, reason=reason) as entry:
+    with recorded("notification_setting.change") as entry:
         rows = tables.locked_for_change(settings_rows().filter(pk=row.pk))
         present = rows.first()
         if present is None or (revision is not None and present.revision != revision):
@@ -153,8 +183,8 @@ def change_setting(
             **checked,
             revision=F("revision") + 1,
             updated_at=DatabaseNow(),
-            updated_by=by[:200],
-            reason=reason[:500],
+            updated_by=current_actor().by[:200],
+            reason=current_actor().reason[:500],
         )
         changed = settings_rows().get(pk=present.pk)
         if _times(changed) != _times(present):
@@ -250,15 +280,35 @@ def _known_config(row: NotificationSetting) -> dict[str, Any]:
     return known
 
 
-def remove_setting(rows: Sequence[NotificationSetting], *, by: str = "", reason: str = "") -> int:
-    """Delete settings; return how many. Messages that were not sent are not sent any more."""
-    with recorded("notification_setting.delete", by=by, reason=reason) as entry:
-        deleted = settings_rows().filter(pk__in=[row.pk for row in rows]).delete()[0]
-        for row in rows if deleted else ():
-            entry.changed(_AUDITED, row.pk, _shown(row), {}, row.tenant_id)
+@operation(
+    Target.NOTIFICATION_SETTING,
+    name="delete",
+    title=_("Delete notification settings"),
+    help=_("Messages that were not sent are not sent any more."),
+    permission="durable_tasks_notifications.delete_notificationsetting",
+    applies_to=Q(),
+    not_in_command=_NO_COMMAND,
+    counted="deleted",
+    done=_("Deleted notification setting %(subject)s."),
+    summary=ngettext_lazy(
+        "Deleted %(number)d notification setting.",
+        "Deleted %(number)d notification settings.",
+        "number",
+    ),
+)
+def delete_setting(row: NotificationSetting) -> bool:
+    """Delete a setting; return whether it existed. Messages that were not sent are not sent any
+    more.
+    """
+    key, actor = row.pk, current_actor()
+    with recorded("notification_setting.delete") as entry:
+        deleted = bool(settings_rows().filter(pk=key).delete()[0])
+        if deleted:
+            entry.changed(_AUDITED, key, _shown(row), {}, row.tenant_id)
     process_state.of(RecentSubscriptions).expire()
-    for row in rows if deleted else ():
-        logger.info("%s.", comment(f"Notification setting {row.name!r} was deleted", by, reason))
+    if deleted:
+        text = comment(f"Notification setting {row.name!r} was deleted", actor.by, actor.reason)
+        logger.info("%s.", text)
     return deleted
 
 
@@ -278,6 +328,18 @@ def disable_setting(setting_id: int, reason: str) -> None:
     )
     if disabled:
         logger.warning("Notification setting %d was disabled: %s", setting_id, reason)
+
+
+def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
+    """Return the secrets with which the messages of a notification setting are signed."""
+    name, origin, found = endpoint_of_setting(setting.pk), None, list[str]()
+    if DeliveryType(setting.delivery_type).is_http:
+        target = url_of(setting.delivery_config)
+        origin = target.origin
+        found = http.signing_secrets(setting.tenant_id, target, name)
+    result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
+    record_read_secrets("notification setting", setting.pk, setting.tenant_id, result, by)
+    return result
 
 
 def record_result(setting_id: int, status: str, error: str = "") -> None:
@@ -418,10 +480,35 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
     return new_task(Call(registry.get(NOTIFICATION_TASK), (), kwargs, options))
 
 
-def create_test(setting: NotificationSetting, by: str, reason: str = "") -> uuid.UUID:
-    """Create the delivery of a test message; return the id of its task."""
+@operation(
+    Target.NOTIFICATION_SETTING,
+    name="test",
+    title=_("Send a test message"),
+    help=_(
+        "Creates a task that sends a test message to the destination of the setting, also if the"
+        " setting is disabled. Its result is shown as the last delivery."
+    ),
+    permission="durable_tasks_notifications.test_notificationsetting",
+    confirm=False,
+    applies_to=Q(),
+    counted="created",
+    done=_("Created task %(value)s, which sends the test message."),
+    summary=ngettext_lazy(
+        "Created %(number)d task, which sends the test message.",
+        "Created %(number)d tasks, which send the test messages.",
+        "number",
+    ),
+)
+def create_test(setting: NotificationSetting) -> uuid.UUID:
+    """Create the delivery of a test message; return the id of its task. Raises TransitionRefused
+    unless notifications are switched on.
+    """
+    if not conf.settings().NOTIFICATIONS:
+        raise TransitionRefused(
+            "DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is sent. Set it to True first."
+        )
     delivery = uuid.uuid4()
-    data: NotificationTestData = {"setting": setting.name, "sent_by": by}
+    data: NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
     event = NotificationEvent(
         setting_id=setting.pk,
         type=EventType.TEST,
@@ -430,7 +517,7 @@ def create_test(setting: NotificationSetting, by: str, reason: str = "") -> uuid
         delivery=delivery,
     )
     task = delivery_task(setting, delivery)
-    with recorded("notification_setting.test", by=by, reason=reason) as entry:
+    with recorded("notification_setting.test") as entry:
         entry.subject("notification setting", setting.pk, setting.tenant_id)
         entry.detail(task_id=str(task.id))
         notification_events().bulk_create([event])

@@ -13,13 +13,9 @@ class VerifyConfig(AppConfig):
     verbose_name = "Verification of durable tasks"
 
     def ready(self) -> None:
-        """Register the subcommand, its operation and the task for schedules. The imports need the
-        loaded models.
-        """
+        """Register the subcommand and the task for schedules, with the models loaded."""
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.verify import scheduled  # noqa: F401 - registers a task
-        from django_durable_tasks.contrib.verify.commands import REPAIR, VERIFY
-        from django_durable_tasks.operations.registry import register_operations
+        from django_durable_tasks.contrib.verify.commands import VERIFY
 
-        register_operations(REPAIR)
         register_command(VERIFY)

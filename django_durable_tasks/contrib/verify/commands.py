@@ -4,15 +4,11 @@ repaired.
 
 from __future__ import annotations
 
-import logging
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from django.utils.translation import gettext_lazy as _
-
-from django_durable_tasks.audit import record_start
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.command.arguments import add_operations, count
 from django_durable_tasks.command.subcommand import (
@@ -30,32 +26,7 @@ from django_durable_tasks.command.subcommand import (
 from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.contrib.verify.check import Finding
 from django_durable_tasks.contrib.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
-from django_durable_tasks.operations.operation import Operation, OperationResult, Target
 
-logger = logging.getLogger("django_durable_tasks.operations")
-
-
-def _repair(answers: Sequence[Answer], *, by: str, reason: str) -> OperationResult:
-    """Repair the findings of these answers; ``value`` is the list of results."""
-    checks = sorted({answer.check.name for answer in answers})
-    record_start("installation.repair", by=by, reason=reason, checks=checks)
-    results = runner.repair(answers)
-    done = sum(bool(result.done) for result in results)
-    logger.info("Operation repair has changed %d objects; by: %s; reason: %s", done, by, reason)
-    return OperationResult({"repaired": done}, value=results)
-
-
-REPAIR = Operation(
-    target=Target.INSTALLATION,
-    name="repair",
-    title=_("Repair findings of verify"),
-    help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
-    permission="",
-    perform=_repair,
-    not_in_api="it works on the whole installation",
-    dry_run=True,
-    not_in_admin="it reads whole tables",
-)
 _SHOWN = ("check", "looked_at", "findings", "repaired", "question")
 _BAR = 30
 
@@ -97,7 +68,7 @@ def run(options: Options, out: Output) -> int:
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
-    repairs = REPAIR.perform(answers, **by_and_reason(options)).value if repairing else []
+    repairs = runner.repair.perform(answers, **by_and_reason(options)).value if repairing else []
     out.emit(
         _as_data(answers, repairs),
         _text(answers, repairs, would=options["repair"] and options["dry_run"]),
@@ -221,13 +192,13 @@ def _arguments(parser: ArgumentParser) -> None:
         default=MOST,
         help=f"The maximum number of findings of each check. Default: {MOST:,}.",
     )
-    add_operations(parser, REPAIR)
+    add_operations(parser, runner.repair)
 
 
 VERIFY = Subcommand(
     name="verify",
     summary="or check whether the tables are consistent",
-    operations=(REPAIR,),
+    operations=(runner.repair,),
     examples=(
         "verify",
         "verify --only graphs watermarks --format json",

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, IntegrityError
+from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.audit import record_start
 from django_durable_tasks.contrib.verify import installation, schedules, tasks, workflows
 from django_durable_tasks.contrib.verify.check import (
     Check,
@@ -23,6 +25,7 @@ from django_durable_tasks.contrib.verify.check import (
 )
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
 
 logger = logging.getLogger("django_durable_tasks.verify")
 
@@ -146,12 +149,25 @@ def _text_of(error: Exception) -> str:
 # Repair -------------------------------------------------------------------------------------------
 
 
+@operation(
+    Target.INSTALLATION,
+    title=_("Repair findings of verify"),
+    help=_("Repairs findings, each batch in a transaction that locks and checks its rows again."),
+    permission="",
+    dry_run=True,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it reads whole tables",
+    counted=lambda results: {"repaired": sum(bool(result.done) for result in results)},
+)
 def repair(answers: Sequence[Answer]) -> list[RepairResult]:
     """Repair what can be repaired, in batches; each transaction locks and checks its rows again.
 
-    Rows that are correct meanwhile are not changed. Findings that need an operator, and refused
-    repairs, are returned with the reason. A second call changes nothing more.
+    The audit entry is written before the first one. Rows that are correct meanwhile are not
+    changed. Findings that need an operator, and refused repairs, are returned with the reason. A
+    second call changes nothing more.
     """
+    checks = sorted({answer.check.name for answer in answers})
+    record_start("installation.repair", checks=checks)
     results: list[RepairResult] = []
     for answer in answers:
         check, found = answer.check, answer.findings

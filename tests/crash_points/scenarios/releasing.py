@@ -74,7 +74,7 @@ def _count(_: Any) -> None:
 
 def _replay(row: Task) -> None:
     if Task.objects.filter(pk=row.pk, status="FAILED").exists():
-        operator_actions.replay_letters(question(row), by="bob")
+        operator_actions.replay(question(row), by="bob")
 
 
 SCENARIOS = (

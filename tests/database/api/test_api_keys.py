@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import ApiKey, Tenant
-from django_durable_tasks.operations.tenants import REVOKE
 from django_durable_tasks.tenants import access
 from tests.database.api.client import ApiClient, a_tenant
 from tests.database.commands.durable_command import durable, json_of
@@ -61,7 +60,7 @@ def test_expired_revoked_and_unknown_keys_get_the_same_answer(acme: ApiClient) -
     now, tenant = timezone.now(), acme.tenant
     expired = _issued(tenant, now=now - timedelta(days=2), expires_at=now - timedelta(days=1))
     revoked = _issued(tenant)
-    REVOKE.perform(ApiKey.objects.filter(pk=revoked.row.pk), by="ada", reason="lost")
+    access.revoke_key.perform(ApiKey.objects.filter(pk=revoked.row.pk), by="ada", reason="lost")
     unknown = _issued(tenant, name="other")
     ApiKey.objects.unguarded().filter(pk=unknown.row.pk).delete()
     details = {
@@ -81,9 +80,9 @@ def test_a_rotation_has_two_live_keys_and_no_third() -> None:
         _issued(tenant)
     _issued(a_tenant("globex"))
     later = timezone.now() + timedelta(hours=1)
-    REVOKE.perform(ApiKey.objects.filter(pk=first.row.pk), by="", reason="", at=later)
+    access.revoke_key.perform(ApiKey.objects.filter(pk=first.row.pk), by="", reason="", at=later)
     assert _status(first.text) == 200
-    REVOKE.perform(ApiKey.objects.filter(pk=first.row.pk), by="", reason="")
+    access.revoke_key.perform(ApiKey.objects.filter(pk=first.row.pk), by="", reason="")
     assert [_status(issued.text) for issued in (first, second)] == [401, 200]
     assert _status(_issued(tenant).text) == 200
 

@@ -153,7 +153,7 @@ def test_wrong_lists_of_items_are_refused(acme: ApiClient, items: Any) -> None:
 
 
 def test_an_atomic_batch_above_the_quota_is_refused_as_a_whole(acme: ApiClient) -> None:
-    quotas.set_quotas(acme.tenant, {"open_tasks": 2}, now=timezone.now())
+    quotas.set_quotas(acme.tenant, open_tasks=2)
     batch = {"items": [call(n) for n in range(3)], "atomic": True}
     assert acme.post("/tasks/bulk", batch).status_code == 429
     assert not Task.objects.exists()

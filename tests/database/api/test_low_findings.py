@@ -130,7 +130,7 @@ def test_a_bulk_request_creates_what_fits_into_the_quota(
 ) -> None:
     Task.objects.unguarded().all().delete()
     many_tasks(known, tenant=acme.tenant)
-    quotas.set_quotas(acme.tenant, {"open_tasks": most}, now=timezone.now())
+    quotas.set_quotas(acme.tenant, open_tasks=most)
     bodies: dict[str, Any] = {"wrong": {"x": 1}, "none": 5, "plain": call()}
     items = [
         bodies.get(kind) or call(idempotency_key="same" if kind == "same" else f"k{number}")

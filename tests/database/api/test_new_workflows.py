@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.tenants import quotas
@@ -108,7 +107,7 @@ def test_a_step_may_use_a_result_in_a_callback(acme: ApiClient, settings: Any) -
 
 
 def test_a_workflow_above_the_quota_is_not_started(acme: ApiClient) -> None:
-    quotas.set_quotas(acme.tenant, {"open_tasks": 1}, now=timezone.now())
+    quotas.set_quotas(acme.tenant, open_tasks=1)
     answer = acme.post("/workflows", flow(step("a"), step("b")))
     assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
     assert not WorkflowRun.objects.exists()

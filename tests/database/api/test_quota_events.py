@@ -29,7 +29,7 @@ TO: dict[str, Any] = {"delivery_type": "EMAIL", "delivery_config": {"to": ["ops@
 
 
 def _allow(client: ApiClient, **values: Any) -> None:
-    quotas.set_quotas(client.tenant, values, now=timezone.now(), by="test")
+    quotas.set_quotas(client.tenant, **values, by="test")
 
 
 def _notify(client: ApiClient) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 def allow(client: ApiClient, **values: Any) -> None:
     """Set quotas of the client's tenant."""
-    quotas.set_quotas(client.tenant, values, now=timezone.now(), by="test")
+    quotas.set_quotas(client.tenant, **values, by="test")
 
 
 def _usage(client: ApiClient) -> dict[str, tuple[Any, Any]]:
@@ -154,7 +154,7 @@ def test_the_command_shows_and_sets_quotas(acme: ApiClient) -> None:
 def test_the_default_tenant_has_no_quota_of_tasks(db: None) -> None:
     default = Tenant.objects.get(pk=DEFAULT_TENANT_ID)
     with pytest.raises(InvalidOption, match="default tenant"):
-        quotas.set_quotas(default, {"open_tasks": 5}, now=timezone.now())
+        quotas.set_quotas(default, open_tasks=5)
 
 
 def test_a_task_of_the_project_is_never_refused_by_a_quota(acme: ApiClient) -> None:

@@ -27,7 +27,7 @@ _numbers = count()
 def rated_client(requests: str) -> ApiClient:
     """Return the client of a new tenant with this rate."""
     tenant = a_tenant(f"rated-{next(_numbers)}-{timezone.now():%H%M%S%f}")
-    quotas.set_quotas(tenant, {"requests": requests}, now=timezone.now())
+    quotas.set_quotas(tenant, requests=requests)
     return a_client(tenant)
 
 

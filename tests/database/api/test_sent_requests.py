@@ -83,7 +83,7 @@ def _let_everything_happen() -> None:
         endpoints.failed("https://example.com", DEFAULT_TENANT_ID, "No answer.", run)
     endpoints.stopped("https://example.com", DEFAULT_TENANT_ID, "410 Gone", run)
     quotas.refused(DEFAULT_TENANT_ID, "requests", "The tenant may send 1 request.")
-    deliveries.create_test(NotificationSetting.objects.get(name="all"), "anna")
+    deliveries.create_test(NotificationSetting.objects.get(name="all"), by="anna")
 
 
 def test_each_type_of_message_that_is_sent_has_its_schema(server: Listener) -> None:

@@ -237,9 +237,9 @@ def test_a_user_without_any_tenant_is_refused_until_the_limit_is_ended(acme: Api
             answer = send(user, "GET", path, tenant=tenant)
             assert answer.status_code == 404
             assert answer.json()["detail"] == "No tenant is assigned to this user."
-    assert access.allow_all_tenants(acme.tenant, user.username) == 1
+    assert access.unassign_staff(acme.tenant, user.username, all_tenants=True) == 1
     assert send(user, "GET", "/tasks", tenant="acme").status_code == 200
-    assert access.allow_all_tenants(acme.tenant, user.username) == 0
+    assert access.unassign_staff(acme.tenant, user.username, all_tenants=True) == 0
 
 
 def test_an_assignment_after_a_removal_limits_the_user_to_the_new_tenant(

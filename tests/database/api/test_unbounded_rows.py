@@ -22,7 +22,7 @@ CONFIG = {"task": ADD, "args": [1, 2]}
 
 
 def _allow(client: ApiClient, **values: Any) -> None:
-    quotas.set_quotas(client.tenant, values, now=timezone.now(), by="test")
+    quotas.set_quotas(client.tenant, **values, by="test")
 
 
 def _schedule(client: ApiClient, name: str = "nightly", **options: Any) -> Any:

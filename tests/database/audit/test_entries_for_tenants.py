@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.utils import timezone
 
 from django_durable_tasks.models import AuditEntry
 from django_durable_tasks.tenants import access, quotas
@@ -22,7 +21,7 @@ def client(settings: Any) -> ApiClient:
     settings.DURABLE_TASKS = dict(SETTINGS)
     client = a_client(a_tenant("acme"))
     given = {"by": NAME, "reason": REASON}
-    quotas.set_quotas(client.tenant, {"open_tasks": 5}, now=timezone.now(), **given)
+    quotas.set_quotas(client.tenant, open_tasks=5, **given)
     User.objects.create_user("bob-staff", is_staff=True)
     access.assign_staff(client.tenant, "bob-staff", **given)
     client.post("/tasks", call())

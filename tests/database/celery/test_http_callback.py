@@ -25,7 +25,6 @@ from django_durable_tasks.models import (
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets.http_request import derived_secret, verify
 from django_durable_tasks.tasks import operator_actions, retention
-from django_durable_tasks.tasks.operator_actions import TaskEdit, edit_waiting
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening
@@ -324,7 +323,7 @@ def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
 
 def _replayed(task: Task, **edited: Any) -> None:
     """Replay the task and deliver its message."""
-    assert operator_actions.replay_letters(Task.objects.filter(pk=task.pk), by="ann", **edited) == [
+    assert operator_actions.replay_edited(Task.objects.filter(pk=task.pk), by="ann", **edited) == [
         task.pk
     ]
     _delivered(task)
@@ -359,8 +358,8 @@ def test_an_edit_of_a_waiting_task_changes_the_id_if_an_attempt_was_started(
     task = a_task(
         Status.PENDING, name=NAME, kwargs={"url": server.url(), "body": "a"}, attempts=attempts
     )
-    edit = TaskEdit(kwargs={"url": server.url(), "body": "b"})
-    assert edit_waiting(Task.objects.filter(pk=task.pk), edit) == 1
+    edited = {"url": server.url(), "body": "b"}
+    assert operator_actions.edit(Task.objects.filter(pk=task.pk), kwargs=edited) == 1
     _delivered(task)
     assert server.body() == b"b"
     assert server.headers()["webhook-id"] == f"{task.pk}{suffix}"

@@ -78,7 +78,7 @@ def test_a_stale_ending_event_of_very_many_dependents_blocks_nothing() -> None:
     first, other = a_task(), a_task()
     lows, low = [_after(first) for _ in range(10)], _after(other)
     fail(first)
-    operator_actions.replay_letters(question(first), by="bob")
+    operator_actions.replay(question(first), by="bob")
     succeed(other)
     _resolve_within(6)
     assert statuses(low)[0] in READY
@@ -124,7 +124,7 @@ def test_removing_an_edge_may_leave_a_join_that_cannot_be_met() -> None:
     edit.unlink(low.pk, [gone.pk])
     low.refresh_from_db()
     assert (low.status, low.cause) == ("SKIPPED", dead.pk)
-    assert operator_actions.replay_letters(question(dead), by="bob")
+    assert operator_actions.replay(question(dead), by="bob")
     assert statuses(low) == ["BLOCKED"]
     assert not recount()
 
@@ -160,13 +160,13 @@ def test_a_cancelled_task_runs_again_once_its_failed_upstream_has_succeeded() ->
     fail(first)
     resolve_all()
     operator_actions.cancel(question(low), by="bob")
-    operator_actions.replay_letters(question(first), by="bob")
-    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
+    operator_actions.replay(question(first), by="bob")
+    assert operator_actions.replay(question(low), by="bob") == [low.pk]
     assert statuses(low) == ["BLOCKED"]
     operator_actions.cancel(question(low), by="bob")
     succeed(first)
     resolve_all()
-    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
+    assert operator_actions.replay(question(low), by="bob") == [low.pk]
     assert statuses(low)[0] in READY
 
 
@@ -177,5 +177,5 @@ def test_a_task_that_failed_after_it_was_forced_is_replayed_without_its_upstream
     resolve_all()
     replay.force_run(question(low), "forced")
     fail(low)
-    assert operator_actions.replay_letters(question(low), by="bob") == [low.pk]
+    assert operator_actions.replay(question(low), by="bob") == [low.pk]
     assert statuses(low) == ["PENDING"]

@@ -151,10 +151,10 @@ class Histories(HistoryGraph):
         back = self.graph.replay(names)
         if ended and not back:
             with pytest.raises(TransitionRefused):
-                operator_actions.replay_letters(self._question(names), by="bob")
+                operator_actions.replay(self._question(names), by="bob")
             return
         found = self._do(
-            lambda: operator_actions.replay_letters(self._question(names), by="bob"),
+            lambda: operator_actions.replay(self._question(names), by="bob"),
             point,
             foreseen=True,
         )

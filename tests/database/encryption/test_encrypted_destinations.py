@@ -40,7 +40,7 @@ def _row(name: str = "chat") -> NotificationSetting:
 
 
 def _a_test_message() -> Task:
-    found: Task = Task.objects.get(pk=deliveries.create_test(_row("ops"), "ada"))
+    found: Task = Task.objects.get(pk=deliveries.create_test(_row("ops"), by="ada"))
     return found
 
 

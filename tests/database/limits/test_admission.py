@@ -184,8 +184,8 @@ def test_a_retry_counts_once_for_the_limit_and_a_duplicate_message_does_not() ->
         lambda question: transitions.expire(question, 10),
         lambda question: transitions.force_complete(question, "BY_HAND"),
         transitions.block,
-        lambda question: operator_actions.reschedule(question, database_now() + timedelta(hours=1)),
-        operator_actions.retry_now,
+        lambda question: operator_actions.move(question, database_now() + timedelta(hours=1)),
+        operator_actions.retry,
     ],
     ids=["cancel", "skip", "expire", "force_complete", "hold_back", "reschedule", "end_wait"],
 )

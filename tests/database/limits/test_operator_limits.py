@@ -78,5 +78,5 @@ def test_a_replay_with_other_arguments_counts_under_their_key() -> None:
     Task.objects.unguarded().filter(pk=row.pk).update(
         status=Status.FAILED, due_at=None, completed_at=database_now()
     )
-    operator_actions.replay_letters(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
+    operator_actions.replay_edited(Task.objects.filter(pk=row.pk), by="anna", args=["zenith"])
     assert Task.objects.get(pk=row.pk).limit_key == "zenith"

@@ -313,7 +313,7 @@ def test_a_bucket_with_an_impossible_clock_continues_by_the_current_one() -> Non
 @pytest.mark.usefixtures("limited_tasks")
 def test_a_replay_keeps_its_weight(limited_tasks: None) -> None:
     row = limited.heavy.schedule()
-    operator_actions.reschedule(Task.objects.filter(pk=row.pk), database_now())
+    operator_actions.move(Task.objects.filter(pk=row.pk), database_now())
     assert Task.objects.get().weight == 3
     assert release.release_waiting(database_now(), 10) == 0
     assert uuid.UUID(str(row.pk)) == row.pk

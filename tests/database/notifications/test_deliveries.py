@@ -276,7 +276,7 @@ def test_events_of_a_disabled_or_deleted_setting_are_not_sent() -> None:
     disabled, deleted = a_setting("disabled"), a_setting("deleted")
     _failed_task()
     deliveries.change_setting(disabled, enabled=False)
-    deliveries.remove_setting([deleted])
+    deliveries.delete_setting(deleted)
     assert create_deliveries() == 2
     assert (delivery_tasks(), events()) == ([], [])
 
@@ -285,7 +285,7 @@ def test_a_setting_that_is_deleted_after_its_task_was_created_sends_nothing() ->
     row = a_setting()
     _failed_task()
     create_deliveries()
-    deliveries.remove_setting([row])
+    deliveries.delete_setting(row)
     (task,) = send_all()
     assert (task.status, result(task)["sent"]) == ("SUCCESS", False)
 
@@ -310,7 +310,7 @@ def test_each_event_has_one_delivery_also_if_the_job_runs_twice() -> None:
 
 def test_a_test_message_of_a_disabled_setting_is_sent() -> None:
     row = a_setting(enabled=False)
-    task_id = deliveries.create_test(row, "anna")
+    task_id = deliveries.create_test(row, by="anna")
     task = run(Task.objects.get(pk=task_id))
     assert result(task)["type"] == "notification.test"
     assert "test" in mail.outbox[0].subject

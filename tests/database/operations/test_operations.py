@@ -5,25 +5,34 @@ title, permission and confirmation, and nothing else changes anything there.
 from __future__ import annotations
 
 import argparse
+import base64
 import inspect
+import json
+import re
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
-from django.db import connection
-from django.db.models import QuerySet
-from django.test import RequestFactory
+from django.db import connection, transaction
+from django.db.models import Q
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
-from django_durable_tasks.operations.operation import Operation
-from django_durable_tasks.operations.registry import OPERATIONS
+from django_durable_tasks.models import AuditEntry, RecurringTask, Task, Tenant
+from django_durable_tasks.operations.operation import APP, OPERATIONS, Operation, Reason, Target
+from tests.database.admin.site import operator
+from tests.database.api.client import SETTINGS, a_client
 from tests.database.commands.durable_command import durable
+from tests.database.operations.cases import CASES, entries_of, key_of, perform
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_task
 
@@ -86,21 +95,160 @@ def test_an_operation_is_offered_in_the_api_or_gives_a_reason(key: str) -> None:
     assert offered != bool(OPERATIONS[key].not_in_api)
 
 
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_takes_user_and_reason(key: str) -> None:
-    parameters = inspect.signature(OPERATIONS[key].perform).parameters
-    for name in ("by", "reason"):
-        assert parameters[name].kind == inspect.Parameter.KEYWORD_ONLY
-    for field in OPERATIONS[key].fields:
-        takes_any = any(one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        assert takes_any or field.name in parameters
+@pytest.fixture(autouse=True)
+def _switched_on(settings: Any, request: pytest.FixtureRequest) -> None:
+    settings.DURABLE_TASKS = dict(SETTINGS)
+    if "rotate_keys" in request.node.name:
+        settings.DURABLE_TASKS["ENCRYPTION_KEYS"] = ["a:" + base64.b64encode(b"k" * 32).decode()]
 
 
-def _permissions(name: str) -> QuerySet[Permission]:
-    label, _, codename = name.rpartition(".")
-    return Permission.objects.filter(
-        content_type__app_label=label or "django_durable_tasks", codename=codename
-    )
+def _shape(entry: AuditEntry) -> tuple[Any, ...]:
+    """Return what an entry contains, without ids, times and names."""
+    changes = json.dumps([entry.before, entry.after], sort_keys=True)
+    for pattern, word in (
+        (r"[0-9a-f]{8}-(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", "ID"),
+        (r"\d{4}-\d{2}-\d{2}[ T][\d:.]+(\+00:00|Z)?", "TIME"),
+        (r"ddt_live_\w+", "KEY"),
+        (r"(ada|ann|API key [^:\"]*)(?=[:\"])", "NAME"),
+    ):
+        changes = re.sub(pattern, word, changes)
+    return entry.operation, entry.object_type, entry.count, changes
+
+
+def _entries(key: str, act: Callable[[Any], Any]) -> list[AuditEntry]:
+    """Perform an operation on a new object and return its entries; all of it is rolled back."""
+    with transaction.atomic():
+        found = CASES[key].make()
+        entries = entries_of(lambda: act(found))
+        transaction.set_rollback(True)
+    return entries
+
+
+def _performed(key: str, act: Callable[[Any], Any]) -> tuple[AuditEntry, tuple[Any, ...]]:
+    (entry,) = _entries(key, act)
+    return entry, _shape(entry)
+
+
+def _by_python(key: str, reason: str = "a test") -> tuple[Any, ...]:
+    entry, shape = _performed(key, lambda found: perform(key, found, reason=reason))
+    assert (entry.actor, entry.reason, entry.source) == ("ada", reason, AuditSource.CODE)
+    return shape
+
+
+def test_each_operation_has_a_case() -> None:
+    assert {*CASES, "installation.sync"} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_an_operation_has_one_entry_with_its_name(key: str) -> None:
+    entry, _ = _performed(key, lambda found: perform(key, found))
+    assert (entry.operation, entry.actor, entry.reason) == (key, "ada", "a test")
+    assert entry.before or entry.after
+    if not key.startswith("installation."):
+        assert entry.object_id or entry.object_ids
+
+
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.command])
+def test_the_command_line_does_the_same_as_python(key: str) -> None:
+    words = CASES[key].command
+
+    def act(found: Any) -> None:
+        given = shlex.split(words.format(key=key_of(found)))
+        answer = durable(*given, "--by", "ada", "--reason", "a test")
+        # 1: no worker has sent the test message of a notification setting.
+        assert answer.code == (1 if key == "notification_setting.test" else 0), answer
+
+    entry, shape = _performed(key, act)
+    assert (entry.actor, entry.reason, entry.source) == ("ada", "a test", AuditSource.COMMAND)
+    assert shape == _by_python(key)
+
+
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.api])
+def test_the_api_does_the_same_as_python(key: str) -> None:
+    case, client = CASES[key], a_client(Tenant.objects.get())
+    method, path = case.api.split()
+
+    def act(found: Any) -> None:
+        address, body = path.format(key=key_of(found)), {**case.body, "reason": "a test"}
+        version = {"If_Match": client.get(address)["ETag"]} if method == "PATCH" else {}
+        answer = client.send(method, address, body, **version)
+        assert answer.status_code in (200, 201), answer.content
+
+    entry, shape = _performed(key, act)
+    assert (entry.reason, entry.source) == ("a test", AuditSource.API)
+    assert entry.actor.startswith("API key")
+    assert shape == _by_python(key)
+
+
+def _named(permission: str) -> Q:
+    label, _, codename = permission.rpartition(".")
+    return Q(content_type__app_label=label or APP, codename=codename)
+
+
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.page])
+def test_the_admin_does_the_same_as_python_for_a_user_with_the_permission(key: str) -> None:
+    operation, page = OPERATIONS[key], CASES[key].page
+    assert page is not None
+    user, client = User.objects.create_user("ada", is_staff=True), Client()
+    client.force_login(user)
+    own, all_ = _named(operation.permission), Permission.objects.all()
+    refused = [all_.exclude(own)]
+    if operation.target != Target.QUEUE:  # the pages of queues need no permission to view them
+        refused.append(all_.filter(own))
+    for too_few in refused:
+        user.user_permissions.set(too_few)
+        assert not _entries(key, lambda found: page(client, found, operation, "a test"))
+    user.user_permissions.set(all_.filter(own | Q(codename__startswith="view_")))
+    entry, shape = _performed(key, lambda found: page(client, found, operation, "a test"))
+    assert (entry.actor, entry.source) == ("ada", AuditSource.ADMIN)
+    assert entry.reason == ("a test" if operation.confirm else "")
+    assert shape == _by_python(key, entry.reason)
+
+
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.page])
+def test_the_admin_refuses_an_operation_without_a_csrf_token(key: str) -> None:
+    page, strict = CASES[key].page, Client(enforce_csrf_checks=True)
+    assert page is not None
+    strict.force_login(User.objects.create_superuser("ada"))
+    found = CASES[key].make()
+    assert not entries_of(lambda: page(strict, found, OPERATIONS[key], "a test"))
+
+
+_WITH_REASON = [key for key, one in OPERATIONS.items() if one.reason != Reason.OPTIONAL]
+
+
+@pytest.mark.parametrize("key", [key for key in _WITH_REASON if CASES[key].page])
+def test_a_form_requires_the_reason_of_an_operation_that_needs_one(key: str) -> None:
+    page, found = CASES[key].page, CASES[key].make()
+    assert page is not None
+    assert not entries_of(lambda: page(operator("ada"), found, OPERATIONS[key], ""))
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in _WITH_REASON if OPERATIONS[key].reason == Reason.REQUIRED]
+)
+def test_no_interface_performs_an_operation_without_the_reason_that_it_requires(key: str) -> None:
+    found = CASES[key].make()
+
+    def act() -> None:
+        with pytest.raises(InvalidOption, match="reason"):
+            perform(key, found, reason=" ")
+
+    assert not entries_of(act)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [key for key in CASES if "dry_run" in inspect.signature(OPERATIONS[key].function).parameters],
+)
+def test_a_dry_run_changes_nothing(key: str) -> None:
+    def state() -> list[Any]:
+        return [sorted(map(str, model.objects.values_list())) for model in (Task, RecurringTask)]
+
+    found = CASES[key].make()
+    before = state()
+    assert not entries_of(lambda: perform(key, found, dry_run=True))
+    assert state() == before
 
 
 @pytest.mark.parametrize("key", OPERATIONS)
@@ -109,7 +257,7 @@ def test_an_operation_has_a_django_permission_unless_it_needs_a_shell(key: str) 
     if operation.not_in_admin and operation.not_in_api:
         assert not operation.permission
     else:
-        assert _permissions(operation.permission).exists()
+        assert Permission.objects.filter(_named(operation.permission)).exists()
 
 
 def test_the_admin_has_no_other_actions_and_shows_the_titles_of_the_registry() -> None:
@@ -131,7 +279,7 @@ def test_an_admin_action_needs_exactly_the_permission_of_its_operation() -> None
     names = {one.permission for one in OPERATIONS.values() if one.permission}
     for permission in sorted(names):
         user = User.objects.create_user(permission, is_staff=True)
-        given = _permissions(permission)
+        given = Permission.objects.filter(_named(permission))
         views = Permission.objects.filter(codename__startswith="view_")
         user.user_permissions.set([*given, *views])
         for screen in _screens():

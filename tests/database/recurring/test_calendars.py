@@ -175,10 +175,10 @@ def test_a_calendar_in_use_cannot_be_deleted_and_others_can() -> None:
     row = a_daily_schedule()
     row.pause()
     with pytest.raises(TransitionRefused, match="'office' is named by 1 recurring tasks: nightly"):
-        calendars.remove("office")
+        Calendar.objects.remove("office")
     row.cancel()
-    assert calendars.remove("office") is True
-    assert calendars.remove("office") is False
+    assert Calendar.objects.remove("office") is True
+    assert Calendar.objects.remove("office") is False
     assert not CalendarDay.objects.exists()
     assert "there is no calendar 'office'" in row.explain(FRIDAY)
 

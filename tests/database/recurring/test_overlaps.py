@@ -225,7 +225,7 @@ def test_an_old_run_that_is_replayed_waits_for_the_running_one() -> None:
     end(of(START), outcome=HOPELESS)
     fire(at(180))
     run(at(180))
-    operator_actions.replay_letters(question(of(START)), by="anna")
+    operator_actions.replay(question(of(START)), by="anna")
     assert claimed() == []
     assert of(START).is_waiting
     succeed(of(at(180)))

@@ -142,7 +142,7 @@ def test_a_failed_fire_that_is_replayed_starts_it_then() -> None:
     a_schedule()
     fire(START)
     assert attempts.fail(begin(of(START)), HOPELESS, "worker@host")
-    operator_actions.replay_letters(question(of(START)), by="anna")
+    operator_actions.replay(question(of(START)), by="anna")
     assert build(START).status == "RUNNING"
     assert WorkflowRun.objects.count() == 1
 
@@ -151,7 +151,7 @@ def test_a_fire_whose_task_succeeded_cannot_be_replayed_into_a_second_run() -> N
     a_schedule()
     fire(START)
     build(START)
-    assert operator_actions.replay_letters(question(of(START)), by="anna") == []
+    assert operator_actions.replay(question(of(START)), by="anna") == []
     assert of(START).status == "SUCCESS"
 
 
@@ -200,7 +200,7 @@ def test_a_failed_run_frees_the_overlap_key_and_a_retry_takes_it_again() -> None
     resolve_all()
     assert fire(SECOND) == 1
     succeed(of(SECOND))
-    operator_actions.replay_letters(question(Task.objects.get(step="step 0")), by="anna")
+    operator_actions.replay(question(Task.objects.get(step="step 0")), by="anna")
     resolve_all()
     fire(THIRD)
     assert outcome(THIRD) == ("SKIPPED_OVERLAP", f"workflow run {run.pk} is open")
@@ -269,7 +269,7 @@ def test_an_older_fire_that_is_replayed_waits_for_the_workflow_at_its_claim() ->
     attempts.fail(begin(of(START)), HOPELESS, "worker@host")
     fire(SECOND)
     run = build(SECOND)
-    operator_actions.replay_letters(question(of(START)), by="anna")
+    operator_actions.replay(question(of(START)), by="anna")
     assert due() == []
     assert of(START).is_waiting
     finish(run)

@@ -60,9 +60,7 @@ def test_a_replay_resets_both_budgets_keeps_attempts_and_closes_the_dead_letter(
         key="k",
         unique_key="u",
     )
-    assert operator_actions.replay_letters(question(row), by="bob", reason="the bank is back") == [
-        row.pk
-    ]
+    assert operator_actions.replay(question(row), by="bob", reason="the bank is back") == [row.pk]
     again = _now(row)
     assert (again.status, again.failures, again.crashes, again.attempts) == (
         Status.PENDING,
@@ -84,7 +82,7 @@ def test_a_replay_resets_both_budgets_keeps_attempts_and_closes_the_dead_letter(
 
 def test_a_replayed_task_that_fails_again_opens_a_second_dead_letter() -> None:
     row = a_task(Status.FAILED)
-    operator_actions.replay_letters(question(row), by="bob")
+    operator_actions.replay(question(row), by="bob")
     Task.objects.unguarded().filter(pk=row.pk).update(status=Status.QUEUED)
     assert isinstance(attempts.open_run(row.pk, _now(row).epoch, PLACE, "id", None), Run)
     end(_now(row), outcome=HOPELESS)
@@ -95,13 +93,13 @@ def test_a_replayed_task_that_fails_again_opens_a_second_dead_letter() -> None:
 @pytest.mark.parametrize("status", sorted(REPLAYABLE))
 def test_every_ended_task_without_success_can_be_replayed(status: Status) -> None:
     row = a_task(status)
-    assert operator_actions.replay_letters(question(row), by="bob") == [row.pk]
+    assert operator_actions.replay(question(row), by="bob") == [row.pk]
     assert _now(row).status == Status.PENDING
 
 
 def test_a_replay_may_replace_the_arguments() -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1], kwargs={"right": 2})
-    operator_actions.replay_letters(question(row), by="bob", args=[3])
+    operator_actions.replay_edited(question(row), by="bob", args=[3])
     assert (_now(row).args, _now(row).kwargs) == ([3], {"right": 2})
 
 
@@ -118,7 +116,7 @@ def test_replaced_arguments_that_do_not_match_are_refused_and_change_nothing(
 ) -> None:
     row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
     with pytest.raises(error):
-        operator_actions.replay_letters(question(row), by="bob", **changes)
+        operator_actions.replay_edited(question(row), by="bob", **changes)
     assert _now(row).status == Status.FAILED
     assert DeadLetter.objects.open().count() == 1
 
@@ -126,7 +124,7 @@ def test_replaced_arguments_that_do_not_match_are_refused_and_change_nothing(
 def test_arguments_are_replaced_for_one_task_at_a_time() -> None:
     rows = many_tasks(2, Status.FAILED)
     with pytest.raises(TransitionRefused, match="one task at a time"):
-        operator_actions.replay_letters(question(*rows), by="bob", args=[])
+        operator_actions.replay_edited(question(*rows), by="bob", args=[])
 
 
 @pytest.mark.parametrize("key", ["key", "unique_key"])
@@ -135,14 +133,14 @@ def test_a_replay_is_refused_while_a_newer_open_task_owns_the_key(key: str) -> N
     row = a_task(Status.FAILED, **holds)
     a_task(Status.PENDING, **holds)
     with pytest.raises(TransitionRefused, match="newer open task owns the key"):
-        operator_actions.replay_letters(question(row), by="bob")
+        operator_actions.replay(question(row), by="bob")
     assert _now(row).status == Status.FAILED
     assert DeadLetter.objects.open().count() == 1
 
 
 def test_a_bulk_replay_leaves_successes_unchanged() -> None:
     failed, done = many_tasks(5, Status.FAILED), a_task(Status.SUCCESS)
-    replayed = operator_actions.replay_letters(question(*failed, done), by="bob")
+    replayed = operator_actions.replay(question(*failed, done), by="bob")
     assert sorted(replayed) == [row.pk for row in failed]
     assert not DeadLetter.objects.open().exists()
 
@@ -173,7 +171,7 @@ def test_a_discarded_dead_letter_is_closed_with_a_reason_and_its_task_stays_fail
 def test_a_discarded_task_can_still_be_replayed() -> None:
     row = a_task(Status.FAILED)
     operator_actions.discard_letters(DeadLetter.objects.all(), by="bob", reason="")
-    assert operator_actions.replay_letters(question(row), by="bob") == [row.pk]
+    assert operator_actions.replay(question(row), by="bob") == [row.pk]
     assert row.dead_letters.get().resolution == Resolution.DISCARDED
 
 
@@ -192,7 +190,7 @@ def test_any_task_can_be_force_completed(status: Status) -> None:
 
 def test_long_names_and_reasons_are_truncated_to_their_columns() -> None:
     row = a_task(Status.FAILED)
-    operator_actions.replay_letters(question(row), by="b" * 300, reason="n" * 600)
+    operator_actions.replay(question(row), by="b" * 300, reason="n" * 600)
     letter = row.dead_letters.get()
     assert (len(letter.resolved_by), len(letter.comment)) == (200, 500)
 
@@ -215,5 +213,5 @@ def test_the_signal_reports_how_many_are_open() -> None:
 def test_a_dead_letter_keeps_the_failed_arguments_when_the_task_is_replayed_with_others() -> None:
     row = a_task(Status.RUNNING, name="tests.project.tasks.add", args=[1, "x"])
     end(row, outcome=HOPELESS)
-    operator_actions.replay_letters(question(row), by="ada", args=[1, 2])
+    operator_actions.replay_edited(question(row), by="ada", args=[1, 2])
     assert (row.dead_letters.get().args, _now(row).args) == ([1, "x"], [1, 2])

@@ -104,7 +104,7 @@ def test_rescheduling_changes_the_epoch(by_key: bool) -> None:
     assert (
         Task.objects.reschedule(KEY, _in(90))
         if by_key
-        else operator_actions.reschedule(question(row), _in(90))
+        else operator_actions.move(question(row), _in(90))
     ) == 1
     assert Task.objects.get().epoch == row.epoch + 1
 

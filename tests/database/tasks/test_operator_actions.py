@@ -40,28 +40,8 @@ def test_only_waiting_retries_are_released() -> None:
         a_task(due=60),
         a_task(Status.RUNNING, failures=1),
     )
-    assert operator_actions.retry_now(_of(waiting, first, running)) == 1
+    assert operator_actions.retry(_of(waiting, first, running)) == 1
     assert set(tables.tasks().due(database_now())) == {waiting}
-
-
-def test_a_retry_releases_and_replays_together() -> None:
-    waiting, failed, running = (
-        a_task(due=60, failures=1),
-        a_task(Status.FAILED),
-        a_task(Status.RUNNING),
-    )
-    done = operator_actions.retry(_of(waiting, failed, running), by="ann", reason="mended")
-    assert (done.released, done.replayed) == (1, [failed.pk])
-    assert failed.dead_letters.get().resolved_by == "ann"
-    assert Task.objects.get(pk=running.pk).epoch == running.epoch
-
-
-def test_a_retry_of_many_needs_as_many_statements_as_of_one() -> None:
-    one = [a_task(due=60, failures=1), a_task(Status.FAILED)]
-    many = [*many_tasks(50, due=60, failures=1), *many_tasks(50, Status.FAILED)]
-    assert _statements(lambda: operator_actions.retry(_of(*one), by="ann")) == _statements(
-        lambda: operator_actions.retry(_of(*many), by="ann")
-    )
 
 
 def _republished(batch: int) -> list[list[TaskMessage]]:

@@ -155,13 +155,13 @@ class Lifecycle(RuleBasedStateMachine):
         row: Row = _pick(ended or self.reference.rows, pick)
         question = Task.objects.filter(pk=row.task_id)
         if self.reference.may_replay(row):
-            assert operator_actions.replay_letters(question, by="bob") == [row.task_id]
+            assert operator_actions.replay(question, by="bob") == [row.task_id]
             row.replay()
         elif row.status in TERMINAL - {Status.SUCCESS}:
             with pytest.raises(TransitionRefused):
-                operator_actions.replay_letters(question, by="bob")
+                operator_actions.replay(question, by="bob")
         else:
-            assert operator_actions.replay_letters(question, by="bob") == []
+            assert operator_actions.replay(question, by="bob") == []
 
     @rule(pick=picks)
     @applies_if(lambda self: self.reference.rows)

@@ -26,7 +26,6 @@ from django_durable_tasks.store import connections as ours
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import attempts, claim, operator_actions
 from django_durable_tasks.tasks.attempts import Refusal
-from django_durable_tasks.tasks.operator_actions import TaskEdit, edit_waiting
 from django_durable_tasks.tasks.options import Schedule
 from django_durable_tasks.workflows import runs
 from tests.database.transitions.transition_calls import (
@@ -97,11 +96,11 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
     "move": (
         Status.QUEUED,
-        lambda rows: operator_actions.reschedule(question(*rows), database_now()),
+        lambda rows: operator_actions.move(question(*rows), database_now()),
     ),
     "edit": (
         Status.QUEUED,
-        lambda rows: edit_waiting(question(*rows), TaskEdit(priority=7, args=[]), by="bob"),
+        lambda rows: operator_actions.edit(question(*rows), priority=7, args=[], by="bob"),
     ),
     "republish": (
         Status.QUEUED,
@@ -125,7 +124,7 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
     "replay": (
         Status.FAILED,
-        lambda rows: operator_actions.replay_letters(question(*rows), by="bob"),
+        lambda rows: operator_actions.replay(question(*rows), by="bob"),
     ),
     "discard": (
         Status.FAILED,

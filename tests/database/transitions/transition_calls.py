@@ -124,10 +124,10 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "cancel": lambda row: operator_actions.cancel(question(row)).total,
     "skip": lambda row: transitions.skip(question(row), "a test"),
     "expire": lambda row: transitions.expire(question(row), 10),
-    "replay": lambda row: operator_actions.replay_letters(question(row), by="anna"),
+    "replay": lambda row: operator_actions.replay(question(row), by="anna"),
     "rerun": lambda row: transitions.replay(question(row), "rerun"),
     "force_complete": lambda row: operator_actions.force_complete(question(row), by="anna"),
 }
 """One function per transition. Each returns a true value if the task changed."""
 
-move = operator_actions.reschedule
+move = operator_actions.move

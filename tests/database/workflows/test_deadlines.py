@@ -162,7 +162,7 @@ def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_recovered() -
 def test_a_replay_after_the_deadline_has_no_deadline() -> None:
     run = _chain("again", "first", "second", deadline=300).start()
     _pass_deadlines()
-    operator_actions.replay_letters(Task.objects.all(), by="anna")
+    operator_actions.replay(Task.objects.all(), by="anna")
     resolve_all()
     assert _runs() == {"again": ("RUNNING", "")}
     assert _pass_deadlines() == 0
@@ -176,7 +176,7 @@ def test_a_replay_after_the_deadline_has_no_deadline() -> None:
 def test_a_replay_that_ends_before_it_was_counted_has_no_deadline_either() -> None:
     run = _chain("quick", "first", deadline=300).start()
     _pass_deadlines()
-    operator_actions.replay_letters(Task.objects.all(), by="anna")
+    operator_actions.replay(Task.objects.all(), by="anna")
     succeed(of(run, "first"))
     resolve_all()
     assert _runs() == {"quick": ("SUCCESS", "")}

@@ -143,7 +143,7 @@ def test_a_reopened_task_keeps_its_ended_workflow() -> None:
         fail(of(run, step))
         resolve_all()
     operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
-    operator_actions.replay_letters(question(of(run, "two")), by="anna")
+    operator_actions.replay(question(of(run, "two")), by="anna")
     WorkflowRun.objects.unguarded().update(status="FAILED", completed_at=database_now())
     EndingEvent.objects.all().delete()
     assert (_in(400, limit=1), Task.objects.count()) == (0, 2)
@@ -299,7 +299,7 @@ def test_a_pruned_upstream_leaves_its_outcome_with_the_edge() -> None:
     resolve_all()
     fail(last)
     assert _in(8) == 2
-    operator_actions.replay_letters(question(last), by="anna")
+    operator_actions.replay(question(last), by="anna")
     assert statuses(last)[0] in ("PENDING", "QUEUED")
     assert not recount()
 

@@ -77,7 +77,7 @@ def test_a_replay_reactivates_exactly_the_skipped_tasks() -> None:
     succeed(of(run, "right"))
     resolve_all()
     assert _run(run).status == "FAILED"
-    operator_actions.replay_letters(question(of(run, "left")), by="anna")
+    operator_actions.replay(question(of(run, "left")), by="anna")
     assert statuses(of(run, "left"), of(run, "right"), of(run, "bottom")) == [
         "PENDING",
         "SUCCESS",
@@ -176,7 +176,7 @@ def test_a_failed_sub_workflow_fails_the_whole_and_is_retried_with_it() -> None:
         "SKIPPED",
     ]
     assert _run(run).status == "FAILED"
-    operator_actions.replay_letters(question(of(run, "bad")), by="anna")
+    operator_actions.replay(question(of(run, "bad")), by="anna")
     assert statuses(of(run, "leaf"), of(run, "inner"), of(run, "last")) == ["BLOCKED"] * 3
     assert DeadLetter.objects.filter(open_task__isnull=False).count() == 0
     for step in ("bad", "leaf", "inner", "last"):
