@@ -37,7 +37,6 @@ class DurableTasksConfig(AppConfig):
             worker_node,
         )
         from django_durable_tasks.command.recurring import after_migrate
-        from django_durable_tasks.contrib.beat import importer  # noqa: F401 - its operation
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations

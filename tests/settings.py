@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "django_durable_tasks.contrib.verify",
     "django_durable_tasks.contrib.diagrams",
     "django_durable_tasks.contrib.notifications",
+    "django_durable_tasks.contrib.beat",
     "tests.project",
 ]
 MIDDLEWARE = [

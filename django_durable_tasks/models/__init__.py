@@ -19,7 +19,6 @@ from django_durable_tasks.models.schedules import (
     OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
-    ShadowFire,
 )
 from django_durable_tasks.models.tasks import (
     BulkKind,
@@ -66,7 +65,6 @@ __all__ = [
     "RecurringTask",
     "RequestKind",
     "SchedulerLease",
-    "ShadowFire",
     "SpecialDay",
     "StaffTenant",
     "Task",

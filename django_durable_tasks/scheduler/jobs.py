@@ -19,7 +19,7 @@ from django_durable_tasks.conf import SKEW_MAX, settings
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.schedules import recompute
-from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger, prune_shadow_fires
+from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
@@ -236,8 +236,8 @@ def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     return number
 
 
-# Job: delete ended tasks, ledger entries, limit buckets, shadow fires, answers of the API, bulk
-# operations, audit entries and counts of minutes after their retention.
+# Job: delete ended tasks, ledger entries, limit buckets, answers of the API, bulk operations and
+# audit entries after their retention.
 #
 # Pruning competes with starting tasks for the database: it works in short slices of small batches,
 # and pauses three times as long as a slice took.
@@ -270,7 +270,6 @@ class Prune:
                     prune_ledger,
                     prune_ended,
                     retention.prune_buckets,
-                    prune_shadow_fires,
                     prune_requests,
                     prune_operations,
                     prune_audit,

@@ -15,7 +15,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, ShadowFire
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.fields import constant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules.agenda import Agenda
@@ -174,15 +174,12 @@ def paused_range(
     )
 
 
-# Deletes ledger entries, ended recurring tasks of the HTTP API, and recorded fire times of
-# celery-beat, whose retention is over.
+# Deletes ledger entries and ended recurring tasks of the HTTP API whose retention is over.
 
 
 _ENDED_KEPT = timedelta(days=30)
 """How long an ended recurring task of a client is shown; as long as a bulk operation."""
 _entries = Isolation[int]("ledger entry")
-# A week: a comparison with beat contains each weekday, and its fires are of no use afterwards.
-SHADOW_RETENTION = timedelta(days=7)
 
 
 def prune_ledger(now: datetime, limit: int) -> int:
@@ -281,17 +278,3 @@ def prune_ended(now: datetime, limit: int) -> int:
         keys = list(locked.values_list("pk", flat=True))
         rows.filter(pk__in=keys).delete()
     return len(keys)
-
-
-def prune_shadow_fires(now: datetime, limit: int) -> int:
-    """Delete at most ``limit`` fire times of celery-beat older than a week; return how many."""
-    rows = ShadowFire.objects.using(tables.database())
-    cutoff = now - SHADOW_RETENTION
-    deleted = list(
-        rows.filter(recorded_at__lt=cutoff)
-        .order_by("recorded_at")
-        .values_list("pk", flat=True)[:limit]
-    )
-    if deleted:
-        rows.filter(pk__in=deleted).delete()
-    return len(deleted)

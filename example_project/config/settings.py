@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "django_durable_tasks.contrib.verify",
     "django_durable_tasks.contrib.diagrams",
     "django_durable_tasks.contrib.notifications",
+    "django_durable_tasks.contrib.beat",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "billing",

@@ -66,13 +66,13 @@ call_command("migrate", verbosity=0)
 call_command("durable", "list")
 call_command("run_scheduler", "--once")
 tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
-for word in ("metric", "notification", "alert"):
+for word in ("metric", "notification", "alert", "shadow"):
     assert not [name for name in tables if word in name], tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
 # The API documents the messages of notifications, whose types need no model.
 types = "django_durable_tasks.contrib.notifications.events"
 apps = {name.split(".")[2] for name in loaded if name.count(".") > 2 and name != types}
-assert apps <= {"api", "beat"}, loaded
+assert apps <= {"api"}, loaded
 
 from django.contrib import admin
 from django.contrib.auth.models import User

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from django_durable_tasks.models import RecurringTask, ShadowFire, Task
+from django_durable_tasks.contrib.beat.models import ShadowFire
+from django_durable_tasks.models import RecurringTask, Task
 from tests.database.commands.durable_command import durable
 from tests.processes.cluster import Cluster
 from tests.project import tasks

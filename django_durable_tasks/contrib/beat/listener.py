@@ -6,8 +6,7 @@ Add one line to the settings of the process that runs beat, with any scheduler c
     from django_durable_tasks.contrib.beat import listener; listener.listen()
 
 The line may be in settings that web and worker processes share: they do not run beat, and nothing
-happens in them. Nothing of Django is imported here, because settings are read before the
-applications.
+happens in them. No model is imported here, because settings are read before the applications.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ def _begin(sender: Any, **_: Any) -> None:
     """Record to which entry each message belongs: a message does not contain the name, only the
     scheduler has it.
     """
+    # If the app is not in INSTALLED_APPS, Celery logs the error once here, and beat runs on. Later
+    # it would be an error of each entry.
+    import_string(_RECORD)
     scheduler = sender.scheduler
     apply_async = scheduler.apply_async
 

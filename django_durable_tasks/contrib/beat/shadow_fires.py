@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 
 from django.db import DatabaseError, InterfaceError
 
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, ShadowFire
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.schedules.options import BEAT
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.store import tables
@@ -57,6 +59,10 @@ def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timed
 logger = logging.getLogger("django_durable_tasks.shadow")
 MOST = 10_000
 """More fires of one schedule than this are not compared; use a shorter range."""
+# A week: a comparison with beat contains each weekday, and its fires are of no use afterwards.
+RETENTION = timedelta(days=7)
+# Rows that a run of the job deletes, in a few milliseconds.
+PRUNED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,17 @@ def record_fire(name: str, task: str, celery_id: str) -> None:
             ShadowFire.objects.using(tables.database()).bulk_create([record])
     except (DatabaseError, InterfaceError):
         logger.exception("A fire time of beat was not recorded: %s", name)
+
+
+def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Job: delete one batch of fires after their retention; return how many were deleted."""
+    with dedicated_connection():
+        rows = ShadowFire.objects.using(tables.database())
+        expired = rows.filter(recorded_at__lt=now - RETENTION).order_by("recorded_at")
+        deleted = list(expired.values_list("pk", flat=True)[:PRUNED])
+        if deleted:
+            rows.filter(pk__in=deleted).delete()
+    return len(deleted)
 
 
 def recorded_since() -> datetime | None:

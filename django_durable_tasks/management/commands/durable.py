@@ -32,7 +32,6 @@ from django_durable_tasks.command.subcommand import (
 from django_durable_tasks.command.task_actions import EDIT_ACTIONS, TASK_ACTIONS
 from django_durable_tasks.command.tenant_actions import API_KEY, QUOTA, STAFF
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
@@ -60,8 +59,6 @@ SUBCOMMANDS = {
         DST_REPORT,
         TZDATA,
         SYNC,
-        IMPORT_BEAT,
-        SHADOW,
         AUDIT,
         ROTATE,
         CHECK_URL,

@@ -14,7 +14,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from django.db import DatabaseError
 
 from django_durable_tasks.contrib.beat import listener
-from django_durable_tasks.models import ShadowFire
+from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.store.clock import database_now
 
 pytestmark = pytest.mark.django_db(transaction=True)

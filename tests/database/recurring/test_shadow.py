@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.beat import commands, shadow_fires
-from django_durable_tasks.models import RecurringTask, ShadowFire
-from django_durable_tasks.schedules import ledger
-from django_durable_tasks.schedules.ledger import prune_shadow_fires
+from django_durable_tasks.contrib.beat.models import ShadowFire
+from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import Answer, durable
 from tests.database.recurring.schedules import START, a_schedule, at
@@ -120,14 +121,13 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
     assert answer.out == "nightly: here alone: 2026-03-02 09:02:00Z\n"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "SHADOW_RETENTION", timedelta(hours=1))
+    monkeypatch.setattr(shadow_fires, "RETENTION", timedelta(hours=1))
+    monkeypatch.setattr(shadow_fires, "PRUNED", 2)
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
-    now = database_now()
-    assert [prune_shadow_fires(now, 2), prune_shadow_fires(now, 2), prune_shadow_fires(now, 2)] == [
-        2,
-        1,
-        0,
-    ]
+    jobs = {job.name: job for job in (make() for make in OPTIONAL_JOBS)}
+    prune, monitor = jobs["prune_shadow_fires"].run, HeartbeatMonitor()
+    assert [prune(database_now(), monitor) for _ in range(3)] == [2, 1, 0]
     assert ShadowFire.objects.get().name == "new"

@@ -7,11 +7,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.models import (
     NodeKind,
     RecurringTask,
     SchedulerLease,
-    ShadowFire,
     Task,
     TaskDependency,
 )

@@ -1,0 +1,33 @@
+"""The configuration of the optional app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class BeatConfig(AppConfig):
+    """Imports schedules of django-celery-beat, and compares its fire times with those here."""
+
+    name = "django_durable_tasks.contrib.beat"
+    label = "durable_tasks_beat"
+    verbose_name = _("Durable tasks: migration from Celery beat")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the subcommands with their operation, and the job that deletes recorded fires."""
+        from django_durable_tasks.command.subcommand import register_command
+        from django_durable_tasks.contrib.beat import shadow_fires
+        from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
+        from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
+
+        register_command(IMPORT_BEAT, SHADOW)
+        register_job(
+            lambda: Job(
+                "prune_shadow_fires",
+                shadow_fires.prune,
+                every=10.0,
+                pause_factor=PAUSE_FACTOR,
+                dispatches=False,
+            )
+        )
