@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_durable_tasks.callbacks.tasks import http_callback, queue_message
     from django_durable_tasks.choices import SpecialDay
+    from django_durable_tasks.contrib.callbacks.tasks import http_callback, queue_message
     from django_durable_tasks.decorators import durable_task, recurring
     from django_durable_tasks.limits.scopes import PerKey
     from django_durable_tasks.tasks.options import Retry, Schedule
@@ -33,8 +33,8 @@ __all__ = [
 
 _HOMES = {
     "durable_task": "django_durable_tasks.decorators",
-    "http_callback": "django_durable_tasks.callbacks.tasks",
-    "queue_message": "django_durable_tasks.callbacks.tasks",
+    "http_callback": "django_durable_tasks.contrib.callbacks.tasks",
+    "queue_message": "django_durable_tasks.contrib.callbacks.tasks",
     "recurring": "django_durable_tasks.decorators",
     "Schedule": "django_durable_tasks.tasks.options",
     "SpecialDay": "django_durable_tasks.choices",

@@ -28,7 +28,6 @@ class DurableTasksConfig(AppConfig):
             checks,
             internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
-        from django_durable_tasks.callbacks import tasks as callback_tasks  # noqa: F401
         from django_durable_tasks.celery import (  # noqa: F401
             batch_runs,
             call_guard,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +31,16 @@ class TaskTarget:
     ``prepared`` checks the keyword arguments of a call and returns them as they are stored. It
     raises an error of this package. ``endpoint`` returns the key of the receiver from the tenant's
     id and the keyword arguments: the ``limit_key`` of the task and the key of its breaker.
+    ``postpone`` returns a QUEUED task, by id and epoch, to PENDING if its breaker is open, and
+    whether it did. ``check_tenant`` raises an error of this package if the tenant of this slug may
+    not make the call.
     """
 
     type: TargetType = TargetType.CELERY_TASK
     prepared: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     endpoint: Callable[[int, Mapping[str, Any]], str | None] | None = None
+    postpone: Callable[[uuid.UUID, int], bool] | None = None
+    check_tenant: Callable[[Mapping[str, Any], str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
     ("django_durable_tasks/contrib/verify/", ("unit", "tests/database/verify", *_BROKER)),
-    ("django_durable_tasks/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
+    ("django_durable_tasks/contrib/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
     (
         "django_durable_tasks/contrib/notifications/",
         ("unit", "tests/database/notifications", "broker", SMOKE),

@@ -10,7 +10,7 @@ from django_durable_tasks.admin.cluster import (
 )
 from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
 from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
-from django_durable_tasks.admin.execution_log import EndpointAdmin, TaskExecutionLogAdmin
+from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
 from django_durable_tasks.admin.tasks import TaskAdmin
@@ -22,7 +22,6 @@ __all__ = [
     "AuditEntryAdmin",
     "CalendarAdmin",
     "DeadLetterAdmin",
-    "EndpointAdmin",
     "LimitAdmin",
     "NodeAdmin",
     "OccurrenceRecordAdmin",

@@ -30,13 +30,13 @@ from django_durable_tasks.admin import (
 from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
 from django_durable_tasks.admin.audit_entries import history_of
 from django_durable_tasks.admin.display import list_of
-from django_durable_tasks.admin.execution_log import AttemptsInline, DeliveriesInline
+from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.fields import EditForm
 from django_durable_tasks.admin.graphs import TASK_OPERATIONS
 from django_durable_tasks.admin.readonly import NewestRowsAdmin
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
@@ -300,7 +300,8 @@ class TaskAdmin(NewestRowsAdmin):
         action_of(operator_actions.force_complete),
         labelled(_force_run, graph_operations.force_run),
     )
-    inlines = (AttemptsInline,)
+    # Optional apps append theirs.
+    inlines: ClassVar[list[Any]] = [AttemptsInline]
     operations = (operator_actions.replay_edited, *TASK_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/task/change_form.html"
     change_list_template = "admin/django_durable_tasks/task/change_list.html"
@@ -354,11 +355,6 @@ class TaskAdmin(NewestRowsAdmin):
             request.resolver_match.url_name
         ).endswith("_changelist")
         return rows.defer(*_HEAVY) if listed else rows.select_related("tenant", "recurring_task")
-
-    def get_inlines(self, request: HttpRequest, obj: Any) -> Any:
-        """Return the inlines; that of requests only for tasks that send them."""
-        sends = obj is not None and obj.target_type == TargetType.HTTP_CALLBACK
-        return (*self.inlines, DeliveriesInline) if sends else self.inlines
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order the tasks of one schedule by their fire times, as their index is; all others by

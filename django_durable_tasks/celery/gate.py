@@ -42,7 +42,6 @@ from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
-from django_durable_tasks.targets import endpoints
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.attempts import Refusal, RunLocation
@@ -304,14 +303,10 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
         pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
 
-def _has_endpoint(task: Any) -> bool:
-    known = registry.find(task.name)
-    return known is not None and known.target.endpoint is not None
-
-
 def _open_run(task: Any, row: uuid.UUID, epoch: int, *rest: Any, **more: Any) -> Run | Refusal:
     """Start the run unless the breaker of the task's endpoint is open."""
-    if _has_endpoint(task) and endpoints.postpone(row, epoch):
+    known = registry.find(task.name)
+    if known is not None and known.target.postpone and known.target.postpone(row, epoch):
         return Refusal.POSTPONED
     return attempts.open_run(row, epoch, *rest, **more)
 

@@ -15,7 +15,7 @@ from django.db.models import Count, F
 from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import of_task
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.choices import OPEN, RecurringStatus, Status, TargetType, WorkflowStatus
+from django_durable_tasks.choices import OPEN, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.command import recurring
 from django_durable_tasks.command.arguments import (
@@ -562,21 +562,7 @@ _LETTER_FACTS = (
     "resolved_by",
     "comment",
 )
-_REQUEST = (
-    "attempt_number",
-    "outcome",
-    "status",
-    "failure",
-    "started_at",
-    "method",
-    "url",
-    "reason",
-    "retry_delay",
-    "total_seconds",
-    "response_body",
-)
 _AUDIT = ("at", "operation", "actor", "source", "reason")
-_REQUEST_LINE = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
 _TIMELINE = (
     "attempt_number",
     "status",
@@ -586,6 +572,12 @@ _TIMELINE = (
     "worker",
     "error_message",
 )
+
+
+TASK_TABLES: dict[str, tuple[Callable[[Task], list[dict[str, Any]]], tuple[str, ...]]] = {}
+"""The rows of optional apps that ``durable show`` prints of a task, by their name in JSON: what
+reads them, and the columns of their table.
+"""
 
 
 def facts_of(task: Task) -> dict[str, Any]:
@@ -602,19 +594,12 @@ def facts_of(task: Task) -> dict[str, Any]:
     row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
     row["graph"] = graph_of(task)
     row["executions"] = attempts
-    row["requests"] = _requests(task)
+    row |= {name: read(task) for name, (read, _) in TASK_TABLES.items()}
     row["audit"] = [{name: getattr(one, name) for name in _AUDIT} for one in of_task(task)]
     row["dead_letters"] = list(
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_FACTS)
     )
     return row
-
-
-def _requests(task: Task) -> list[dict[str, Any]]:
-    """Return the HTTP requests of the task. Other tasks cost no statement."""
-    if task.target_type != TargetType.HTTP_CALLBACK:
-        return []
-    return list(task.deliveries.using(task._state.db).order_by("pk").values(*_REQUEST))
 
 
 def _parameters(name: str) -> list[str] | None:
@@ -659,8 +644,9 @@ def _text(facts: dict[str, Any], why: list[Sentence]) -> str:
             }
         )
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
-    if facts["requests"]:
-        lines += ["", table(_REQUEST_LINE, facts["requests"])]
+    for name, (_, columns) in TASK_TABLES.items():
+        if facts[name]:
+            lines += ["", table(columns, facts[name])]
     if facts["dead_letters"]:
         lines += ["", table(_LETTER_FACTS, facts["dead_letters"])]
     if facts["audit"]:

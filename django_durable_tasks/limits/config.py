@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
-
-from django.db.models import Case, Q, Value, When
 
 from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.scopes import Allowance, Rate
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Endpoint, Limit, Node, Tenant
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Node, Tenant
 from django_durable_tasks.states.transitions import ClaimedTask
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.tables import database
@@ -37,7 +34,8 @@ from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
-OPEN_ENDPOINTS = 1_000
+ENDPOINT_SOURCES: dict[str, Callable[[], dict[str, int]]] = {}
+"""What returns how many tasks may run at once of each endpoint whose breaker is open, by scope."""
 _QUEUES = limits_scopes.scope_of_queue("")
 _DEFAULT_TENANT = limits_scopes.scope_of_tenant(DEFAULT_TENANT_ID)
 _UNLIMITED, _CLOSED = Allowance(), Allowance(0)
@@ -261,8 +259,8 @@ def read() -> LimitConfig:
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     scopes = {**coded(), **operators()}
-    endpoints = open_endpoints()
-    for scope, admitted in endpoints.items():
+    endpoints = [places for read in ENDPOINT_SOURCES.values() for places in read().items()]
+    for scope, admitted in endpoints:
         scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
     per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
@@ -297,20 +295,6 @@ class WorkerNames:
             for queue, of_queue in of_queues.items()
             if of_queue <= self._lists.keys()
         }
-
-
-def open_endpoints() -> dict[str, int]:
-    """Return how many tasks may run at once of each endpoint whose breaker is open, by scope: 0
-    during the pause, 1 after it.
-
-    Of more than OPEN_ENDPOINTS only those whose pause ends last are returned. Tasks of the others
-    are postponed when they start.
-    """
-    is_open = Q(open_until__isnull=False)
-    waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
-    rows = Endpoint.objects.using(database()).filter(is_open).annotate(admitted=waits)
-    found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
-    return {limits_scopes.scope_of_key(key): admitted for key, admitted in found}
 
 
 def _filled(given: Allowance, other: Allowance) -> Allowance:

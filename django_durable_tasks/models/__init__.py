@@ -4,7 +4,6 @@ of the capabilities.
 
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.models.audit import AuditEntry
-from django_durable_tasks.models.callbacks import DeliveryAttempt, Endpoint
 from django_durable_tasks.models.cluster import (
     BatchMessage,
     Node,
@@ -51,9 +50,7 @@ __all__ = [
     "CalendarDay",
     "DayKind",
     "DeadLetter",
-    "DeliveryAttempt",
     "EndingEvent",
-    "Endpoint",
     "IdempotentRequest",
     "Limit",
     "LimitBucket",

@@ -23,7 +23,6 @@ from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import config, scopes
 from django_durable_tasks.models import (
     DeadLetter,
-    DeliveryAttempt,
     LimitBucket,
     Node,
     Task,
@@ -43,7 +42,6 @@ from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation
-from django_durable_tasks.targets import endpoints
 from django_durable_tasks.tasks import batches
 
 # Deletes ended tasks and workflows in batches. The leader and ``durable prune`` call it.
@@ -129,7 +127,6 @@ def prune(
         if kept is not None:
             cutoff = min(now - timedelta(seconds=kept), held)
             deleted += _prune_ended(status, cutoff, now, limit - deleted, positions, deadline)
-    endpoints.prune(now)
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 
@@ -231,7 +228,6 @@ def _delete(deletable: list[uuid.UUID]) -> None:
     """
     database = tables.database()
     TaskExecutionLog.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
-    DeliveryAttempt.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
     DeadLetter.objects.using(database).unguarded().filter(task_id__in=deletable).delete()
     Task.objects.using(database).unguarded().filter(pk__in=deletable).delete()
 
@@ -445,6 +441,12 @@ def prunable(now: datetime) -> dict[str, int]:
     }
 
 
+CLOCK_CORRECTIONS: dict[str, Callable[[float], int]] = {}
+"""The corrections of optional apps. Each is called with the tolerance in seconds, and returns how
+many rows it changed.
+"""
+
+
 def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
     """Correct what was written more than ``tolerance`` seconds later than ``now``; return how many
     rows changed, at most ``limit`` of a kind. Must be repeated until it returns 0.
@@ -454,5 +456,5 @@ def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
         transitions.move_waits(now, tolerance, limit)
         + transitions.shorten_republish_waits(longest, limit)
         + batches.shorten_waits(longest)
-        + endpoints.end_pauses_after(tolerance)
+        + sum(correct(tolerance) for correct in CLOCK_CORRECTIONS.values())
     )

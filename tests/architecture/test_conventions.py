@@ -39,7 +39,7 @@ PUBLIC = (
     "celery/calls",
     "celery/result",
     "celery/context",
-    "callbacks/tasks",
+    "contrib/callbacks/tasks",
     "internal_tasks",
     "notifications/task",
     "ports",

@@ -66,7 +66,7 @@ call_command("migrate", verbosity=0)
 call_command("durable", "list")
 call_command("run_scheduler", "--once")
 tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
-for word in ("metric", "notification", "alert", "shadow"):
+for word in ("metric", "notification", "alert", "shadow", "endpoint", "delivery"):
     assert not [name for name in tables if word in name], tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
 # The API documents the messages of notifications, whose types need no model.

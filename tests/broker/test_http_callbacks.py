@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import http_callback
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Endpoint
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
+from django_durable_tasks.models import DeadLetter
 from tests.http_servers import WAIT, Listener, answer, listening
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.rows import ended, row

@@ -21,9 +21,9 @@ from kombu.serialization import prepare_accept_content
 from kombu.serialization import registry as serializers
 
 from django_durable_tasks import queue_message
-from django_durable_tasks.callbacks import queue_messages
 from django_durable_tasks.checks import check_celery
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.callbacks import queue_messages
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.cluster import NodeKind

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.callbacks import signing_secrets
+from django_durable_tasks.contrib.callbacks import signing_secrets
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task

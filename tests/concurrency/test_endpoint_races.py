@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.models import Endpoint, Task
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import Endpoint
+from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.targets import endpoints
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.factories import a_task
 

@@ -10,10 +10,10 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, Options
-from django_durable_tasks.contrib.api.tenants import SigningSecretAnswer
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST

@@ -12,9 +12,6 @@ from typing import Any
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import masked_arguments
-from django_durable_tasks.callbacks import http
-from django_durable_tasks.callbacks.queue_messages import refuse_other_tenants
-from django_durable_tasks.celery.routing import refuse_task_queues
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.conf import TENANT
 from django_durable_tasks.contrib.api import problems
@@ -28,7 +25,6 @@ from django_durable_tasks.masking import MASK, masked, masked_text
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.tenants.quotas import check_payload
 
 logger = logging.getLogger("django_durable_tasks.api")
@@ -58,13 +54,8 @@ def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str =
         for required, parameter in parameters.items():
             if parameter.default is parameter.empty and required not in config:
                 raise invalid_field(f"{place}/{required}", "is required", "required")
-        url = config.get("url") if kind == TargetType.HTTP_CALLBACK else None
-        if isinstance(url, str) and conf.names_tenants("HTTP_ALLOW"):
-            # The check of every call does not know the tenant.
-            http.policy(tenant.slug).check(parsed_url(url))
-        if kind == TargetType.QUEUE_MESSAGE:
-            refuse_other_tenants(config, conf.settings().QUEUE_ALLOW, tenant.slug)
-            _refuse_task_queues(config, tenant)
+        if built_in.target.check_tenant is not None:
+            built_in.target.check_tenant(config, tenant.slug)
         return TargetCall(built_in, (), config)
     _check_members(config, CELERY_MEMBERS, place)
     name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})
@@ -75,13 +66,6 @@ def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str =
     if not isinstance(kwargs, dict):
         raise invalid_field(f"{place}/kwargs", "is no object", "type")
     return TargetCall(_registered(name, f"{place}/task", tenant), tuple(args), kwargs)
-
-
-def _refuse_task_queues(config: Mapping[str, Any], tenant: Tenant) -> None:
-    names = (config.get("exchange"), config.get("routing_key"), config.get("queue"))
-    exchange, routing_key, queue = (name if isinstance(name, str) else "" for name in names)
-    if exchange or queue:
-        refuse_task_queues(exchange, routing_key if exchange else queue, tenant.slug)
 
 
 def _check_members(config: Mapping[str, Any], known: Collection[str], place: str) -> None:

@@ -59,7 +59,6 @@ from django_durable_tasks.models import (
     BulkKind,
     BulkOperation,
     DeadLetter,
-    DeliveryAttempt,
     Task,
     TaskExecutionLog,
 )
@@ -219,19 +218,6 @@ class ExecutionAnswer(Answer):
         model = TaskExecutionLog
         hidden = (
             *("task", "ready_at", "queued_at", "traceback", "exception", "run_id", "celery_id"),
-        )
-
-
-class DeliveryAnswer(Answer):
-    """A request and its answer. Secrets are masked, also for keys with the scope ``secrets``."""
-
-    reason = fields.ErrorText(allow_blank=True)
-
-    class Meta:
-        model = DeliveryAttempt
-        hidden = (
-            *("task", "run_id", "endpoint", "encryption_key"),
-            *("dns_seconds", "connect_seconds", "tls_seconds", "first_byte_seconds"),
         )
 
 
@@ -612,7 +598,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         changes = {name: value for name, value in given.items() if name != "target_config"}
         return {**changes, **edited_arguments(row.name, row, given["target_config"], self.caller)}
 
-    # The attempts of a task, and the requests of callbacks and notifications.
+    # The attempts of a task.
 
     @endpoint(
         "executions",
@@ -623,16 +609,6 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def executions(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the attempts that have ended, the newest first."""
         return self.page_of_task(ExecutionAnswer)
-
-    @endpoint(
-        "deliveries",
-        reads=("task", "deliveryattempt"),
-        answer=list_of(DeliveryAnswer),
-        is_list=True,
-    )
-    def deliveries(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Return the requests of an HTTP callback or of a notification, with their answers."""
-        return self.page_of_task(DeliveryAnswer)
 
     # Many tasks at once.
 

@@ -1,6 +1,4 @@
-"""``/tenants``, ``/key``, ``/quota``, ``/audit``, ``/signing-secret`` and
-``/notification-settings``.
-"""
+"""``/tenants``, ``/key``, ``/quota`` and ``/audit``."""
 
 from __future__ import annotations
 
@@ -13,18 +11,13 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
-from django_durable_tasks.callbacks import signing_secrets
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
-from django_durable_tasks.contrib.api.problems import invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
-from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 from django_durable_tasks.models import ApiKey, AuditEntry, Tenant
-from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import QuotaUsage, usage
-from django_durable_tasks.tenants.values import ApiScope
 
 
 class TenantAnswer(Answer):
@@ -192,63 +185,3 @@ class AuditViewSet(ApiViewSet):
             for side in ("before", "after")
         }
         return {**found, **hidden, "actor": OPERATOR, "reason": "", "address": None}
-
-
-# What the tenant's server needs to check the signatures of our requests.
-
-
-class SigningSecretAnswer(Answer):
-    """The secrets of an endpoint."""
-
-    origin = fields.Text(allow_null=True, help_text="Null if the messages are e-mails.")
-    endpoint = fields.Text(help_text="The name of the endpoint; by default its origin.")
-    secrets = serializers.ListField(
-        child=fields.Text(),
-        help_text=(
-            "`whsec_` and base64, as Standard Webhooks defines it, the current one first. During a"
-            " rotation there are several, and one matching signature is enough. Empty if requests"
-            " are not signed: ask the operator for a signing key."
-        ),
-    )
-
-
-_OF_CALLBACKS = {
-    "url": fields.Text(
-        required=True,
-        allow_blank=True,
-        help_text="the URL of the callbacks, of which only the origin has an effect",
-    ),
-    "endpoint": fields.Text(
-        required=False,
-        allow_blank=True,
-        help_text="The `endpoint` of the callbacks, if they have one.",
-    ),
-}
-
-
-class SigningSecretViewSet(ApiViewSet):
-    """The secrets with which callbacks of the tenant are signed. Each read has an audit entry."""
-
-    singular = "SigningSecret"
-    reads = ("task_arguments",)
-
-    @endpoint(answer=SigningSecretAnswer, filters=_OF_CALLBACKS)
-    def list(self, request: Request) -> Response:
-        """Return the secrets with which a server checks `webhook-signature` of the callbacks to
-        this URL. The key needs the scope `secrets` too.
-        """
-        self.require_scope(ApiScope.SECRETS)
-        given, caller = self.query(), self.caller
-
-        def act() -> StoredAnswer:
-            found = signing_secrets.secrets_of_callbacks(
-                caller.tenant.pk, given["url"], given.get("endpoint"), by=caller.name
-            )
-            return StoredAnswer(200, SigningSecretAnswer.shown(found))
-
-        try:
-            return self.write(act)
-        except InvalidTarget as refused:
-            raise invalid_parameter("url", str(refused)) from None
-        except InvalidOption as refused:
-            raise invalid_parameter("endpoint", str(refused)) from None

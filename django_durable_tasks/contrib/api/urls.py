@@ -26,7 +26,6 @@ _RESOURCES: tuple[tuple[str, str, Any], ...] = (
     ("operations", "operation", tasks.OperationViewSet),
     ("tenants", "tenant", tenants.TenantViewSet),
     ("key", "key", tenants.KeyViewSet),
-    ("signing-secret", "signing-secret", tenants.SigningSecretViewSet),
     ("quota", "quota", tenants.QuotaViewSet),
     ("health", "health", scheduler.HealthViewSet),
     ("metrics", "metrics", scheduler.MetricsViewSet),
@@ -37,9 +36,10 @@ _RESOURCES: tuple[tuple[str, str, Any], ...] = (
     ("problems", "problem", scheduler.ProblemViewSet),
 )
 _RESOURCES_OF = {
+    "django_durable_tasks.contrib.callbacks": "django_durable_tasks.contrib.api.callbacks",
     "django_durable_tasks.contrib.notifications": (
         "django_durable_tasks.contrib.api.notification_settings"
-    )
+    ),
 }
 """The modules with the resources of optional apps, which need the models of these apps."""
 _OPTIONAL = [

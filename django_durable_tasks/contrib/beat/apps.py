@@ -15,7 +15,7 @@ class BeatConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the subcommands with their operation, and the job that deletes recorded fires."""
+        """Register subcommands with their operation, and the job that deletes recorded fires."""
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.beat import shadow_fires
         from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
@@ -23,11 +23,12 @@ class BeatConfig(AppConfig):
 
         register_command(IMPORT_BEAT, SHADOW)
         register_job(
+            "prune_shadow_fires",
             lambda: Job(
                 "prune_shadow_fires",
                 shadow_fires.prune,
                 every=10.0,
                 pause_factor=PAUSE_FACTOR,
                 dispatches=False,
-            )
+            ),
         )

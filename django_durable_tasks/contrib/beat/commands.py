@@ -30,7 +30,6 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
 from django_durable_tasks.contrib.beat.compare import Comparison
-from django_durable_tasks.contrib.beat.operations import IMPORT_BEAT as IMPORT_OPERATION
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
 from django_durable_tasks.contrib.beat.tables import (
     DISABLED,

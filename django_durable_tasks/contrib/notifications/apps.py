@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
+
+_CALLBACKS = "django_durable_tasks.contrib.callbacks"
 
 
 class NotificationsConfig(AppConfig):
@@ -16,6 +19,10 @@ class NotificationsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register recorders, jobs, checks, the subcommand and the tasks."""
+        if not apps.is_installed(_CALLBACKS):
+            raise ImproperlyConfigured(
+                f"{self.name} sends its messages with {_CALLBACKS}: add it to INSTALLED_APPS."
+            )
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.notifications import checks, jobs, task  # noqa: F401

@@ -16,10 +16,13 @@ from django.utils.translation import ngettext_lazy
 
 from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.audit import current_actor, encrypted_mark, recorded
-from django_durable_tasks.callbacks import http
-from django_durable_tasks.callbacks.signing_secrets import SigningSecrets, record_read_secrets
 from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
+from django_durable_tasks.contrib.callbacks import http
+from django_durable_tasks.contrib.callbacks.signing_secrets import (
+    SigningSecrets,
+    record_read_secrets,
+)
 from django_durable_tasks.contrib.notifications.capture import (
     OccurredEvent,
     RecentSubscriptions,

@@ -14,10 +14,15 @@ from django.core.mail import EmailMessage
 from django.db import Error
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.callbacks import http
-from django_durable_tasks.callbacks.tasks import DeliveryRetry, RequestOfRun, database_of, slug_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.contrib.callbacks import endpoints, http
+from django_durable_tasks.contrib.callbacks.tasks import (
+    DeliveryRetry,
+    RequestOfRun,
+    database_of,
+    slug_of,
+)
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import (
     NotificationContent,
@@ -40,7 +45,6 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.targets import endpoints
 from django_durable_tasks.targets.answers import BACKOFF, delay
 from django_durable_tasks.targets.http_request import http_request
 from django_durable_tasks.task_names import NOTIFICATION_TASK
@@ -259,4 +263,6 @@ def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
     return f"{tenant_id}:{endpoint_of_setting(arguments.get('setting'))}"
 
 
-registry.declare_target(NOTIFICATION_TASK, TaskTarget(endpoint=_endpoint))
+registry.declare_target(
+    NOTIFICATION_TASK, TaskTarget(endpoint=_endpoint, postpone=endpoints.postpone)
+)

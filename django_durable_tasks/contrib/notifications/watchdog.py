@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.callbacks import http
-from django_durable_tasks.callbacks.tasks import RequestOfRun
 from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.contrib.callbacks import http
+from django_durable_tasks.contrib.callbacks.tasks import RequestOfRun
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption, InvalidTarget
 from django_durable_tasks.masking import masked_url

@@ -14,7 +14,6 @@ from django.db import DatabaseError
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.command.audit import AUDIT, ROTATE
-from django_durable_tasks.command.callbacks import CHECK_URL, SIGNING_SECRET
 from django_durable_tasks.command.fire_times import DST_REPORT, EXPLAIN, PREVIEW, SIMULATE, TZDATA
 from django_durable_tasks.command.graph import GRAPH, GRAPH_ACTIONS
 from django_durable_tasks.command.listing import LIST, SHOW
@@ -61,8 +60,6 @@ SUBCOMMANDS = {
         SYNC,
         AUDIT,
         ROTATE,
-        CHECK_URL,
-        SIGNING_SECRET,
         *OPTIONAL_SUBCOMMANDS.values(),
     )
 }

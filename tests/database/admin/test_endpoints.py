@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from django_durable_tasks.models import Endpoint
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.targets import endpoints
 from tests.database.admin.site import list_of, page_of, staff
 
 pytestmark = pytest.mark.django_db

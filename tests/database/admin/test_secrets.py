@@ -9,7 +9,8 @@ from django.urls import reverse
 
 from django_durable_tasks import durable_task
 from django_durable_tasks.choices import Status
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Task, TaskExecutionLog
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
+from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from tests.database.admin.site import list_of, operator, page_of, staff
 from tests.factories import a_log_row, a_task
 

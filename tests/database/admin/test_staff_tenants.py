@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import (
@@ -24,7 +25,6 @@ from django_durable_tasks.models import (
     AuditEntry,
     Calendar,
     DeadLetter,
-    Endpoint,
     OccurrenceRecord,
     RecurringTask,
     Task,

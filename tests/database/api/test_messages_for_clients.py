@@ -10,8 +10,9 @@ from django.utils import timezone
 
 from django_durable_tasks import registry
 from django_durable_tasks.contrib.api import parsing
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, Task, TaskExecutionLog
+from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, call

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks import ports
-from django_durable_tasks.models import DeliveryAttempt
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 from tests.factories import a_task
 

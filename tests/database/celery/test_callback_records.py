@@ -11,7 +11,8 @@ from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.choices import Status
-from django_durable_tasks.models import DeliveryAttempt, Task
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
+from django_durable_tasks.models import Task
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening

@@ -14,15 +14,18 @@ from celery.exceptions import Ignore
 
 from django_durable_tasks import http_callback, process_state
 from django_durable_tasks.choices import Status
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.limits import operator_limits, release
 from django_durable_tasks.limits.config import RecentLimits
-from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task, Tenant
+from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.targets import endpoints
-from django_durable_tasks.tasks import claim, retention
+from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening
@@ -266,7 +269,8 @@ def test_a_long_origin_has_a_key_of_its_own() -> None:
 
 def test_endpoints_that_did_not_change_for_a_month_are_deleted(closed: str) -> None:
     _fail(closed)
-    retention.prune(database_now() + timedelta(days=29), 100)
+    [prune] = [job.run for job in (make() for make in OPTIONAL_JOBS) if job.run == endpoints.prune]
+    prune(database_now() + timedelta(days=29), HeartbeatMonitor())
     assert Endpoint.objects.count() == 1
-    retention.prune(database_now() + timedelta(days=31), 100)
+    prune(database_now() + timedelta(days=31), HeartbeatMonitor())
     assert Endpoint.objects.count() == 0

@@ -13,15 +13,10 @@ import pytest
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidArguments, InvalidTarget
 from django_durable_tasks.masking import MASK
-from django_durable_tasks.models import (
-    DeadLetter,
-    DeliveryAttempt,
-    RecurringTask,
-    Task,
-    TaskExecutionLog,
-)
+from django_durable_tasks.models import DeadLetter, RecurringTask, Task, TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets.http_request import derived_secret, verify
 from django_durable_tasks.tasks import operator_actions, retention

@@ -11,7 +11,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.cluster import nodes
-from django_durable_tasks.models import DeadLetter, DeliveryAttempt, NodeKind, Task
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
+from django_durable_tasks.models import DeadLetter, NodeKind, Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_log_row, a_node, a_paused_queue, a_task

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.models import AuditEntry, DeadLetter, DeliveryAttempt, RecurringTask, Task
-from django_durable_tasks.targets import endpoints
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
+from django_durable_tasks.models import AuditEntry, DeadLetter, RecurringTask, Task
 from django_durable_tasks.targets.answers import Delivery
 from django_durable_tasks.tasks import key_rotation
 from tests.database.commands.durable_command import durable, json_of

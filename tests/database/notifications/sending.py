@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Retry
 
-from django_durable_tasks.callbacks.tasks import DeliveryRetry
+from django_durable_tasks.contrib.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.exceptions import DeliveryFailed

@@ -13,11 +13,12 @@ import pytest
 from django import VERSION
 from django.core import mail
 
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications import task as notification_delivery
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.limits import config
-from django_durable_tasks.models import DeliveryAttempt, Endpoint, Task
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now

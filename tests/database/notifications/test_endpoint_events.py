@@ -12,13 +12,13 @@ from celery.exceptions import Ignore, Retry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import Endpoint
+from django_durable_tasks.contrib.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.contrib.notifications.models import NotificationEvent
 from django_durable_tasks.exceptions import DeliveryFailed
-from django_durable_tasks.models import Endpoint
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.targets import endpoints
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import (

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor, NodeReport
-from django_durable_tasks.models import BatchMessage, Endpoint, Node, NodeKind, SchedulerLease, Task
+from django_durable_tasks.contrib.callbacks import endpoints
+from django_durable_tasks.contrib.callbacks.models import Endpoint
+from django_durable_tasks.models import BatchMessage, Node, NodeKind, SchedulerLease, Task
 from django_durable_tasks.scheduler.jobs import CorrectClockSteps
 from django_durable_tasks.store import clock as clock_steps
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
-from django_durable_tasks.targets import endpoints
 from django_durable_tasks.tasks import batches
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task

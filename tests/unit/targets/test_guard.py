@@ -8,7 +8,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from django_durable_tasks.callbacks.http import (
+from django_durable_tasks.conf import InvalidSetting, check_http
+from django_durable_tasks.contrib.callbacks.http import (
     CallFailed,
     CallFailure,
     Deadline,
@@ -17,7 +18,6 @@ from django_durable_tasks.callbacks.http import (
     OutgoingRequest,
     Resolver,
 )
-from django_durable_tasks.conf import InvalidSetting, check_http
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.targets.addresses import (
     AddressPolicy,

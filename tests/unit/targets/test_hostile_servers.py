@@ -16,7 +16,7 @@ from threading import Event, Thread
 
 import pytest
 
-from django_durable_tasks.callbacks.http import (
+from django_durable_tasks.contrib.callbacks.http import (
     CallFailed,
     CallFailure,
     Exchange,

@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from django_durable_tasks.callbacks.http import LookupFailed, Resolver
+from django_durable_tasks.contrib.callbacks.http import LookupFailed, Resolver
 from tests.http_servers import WAIT
 from tests.waiting import until
 

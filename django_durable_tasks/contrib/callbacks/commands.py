@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from typing import Any
 
-from django_durable_tasks.callbacks import http, signing_secrets
-from django_durable_tasks.callbacks.http import Deadline, LookupFailed
+from django_durable_tasks.choices import TargetType
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
@@ -15,8 +15,12 @@ from django_durable_tasks.command.subcommand import (
     refuse,
     table,
 )
+from django_durable_tasks.contrib.callbacks import http
+from django_durable_tasks.contrib.callbacks.http import Deadline, LookupFailed
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
+from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.targets.addresses import parsed_url
 
 # ``durable check-url``: whether an HTTP callback to a URL would be sent. ``durable
@@ -67,9 +71,7 @@ def show_secrets(options: Options, out: Output) -> int:
         tenant_id = tenant.pk
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
-    found = signing_secrets.secrets_of_callbacks(
-        tenant_id, url, endpoint, by="", is_setting=True
-    ).secrets
+    found = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     out.emit({"secrets": found}, "\n".join(found))
@@ -99,3 +101,28 @@ SIGNING_SECRET = Subcommand(
     arguments=_secret_arguments,
     run=show_secrets,
 )
+
+# The requests of a task in ``durable show``.
+
+_REQUEST = (
+    "attempt_number",
+    "outcome",
+    "status",
+    "failure",
+    "started_at",
+    "method",
+    "url",
+    "reason",
+    "retry_delay",
+    "total_seconds",
+    "response_body",
+)
+REQUEST_COLUMNS = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
+
+
+def requests_of(task: Task) -> list[dict[str, Any]]:
+    """Return the HTTP requests of the task. Other tasks cost no statement."""
+    if task.target_type != TargetType.HTTP_CALLBACK:
+        return []
+    rows = DeliveryAttempt.objects.using(task._state.db).filter(task=task)
+    return list(rows.order_by("pk").values(*_REQUEST))

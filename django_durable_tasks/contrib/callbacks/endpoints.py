@@ -9,18 +9,24 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, Q, Subquery, When
+from django.db.models import Case, F, Q, Subquery, Value, When
 
 from django_durable_tasks import conf, process_state
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.callbacks.models import (
+    DeliveryAttempt,
+    Endpoint,
+    EndpointQuerySet,
+)
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.limits.config import RecentLimits
-from django_durable_tasks.models import DeliveryAttempt, Endpoint
-from django_durable_tasks.models.callbacks import EndpointQuerySet
+from django_durable_tasks.limits.scopes import scope_of_key
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.signals import endpoint_changed
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
+from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.targets import answers
@@ -36,6 +42,9 @@ from django_durable_tasks.task_values import Run
 
 
 _KEPT = timedelta(days=30)
+# Endpoints that each process reads once a second. Tasks of further ones are postponed when they
+# start.
+OPEN_ENDPOINTS = 1_000
 _PROBE_MARGIN = 5.0
 """Seconds beyond the longest attempt after which another task may probe."""
 _CALM = 3_600.0
@@ -104,6 +113,20 @@ def end_pauses_after(tolerance: float) -> int:
     """
     later = _endpoints().filter(open_until__isnull=False, updated_at__gt=after(tolerance))
     return later.update(open_until=DatabaseNow(), probe_until=None, updated_at=DatabaseNow())
+
+
+def open_endpoints() -> dict[str, int]:
+    """Return how many tasks may run at once of each endpoint whose breaker is open, by scope: 0
+    during the pause, 1 after it.
+
+    Of more than OPEN_ENDPOINTS only those whose pause ends last are returned. Tasks of the others
+    are postponed when they start.
+    """
+    is_open = Q(open_until__isnull=False)
+    waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
+    rows = _endpoints().filter(is_open).annotate(admitted=waits)
+    found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
+    return {scope_of_key(key): admitted for key, admitted in found}
 
 
 def succeeded(key: str) -> None:
@@ -183,9 +206,10 @@ def _locked(key: str, tenant_id: int) -> Endpoint:
     return row
 
 
-def prune(now: datetime) -> int:
-    """Delete endpoints whose state has not changed for 30 days; return how many."""
-    return _endpoints().filter(updated_at__lt=now - _KEPT).delete()[0]
+def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Job: delete endpoints whose state has not changed for 30 days; return how many."""
+    with dedicated_connection():
+        return _endpoints().filter(updated_at__lt=now - _KEPT).delete()[0]
 
 
 # Records the HTTP requests that tasks send.

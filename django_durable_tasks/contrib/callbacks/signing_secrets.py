@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_durable_tasks.audit import acting, recorded
-from django_durable_tasks.callbacks import http
+from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.targets.http_request import endpoint_name
 

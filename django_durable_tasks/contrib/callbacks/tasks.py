@@ -14,11 +14,16 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.callbacks import http, queue_messages
-from django_durable_tasks.callbacks.http import CallFailed, Exchange, OutgoingRequest, Timings
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.routing import refuse_task_queues
 from django_durable_tasks.choices import TargetType
+from django_durable_tasks.contrib.callbacks import endpoints, http, queue_messages
+from django_durable_tasks.contrib.callbacks.http import (
+    CallFailed,
+    Exchange,
+    OutgoingRequest,
+    Timings,
+)
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.masking import masked_text, masked_url, shortened
@@ -27,7 +32,7 @@ from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
-from django_durable_tasks.targets import endpoints
+from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.targets.answers import (
     BACKOFF,
     AnswerKind,
@@ -96,6 +101,13 @@ def http_callback(
     return RequestOfRun(live, request, key, shown_url).sent()
 
 
+def _check_url_of_tenant(arguments: Mapping[str, Any], tenant: str) -> None:
+    """The check of every call does not know the tenant, for which HTTP_ALLOW may have entries."""
+    url = arguments.get("url")
+    if isinstance(url, str) and conf.names_tenants("HTTP_ALLOW"):
+        http.policy(tenant).check(parsed_url(url))
+
+
 def _http_callback_prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     http_request(arguments, http.limits())
     return stored_arguments(arguments)
@@ -103,7 +115,13 @@ def _http_callback_prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 registry.declare_target(
     HTTP_CALLBACK_TASK,
-    TaskTarget(TargetType.HTTP_CALLBACK, _http_callback_prepared, endpoint_key),
+    TaskTarget(
+        TargetType.HTTP_CALLBACK,
+        _http_callback_prepared,
+        endpoint_key,
+        endpoints.postpone,
+        _check_url_of_tenant,
+    ),
 )
 
 
@@ -366,6 +384,17 @@ def _queue_message_prepared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return queue_messages.stored_message(arguments)
 
 
+def _check_queue_of_tenant(arguments: Mapping[str, Any], tenant: str) -> None:
+    queue_messages.refuse_other_tenants(arguments, conf.settings().QUEUE_ALLOW, tenant)
+    names = (arguments.get(name) for name in ("exchange", "routing_key", "queue"))
+    exchange, routing_key, queue = (name if isinstance(name, str) else "" for name in names)
+    if exchange or queue:
+        refuse_task_queues(exchange, routing_key if exchange else queue, tenant)
+
+
 registry.declare_target(
-    QUEUE_MESSAGE_TASK, TaskTarget(TargetType.QUEUE_MESSAGE, _queue_message_prepared)
+    QUEUE_MESSAGE_TASK,
+    TaskTarget(
+        TargetType.QUEUE_MESSAGE, _queue_message_prepared, check_tenant=_check_queue_of_tenant
+    ),
 )
