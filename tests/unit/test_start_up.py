@@ -7,6 +7,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
 from tests.runs import ROOT
 
 LOADED_WHEN_NEEDED = ("redis", "kombu.transport.redis", "rest_framework", "holidays", "ephem")
@@ -40,3 +45,12 @@ print(*sys.modules)
     loaded = set(done.stdout.split())
     assert "django_durable_tasks.decorators" in loaded
     assert loaded & set(LOADED_WHEN_NEEDED) == set()
+
+
+def test_notifications_say_that_they_need_callbacks() -> None:
+    without = [name for name in settings.INSTALLED_APPS if not name.endswith(".callbacks")]
+    with (
+        pytest.raises(ImproperlyConfigured, match="add it to INSTALLED_APPS"),
+        override_settings(INSTALLED_APPS=without),
+    ):
+        pass
