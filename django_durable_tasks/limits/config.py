@@ -259,8 +259,10 @@ def read() -> LimitConfig:
     }
     per_key = {name: one for name, one in allowed.items() if one is not None}
     scopes = {**coded(), **operators()}
-    endpoints = [places for read in ENDPOINT_SOURCES.values() for places in read().items()]
-    for scope, admitted in endpoints:
+    endpoints: dict[str, int] = {}
+    for read in ENDPOINT_SOURCES.values():
+        endpoints |= read()
+    for scope, admitted in endpoints.items():
         scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
     per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
