@@ -269,7 +269,9 @@ def test_a_long_origin_has_a_key_of_its_own() -> None:
 
 def test_endpoints_that_did_not_change_for_a_month_are_deleted(closed: str) -> None:
     _fail(closed)
-    [prune] = [job.run for job in (make() for make in OPTIONAL_JOBS) if job.run == endpoints.prune]
+    [prune] = [
+        job.run for job in (make() for make in OPTIONAL_JOBS.values()) if job.run == endpoints.prune
+    ]
     prune(database_now() + timedelta(days=29), HeartbeatMonitor())
     assert Endpoint.objects.count() == 1
     prune(database_now() + timedelta(days=31), HeartbeatMonitor())

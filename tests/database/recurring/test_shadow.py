@@ -127,7 +127,7 @@ def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_fires, "PRUNED", 2)
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
-    jobs = {job.name: job for job in (make() for make in OPTIONAL_JOBS)}
+    jobs = {job.name: job for job in (make() for make in OPTIONAL_JOBS.values())}
     prune, monitor = jobs["prune_shadow_fires"].run, HeartbeatMonitor()
     assert [prune(database_now(), monitor) for _ in range(3)] == [2, 1, 0]
     assert ShadowFire.objects.get().name == "new"
