@@ -5,6 +5,10 @@ STAMP := .venv/.built
 CONSTRAINTS := constraints/oldest.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# tox searches the path for interpreters, and pyenv puts there only those that are selected.
+empty :=
+export PATH := $(PATH):$(subst $(empty) ,:,$(wildcard $(HOME)/.pyenv/versions/*/bin))
+
 .DEFAULT_GOAL := help
 .PHONY: help env demo run test kill-test chaos bench lint format constraints latest clean
 
@@ -48,7 +52,11 @@ format: $(STAMP) ## Let ruff order the imports and lay out the code
 	@$(BIN)/ruff format .
 
 constraints: $(STAMP) ## Write constraints/*.txt anew: the newest versions within the supported ranges
-	@$(BIN)/python -m tests.environments
+	@for name in oldest newest alternatives; do \
+		$(BIN)/tox run -q -e pins-$$name && { \
+		echo "# Tested versions ($$name), written by \`make constraints\`."; \
+		.tox/pins-$$name/bin/python -m pip freeze --all --exclude-editable --exclude pip; \
+		} > constraints/$$name.new && mv constraints/$$name.new constraints/$$name.txt || exit 1; done
 
 latest: ## Run the tests with the newest versions of all packages, without constraints (ARGS as for test)
 	@rm -rf .venv-latest; $(PYTHON) -m venv .venv-latest
@@ -56,5 +64,5 @@ latest: ## Run the tests with the newest versions of all packages, without const
 	@exec .venv-latest/bin/python -m tests $(ARGS)
 
 clean: ## Remove the environment and all that was built or cached
-	@rm -rf .venv .venv-newest .venv-alternatives .venv-latest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-latest .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,8 +10,6 @@ import pymysql
 from tests.addresses import DEFAULTS
 from tests.servers import variable_of
 
-DATABASES = ("postgresql", "mariadb", "sqlite")
-BROKERS = ("rabbitmq", "redis", "filesystem")
 REDIS_DATABASE = 11
 POOLED_ADDRESS = "TEST_POOLED_ADDRESS"
 """The environment variable with the pooler's address for the processes of a run that uses one."""

@@ -8,189 +8,132 @@ broker of its suite. A file without a row runs the default selection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from tests.environments import OTHERS
-from tests.runs import (
-    COMPLETE_BROKER,
-    COMPLETE_PAIR,
-    PGBOUNCER,
-    PORTABLE,
-    ROOT,
-    SMOKE,
-    Run,
-    planned,
+from tests.runs import ENVIRONMENTS, ROOT, RUNS, Run
+
+PACKAGE = "django_durable_tasks/"
+ALWAYS = "checks architecture"
+# Suites, or folders and modules of tests/, each on all its databases and brokers or on those after
+# `@`; and the files and folders that they test, from the root or from the package.
+TABLE = (
+    ("unit", "workflows/diagrams.py schedules/timetables/ benchmarks/ tests/unit/"),
+    (
+        "unit database/dependencies@postgresql database/workflows@postgresql",
+        "contrib/diagrams/",
+    ),
+    ("database crash_points", "store/"),
+    ("unit database crash_points", "states/"),
+    (
+        "unit database crash_points@postgresql smoke",
+        "limits/ dependencies/ targets/ tasks/ tenants/ schedules/",
+    ),
+    ("database crash_points@postgresql smoke", "cluster/"),
+    ("unit database/verify broker@redis smoke", "contrib/verify/"),
+    ("unit database/celery broker smoke", "contrib/callbacks/"),
+    ("unit database/notifications broker smoke", "contrib/notifications/"),
+    ("database smoke", "models/ migrations/"),
+    ("database/celery broker smoke", "celery/"),
+    ("database/metrics unit", "contrib/metrics/"),
+    ("database/scheduler broker processes@postgresql@rabbitmq smoke", "scheduler/"),
+    ("unit database/checks/test_database_checks.py", "checks/"),
+    ("database/api documentation", "contrib/api/"),
+    ("database/recurring unit", "contrib/"),
+    (
+        "unit database/dependencies database/workflows crash_points@postgresql smoke",
+        "workflows/",
+    ),
+    ("database@postgresql documentation smoke", "command/ management/"),
+    ("database@postgresql documentation browser", "operations/"),
+    ("database/admin@postgresql browser", "admin/ templates/ static/"),
+    ("documentation", "docs/ README.md CHANGELOG.md CONTRIBUTING.md Makefile tests/documentation/"),
+    ("processes/test_example_project.py documentation", "example_project/"),
+    ("database", "tests/database/ tests/concurrency/"),
+    ("crash_points", "tests/crash_points/"),
+    ("broker@redis smoke", "tests/broker/"),
+    ("processes@postgresql@rabbitmq smoke", "tests/processes/"),
+    ("mutants", "tests/mutants/"),
+    ("chaos", "tests/chaos/"),
+    ("browser", "tests/browser/"),
+    ("processes/test_kill_trial.py@postgresql", "tests/kill_trials/"),
+    ("", "LICENSE .gitignore .ci/ tox.ini tests/architecture/"),
+    ("", "tests/__main__.py tests/changed.py tests/execution.py tests/report.py"),
 )
-from tests.selection import default_runs
-
-ALWAYS = ("checks", "architecture")
-DEFAULT = "default"
-_BROKER = (f"broker@{COMPLETE_BROKER}", SMOKE)
-_PROCESSES = (f"processes@{'@'.join(COMPLETE_PAIR)}", SMOKE)
-_SQL = ("database", "crash_points")
-_PAGES = ("tests/database/admin@postgresql", "browser")
-
-TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("django_durable_tasks/workflows/diagrams.py", ("unit",)),
-    (
-        "django_durable_tasks/contrib/diagrams/",
-        ("unit", "tests/database/dependencies@postgresql", "tests/database/workflows@postgresql"),
-    ),
-    ("django_durable_tasks/store/sql/", _SQL),
-    ("django_durable_tasks/schedules/timetables/", ("unit",)),
-    ("django_durable_tasks/store/", _SQL),
-    ("django_durable_tasks/states/", ("unit", *_SQL)),
-    *(
-        (f"django_durable_tasks/{name}/", ("unit", "database", "crash_points@postgresql", SMOKE))
-        for name in ("limits", "dependencies", "targets", "tasks", "tenants", "schedules")
-    ),
-    ("django_durable_tasks/cluster/", ("database", "crash_points@postgresql", SMOKE)),
-    ("django_durable_tasks/contrib/verify/", ("unit", "tests/database/verify", *_BROKER)),
-    ("django_durable_tasks/contrib/callbacks/", ("unit", "tests/database/celery", "broker", SMOKE)),
-    (
-        "django_durable_tasks/contrib/notifications/",
-        ("unit", "tests/database/notifications", "broker", SMOKE),
-    ),
-    ("django_durable_tasks/models/", ("database", SMOKE)),
-    ("django_durable_tasks/migrations/", ("database", SMOKE)),
-    ("django_durable_tasks/celery/", ("tests/database/celery", "broker", SMOKE)),
-    ("django_durable_tasks/contrib/metrics/", ("tests/database/metrics", "unit")),
-    ("django_durable_tasks/scheduler/", ("tests/database/scheduler", "broker", *_PROCESSES)),
-    ("django_durable_tasks/checks/", ("unit", "tests/database/checks/test_database_checks.py")),
-    ("django_durable_tasks/contrib/", ("tests/database/recurring", "unit")),
-    (
-        "django_durable_tasks/workflows/",
-        (
-            "unit",
-            "tests/database/dependencies",
-            "tests/database/workflows",
-            "crash_points@postgresql",
-            SMOKE,
-        ),
-    ),
-    ("django_durable_tasks/command/", ("database@postgresql", "documentation", SMOKE)),
-    ("django_durable_tasks/management/", ("database@postgresql", "documentation", SMOKE)),
-    ("django_durable_tasks/operations/", ("database@postgresql", "documentation", "browser")),
-    ("django_durable_tasks/admin/", _PAGES),
-    ("django_durable_tasks/contrib/api/", ("tests/database/api", "documentation")),
-    ("django_durable_tasks/templates/", _PAGES),
-    ("django_durable_tasks/static/", _PAGES),
-    ("docs/", ("documentation",)),
-    ("README.md", ("documentation",)),
-    ("CHANGELOG.md", ("documentation",)),
-    ("CONTRIBUTING.md", ("documentation",)),
-    ("Makefile", ("documentation",)),
-    ("LICENSE", ()),
-    (".gitignore", ()),
-    (".ci/", ()),
-    ("tox.ini", ()),
-    ("example_project/", ("tests/processes/test_example_project.py", "documentation")),
-    ("benchmarks/", ("unit",)),
-    ("tests/architecture/", ()),
-    ("tests/unit/", ("unit",)),
-    ("tests/documentation/", ("documentation",)),
-    ("tests/database/", ("database",)),
-    ("tests/concurrency/", ("database",)),
-    ("tests/crash_points/", ("crash_points",)),
-    ("tests/broker/", _BROKER),
-    ("tests/processes/", _PROCESSES),
-    ("tests/mutants/", ("mutants",)),
-    ("tests/chaos/", ("chaos",)),
-    ("tests/browser/", ("browser",)),
-    ("tests/kill_trials/", ("tests/processes/test_kill_trial.py@postgresql",)),
-    *(
-        (f"tests/{name}.py", ())
-        for name in ("__main__", "changed", "command_pool", "progress", "report", "worktree")
-    ),
-)
-"""A folder, which ends with `/`, or a file; and the suites or parts of tests/ that test it, on the
-servers after `@`.
-"""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A run, and the changed files that selected it."""
-
-    run: Run
-    because: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """Return the run and the first three of its files."""
-        if self.run.suite in ALWAYS:
-            return f"{self.run.title}: after every change"
-        more = f" and {len(self.because) - 3} more" if len(self.because) > 3 else ""
-        return f"{self.run.title}: because of {', '.join(self.because[:3])}{more}"
-
-
-def affected(paths: Iterable[str]) -> list[Choice]:
-    """Return the runs that test these files, in the order of the matrix; no paths, no runs."""
-    everything = list(dict.fromkeys([*planned(), *default_runs()]))
-    wanted = [
-        (path, target) for path in dict.fromkeys(paths) for target in (*ALWAYS, *_targets(path))
-    ]
-    return [choice for run in everything for choice in _choice(run, wanted)]
+def affected(paths: Iterable[str]) -> dict[Run, list[str]]:
+    """Return the runs that test these files, each with the files that selected it."""
+    wanted = [(path, target) for path in paths for target in f"{ALWAYS} {_targets(path)}".split()]
+    chosen = {}
+    for run in RUNS:
+        whole = [path for path, target in wanted if _is_suite(target, run)]
+        parts = {target.partition("@")[0]: path for path, target in wanted if _is_part(target, run)}
+        # Not a module in addition to its folder.
+        names = [name for name in parts if not any(name.startswith(f"{part}/") for part in parts)]
+        if whole:
+            chosen[run] = list(dict.fromkeys(whole))
+        elif parts:
+            part = replace(run, tests=" ".join(sorted(names)), marks="", may_be_empty=True)
+            chosen[part] = list(dict.fromkeys(parts.values()))
+    return chosen
 
 
-def _targets(path: str) -> Sequence[str]:
-    if _is_path(path) and Path(path).match("test_*.py"):
-        return (path,) if (ROOT / path).is_file() else ()
-    for prefix, targets in TABLE:
-        if path == prefix or (prefix.endswith("/") and path.startswith(prefix)):
-            return targets
-    return (DEFAULT,)
+def _targets(path: str) -> str:
+    if path.startswith("tests/") and Path(path).match("test_*.py"):
+        return path.removeprefix("tests/") if (ROOT / path).is_file() else ""
+    name = path.removeprefix(PACKAGE)
+    for targets, places in TABLE:
+        for place in places.split():
+            if name == place or (place.endswith("/") and name.startswith(place)):
+                return targets
+    return "default"
 
 
-def _choice(run: Run, wanted: Sequence[tuple[str, str]]) -> Iterator[Choice]:
-    """Yield the run, or its wanted parts, with the files that selected them."""
-    whole = [path for path, target in wanted if _names(target, run)]
-    parts = {target.partition("@")[0]: path for path, target in wanted if _is_part(target, run)}
-    because = tuple(
-        dict.fromkeys(whole or [path for path, target in wanted if _is_part(target, run)])
-    )
-    if whole:
-        yield Choice(run, because)
-    elif parts:
-        yield Choice(_narrowed(run, sorted(parts)), because)
-
-
-def _names(target: str, run: Run) -> bool:
+def _is_suite(target: str, run: Run) -> bool:
     """Return whether a target is this whole run."""
-    if target == DEFAULT:
-        return run in default_runs()
+    if target == "default":
+        return run.default
     name, *servers = target.split("@")
-    suites = {SMOKE, PGBOUNCER} if name == SMOKE else {name}
-    return run.suite in suites and {run.database, run.broker}.issuperset(servers)
+    suite = "smoke" if run.suite == "pgbouncer" else run.suite
+    return suite == name and {run.database, run.broker}.issuperset(servers)
 
 
 def _is_part(target: str, run: Run) -> bool:
     """Return whether a target is a folder or a module of this run. Runs of marked tests and of
-    versions have no parts.
+    other versions have no parts.
     """
-    path, *servers = target.split("@")
-    inside = any(path == folder or path.startswith(f"{folder}/") for folder in run.folders)
-    complete = run.suite not in {SMOKE, PGBOUNCER, PORTABLE, *OTHERS}
+    name, *servers = target.split("@")
+    inside = any(name.startswith(f"{folder}/") for folder in run.tests.split())
+    complete = run.suite not in {"smoke", "pgbouncer", "portable", *ENVIRONMENTS}
     return inside and complete and {run.database, run.broker}.issuperset(servers)
 
 
-def _narrowed(run: Run, paths: Sequence[str]) -> Run:
-    """Return a run of these folders and modules only, including portable tests."""
-    kept = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
-    place = " × ".join(filter(None, (run.database, run.broker)))
-    title = f"pytest {' '.join(kept)}" + (f" on {place}" if place else "")
-    share = min(1.0, _modules(kept) / max(1, _modules(run.folders)))
-    return replace(run, title=title, folders=tuple(kept), marks="", share=share, may_be_empty=True)
+def changed_files(root: Path = ROOT) -> list[str]:
+    """Return the files that differ from the branch point, including deleted and untracked ones.
 
+    The branch point is the merge base with `main` or `origin/main`, whichever is nearer. On `main`
+    it is that of `origin/main`, and without either the commit before the last. Raises
+    CalledProcessError if git cannot compare.
+    """
 
-def _modules(paths: Iterable[str]) -> int:
-    """Count the test modules."""
-    return sum(
-        1 if path.endswith(".py") else len(list((ROOT / path).rglob("test_*.py"))) for path in paths
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    here = git("rev-parse", "--symbolic-full-name", "HEAD").strip()
+    mains = ("refs/heads/main", "refs/remotes/origin/main")
+    others = [
+        name for name in git("for-each-ref", "--format=%(refname)", *mains).split() if name != here
+    ]
+    since = min(
+        (git("merge-base", "HEAD", other).strip() for other in others),
+        key=lambda base: int(git("rev-list", "--count", f"{base}..HEAD")),
+        default="HEAD~1",
     )
-
-
-def _is_path(target: str) -> bool:
-    return target.startswith("tests/")
+    names = git("diff", "--name-only", "--no-renames", "-z", since, "--")
+    names += git("ls-files", "--others", "--exclude-standard", "-z")
+    return [name for name in dict.fromkeys(names.split("\0")) if name]

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
-from tests import pooling, processor_time
+from tests import pooling
 from tests.backends import address
 from tests.portable import is_portable
 from tests.runs import ROOT
@@ -26,19 +26,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 VENDOR_MARKS = ("postgresql", "mariadb", "sqlite")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of this project."""
-    processor_time.add_option(parser)
-
-
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Create the folder of this run, for SQLite's file and the filesystem broker, and replace
     flushes.
     """
     Path(os.environ["TEST_FOLDER"]).mkdir(parents=True, exist_ok=True)
     use_instead_of_flush()
     use_own_examples()
-    processor_time.use(config)
 
 
 def pytest_unconfigure() -> None:

@@ -5,13 +5,12 @@ installed programs.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.addresses import DEFAULTS, problem_at
-from tests.environments import OTHERS, Environment, interpreter
 from tests.starting import (
     CannotStart,
     find_pgbouncer,
@@ -23,7 +22,6 @@ from tests.starting import (
     start_valkey_wheel,
 )
 
-PGBOUNCER = "pgbouncer"
 PROGRAMS = {"promtool": "apt-get install prometheus"}
 """Programs without which tests are skipped, and how to install them."""
 STARTERS: dict[str, Callable[[Path, ExitStack], str]] = {
@@ -49,11 +47,6 @@ class Server:
     url: str | None
     origin: str
 
-    @property
-    def variable(self) -> str:
-        """Return the environment variable with the address for the tests."""
-        return variable_of(self.name)
-
 
 def variable_of(name: str) -> str:
     """Return the environment variable that overrides the address of a server."""
@@ -61,7 +54,7 @@ def variable_of(name: str) -> str:
 
 
 @contextmanager
-def servers(names: list[str]) -> Iterator[dict[str, Server]]:
+def servers(names: Iterable[str]) -> Iterator[dict[str, Server]]:
     """Find or start each named server, and stop the started ones at the end."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="durable-servers-"))
@@ -74,10 +67,11 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
     """Find one server, or start it. An address from the environment is used or refused, never
     replaced.
     """
-    if name in OTHERS:
-        return _interpreter(OTHERS[name])
-    if name == PGBOUNCER:
-        return _pgbouncer()
+    if name == "pgbouncer":
+        # Its run starts it, so that it can stop it before its database is dropped.
+        if (program := find_pgbouncer()) is None:
+            return Server(name, None, "it is not installed")
+        return Server(name, str(program), f"installed: {program}")
     configured = os.environ.get(variable_of(name))
     if configured:
         problem = problem_at(name, configured)
@@ -92,23 +86,3 @@ def find(name: str, folder: Path, stack: ExitStack) -> Server:
     except CannotStart as reason:
         return Server(name, None, f"{problem}; {reason}")
     return Server(name, url, "started for this run")
-
-
-def _pgbouncer() -> Server:
-    """Find PgBouncer. Its run starts one itself, so that it can stop it before its database is
-    dropped.
-    """
-    found = find_pgbouncer()
-    if found is None:
-        return Server(PGBOUNCER, None, "it is not installed")
-    return Server(PGBOUNCER, str(found), f"installed: {found}")
-
-
-def _interpreter(environment: Environment) -> Server:
-    """Find the interpreter of an environment, which a run may need like a server and which may be
-    missing.
-    """
-    found = interpreter(environment)
-    if found is None:
-        return Server(environment.name, None, "no Python newer than this one is installed")
-    return Server(environment.name, str(found[0]), f"Python {found[1]}")
