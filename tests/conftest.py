@@ -68,6 +68,13 @@ def _belongs(item: pytest.Item, vendor: str) -> bool:
 
 
 @pytest.fixture(scope="session")
+def django_db_modify_db_settings_xdist_suffix() -> None:
+    """Do not rename the database of a pytest-xdist worker: the settings already have, so that its
+    processes have the same.
+    """
+
+
+@pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """Use PgBouncer from here on if the run is configured so. The database itself is created and
     dropped without it.

