@@ -45,7 +45,7 @@ PUBLIC = (
     "ports",
 )
 """The modules whose functions users of the package call; the names of a package end with `/`."""
-SPEAKERS = frozenset({"tests/__main__.py", "tests/environments.py"})
+SPEAKERS = frozenset({"tests/__main__.py", "tests/execution.py"})
 
 
 def test_imports_are_at_the_top() -> None:
