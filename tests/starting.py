@@ -70,7 +70,7 @@ def _start_postgresql(binaries: Path, folder: Path, stack: ExitStack) -> str:
         "--listen_addresses=127.0.0.1",
         f"--unix_socket_directories={home}",
     ]
-    command = [binaries / "postgres", "-D", home / "data", *address, "--max_connections=200"]
+    command = [f"{binaries}/postgres", "-D", f"{home}/data", *address, "--max_connections=200"]
     _serve(command, home, user, stack, signal.SIGINT)
     return _ready("postgresql", f"postgresql://postgres@127.0.0.1:{port}/postgres", home)
 
