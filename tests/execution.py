@@ -31,8 +31,8 @@ QUIET_PARALLEL = min(4, max(2, os.cpu_count() or 2))
 # All others at the same time. Most of their tests wait for processes, commits and leases: two use
 # 63 % of two processors. More than four need more connections than a database allows by default.
 PARALLEL = min(4, QUIET_PARALLEL + 1)
-# The exit code of pytest if no test was left after deselection.
-NO_TESTS = 5
+# Exit codes of pytest: all tests ran and some failed, no test was left after deselection.
+TESTS_FAILED, NO_TESTS = 1, 5
 # The environment variables that a run does not inherit.
 OWN_VARIABLES = ("TEST_", "DJANGO_", "CELERY_", "PYTHONDONTWRITEBYTECODE")
 
@@ -94,13 +94,14 @@ class Execution:
         return results
 
     def repeat_failures(self, results: Iterable[Result], most: int) -> None:
-        """Repeat the failed tests alone, unless more than ``most`` failed.
+        """Repeat the failed tests alone, unless more than ``most`` or anything else failed.
 
         A test that passes the second time is reported as unstable. That is a defect of the test or
         of the package, but no reason to discard a whole run.
         """
         failed = [result for result in results if result.failed]
-        if sum(len(result.failures) or most + 1 for result in failed) <= most:
+        number = sum(len(result.failures) for result in failed)
+        if number <= most and all(result.repeatable for result in failed):
             for first in failed:
                 write(f"\n=== {first.run.title}: {len(first.failures)} failed tests once more")
                 first.repeat(self._result(first.run, "--last-failed", logged=False))
@@ -127,8 +128,8 @@ class Execution:
                 return result
         pytest = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", *run.paths, *options]
         pytest += ["-o", f"cache_dir={cache}", *(["-m", run.marks] if run.marks else [])]
-        program, *arguments = shlex.split(run.command) or ["python"]
-        command = [str(BIN / program), *arguments] if run.command else pytest
+        program, *arguments = shlex.split(run.command) or pytest
+        command = [str(BIN / program), *arguments]
         limit = KILL_TRIAL_SECONDS if run in KILL_TRIALS else RUN_SECONDS
         log = self._path(run, "log") if logged else None
         code = self._code(command, self._environment(run), limit, log)
@@ -137,6 +138,8 @@ class Execution:
         result.seconds = monotonic() - began
         result.failed = code not in {0, NO_TESTS if run.may_be_empty else 0}
         result.read(report, cache)
+        # Otherwise tests are missing in the report, because it was stopped, or it is no run of pytest.
+        result.repeatable = code == TESTS_FAILED and bool(result.failures)
         return result
 
     def _code(
@@ -186,9 +189,11 @@ class Execution:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)
         }
-        for name, server in self._found.items():
-            if server.url and (name in run.servers or name not in WHEELS):
-                kept[variable_of(WHEELS.get(name, name))] = server.url
+        kept |= {
+            variable_of(name): server.url for name, server in self._found.items() if server.url
+        }
+        for name in WHEELS.keys() & {*run.servers}:
+            kept[variable_of(WHEELS[name])] = str(self._found[name].url)
         kept["TEST_DATABASE"] = run.database or "sqlite"
         kept["TEST_BROKER"] = run.broker or "memory"
         if run.suite == "pgbouncer":

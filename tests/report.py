@@ -14,7 +14,8 @@ class Result:
     """How one run ended. ``missing`` holds the servers without which it did not run, with reasons.
 
     ``left_out``: it did not begin, because its time limit had passed. ``failures``: node ids of
-    pytest. ``unstable``: those that failed and passed on repetition.
+    pytest. ``repeatable``: nothing else made it fail. ``unstable``: those that failed and passed on
+    repetition.
     """
 
     run: Run
@@ -24,6 +25,7 @@ class Result:
     left_out: bool = False
     passes: int = 0
     failures: list[str] = field(default_factory=list)
+    repeatable: bool = False
     skips: list[tuple[str, str]] = field(default_factory=list)
     unstable: list[str] = field(default_factory=list)
 
