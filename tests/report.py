@@ -109,15 +109,14 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
     columns: list[str | None] = [None, *BROKERS]
     rows = dict.fromkeys(result.run.row for result in results if result.run.row)
     if rows:
-        yield f"\n{'database × broker':<30}" + "".join(
-            f"{name or 'no broker':<22}" for name in columns
-        )
+        heads = [name or "no broker" for name in columns]
+        yield ("\n" + "".join(f"{head:<26}" for head in ("database × broker", *heads))).rstrip(" ")
     for row in sorted(rows, key=[*DATABASES, *ENVIRONMENTS].index):
+        here = [result for result in results if result.run.row == row]
         cells = [
-            _cell([one for one in results if (one.run.row, one.run.broker) == (row, broker)])
-            for broker in columns
+            _cell([result for result in here if result.run.broker == name]) for name in columns
         ]
-        yield f"{row:<30}" + "".join(f"{cell:<22}" for cell in cells).rstrip()
+        yield "".join(f"{cell:<26}" for cell in (row, *cells)).rstrip()
 
 
 def _cell(results: Sequence[Result]) -> str:
