@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from django.apps import apps
 from django.db import (
     DataError,
     Error,
@@ -313,6 +314,14 @@ def is_unmigrated(error: BaseException) -> bool:
     return _PREFIX in text and (code_of(error) in UNDEFINED or text.startswith(_MISSING_IN_SQLITE))
 
 
+def _app_of(error: BaseException) -> str:
+    """Return the label of the app whose table the error names: this package or an optional app."""
+    text = str(error)
+    named = [model for model in apps.get_models() if model._meta.db_table in text]
+    longest = max(named, key=lambda model: len(model._meta.db_table), default=None)
+    return "django_durable_tasks" if longest is None else longest._meta.app_label
+
+
 def reason_of(error: BaseException) -> str:
     """Return why the database could not be used, with the remedy if there is one.
 
@@ -320,7 +329,7 @@ def reason_of(error: BaseException) -> str:
     """
     if is_unmigrated(error):
         alias = conf.settings().DATABASE
-        where = "" if alias == "default" else f" django_durable_tasks --database {alias}"
+        where = "" if alias == "default" else f" {_app_of(error)} --database {alias}"
         return (
             f"the tables of django_durable_tasks in database {alias!r} are missing or older than"
             f" this release ({str(error).splitlines()[0]}); run `manage.py migrate{where}`"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
@@ -21,6 +22,11 @@ SETTINGS = "tests.two_databases_settings"
 ROUTER = "django_durable_tasks.routers.DurableTasksRouter"
 BOTH = ("--database", "default", "--database", "tasks")
 PATIENCE = 240
+LABELS = [
+    app.label
+    for app in apps.get_app_configs()
+    if app.name.startswith("django_durable_tasks") and app.models
+]
 
 
 def _run(*arguments: str, router: str = ROUTER) -> subprocess.CompletedProcess[str]:
@@ -65,7 +71,8 @@ def site_and_tasks(two_databases: None, tmp_path: Path) -> Iterator[Cluster]:
     """Return the programs of the project, after `migrate` of both databases."""
     _django("check", *BOTH)
     _django("migrate", "--verbosity", "0")
-    _django("migrate", "--verbosity", "0", "django_durable_tasks", "--database", "tasks")
+    for label in LABELS:
+        _django("migrate", "--verbosity", "0", label, "--database", "tasks")
     with cluster_in(tmp_path, DJANGO_SETTINGS_MODULE=SETTINGS, ROUTER=ROUTER) as cluster:
         yield cluster
 

@@ -37,6 +37,13 @@ def test_a_missing_table_or_column_of_the_package_is_a_missing_migration(
     assert "run `manage.py migrate django_durable_tasks --database tasks`" in reason_of(error)
 
 
+def test_the_remedy_names_the_optional_app_whose_table_is_missing(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"DATABASE": "tasks"}
+    name = "durable_tasks_notification_event"
+    error = _refused(f"SELECT {name}.absent FROM {name}")
+    assert "migrate durable_tasks_notifications --database tasks`" in reason_of(error)
+
+
 def test_other_errors_are_not_a_missing_migration() -> None:
     for error in (
         _refused("SELECT 1 FROM shop_absent"),
