@@ -80,14 +80,8 @@ def encrypted_task(task: NewTask) -> NewTask:
 
 
 def encrypted_tasks(tasks_: Sequence[NewTask]) -> list[NewTask]:
-    """Return new tasks with encrypted arguments. All have the same key id, so that they stay
-    alike.
-    """
-    if current_key_id() is None and not any(MARK in task.kwargs for task in tasks_):
-        return list(tasks_)
-    found = [encrypted_task(task) for task in tasks_]
-    key = next((task.encryption_key for task in found if task.encryption_key is not None), None)
-    return found if key is None else [task._replace(encryption_key=key) for task in found]
+    """Return new tasks with encrypted arguments."""
+    return [encrypted_task(task) for task in tasks_]
 
 
 def _encrypted_text(text: str, where: StorageLocation) -> str:
@@ -210,36 +204,6 @@ def _stored(task: NewTask, text: str) -> Any:
     """Return the value of a JSON text; an EncryptedValue if the task was encrypted."""
     value = json.loads(text)
     return value if task.encryption_key is None else stored_value(value) or value
-
-
-def are_alike(tasks: Sequence[NewTask]) -> bool:
-    """Return whether the tasks differ only in id, arguments, shard and limit key.
-
-    This is the case for the tasks of one ``schedule_many`` call.
-    """
-    if not tasks:
-        return True
-    first = tasks[0]
-    if first.recurring_task_id is not None or first.workflow_id is not None:
-        return False
-    return all(task.is_like(first) for task in tasks)
-
-
-def records_of(tasks: Sequence[NewTask]) -> dict[str, str]:
-    """Return the parameters of ``create_each``, for tasks that may differ in every column."""
-    return {"rows": recordset(task._asdict() for task in tasks)}
-
-
-def columns_of(tasks: Sequence[NewTask]) -> dict[str, Any]:
-    """Return the parameters of ``create_many``, for tasks for which ``are_alike`` is true."""
-    return {
-        **tasks[0]._asdict(),
-        "ids": [task.id for task in tasks],
-        "argses": [task.args for task in tasks],
-        "kwargses": [task.kwargs for task in tasks],
-        "shards": [task.shard_key for task in tasks],
-        "limit_keys": [task.limit_key for task in tasks],
-    }
 
 
 # New tasks as rows in the binary format of PostgreSQL's COPY.
@@ -378,7 +342,7 @@ def _shared_columns(task: NewTask, now: datetime) -> bytes:
 
 _BULK, _SENT = 5_000, 500
 """The numbers of tasks of a statement, and of a part of a COPY that is sent at once."""
-_COPIED = 200
+_COPIED = 64
 """From this number of tasks on, COPY and the query before it take less time than one INSERT."""
 
 
@@ -534,12 +498,11 @@ def _copy(
 
 
 def _insert(batch: Sequence[NewTask]) -> None:
-    alike = are_alike(batch)
-    sql = statement("create_many" if alike else "create_each")
+    sql = statement("create_each")
     if sql is None:
         tasks().bulk_create([object_of(task) for task in batch])
     else:
-        count(sql, columns_of(batch) if alike else records_of(batch))
+        count(sql, {"rows": recordset(task._asdict() for task in batch)})
 
 
 def _announce_all(new_tasks: Sequence[NewTask]) -> None:
