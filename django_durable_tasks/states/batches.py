@@ -21,7 +21,7 @@ from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import attempt_log
-from django_durable_tasks.states.claims import StartedRun, started_runs
+from django_durable_tasks.states.claims import RUN_COLUMNS, run_of, started_runs
 from django_durable_tasks.states.endings import expire
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
@@ -58,7 +58,7 @@ class Success:
 
 def take_due(
     queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
+) -> list[Run]:
     """PENDING to RUNNING for due tasks of this name in this queue that run in batches, the most
     urgent first; none if the queue is paused.
 
@@ -77,22 +77,22 @@ def take_due(
         "lease": lease,
         "alone": not in_transaction(),
     }
-    rows, run_id = read(sql, parameters, binary=True), StartedRun._fields.index("run_id")
+    rows, run_id = read(sql, parameters, binary=True), RUN_COLUMNS.index("run_id")
     late = [row[0] for row in rows if row[run_id] is None]
     if late:
         expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
-    started = [StartedRun._make(row) for row in rows if row[run_id] is not None]
-    announce("take", Status.RUNNING, [task.id for task in started])
+    started = [run_of(row) for row in rows if row[run_id] is not None]
+    announce("take", Status.RUNNING, [run.task_id for run in started])
     return started
 
 
 def _take_pages(
     queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
+) -> list[Run]:
     """Take the first due tasks; read a bounded number of further pages if others have locked
     some of them.
     """
-    started, seen = list[StartedRun](), list[uuid.UUID]()
+    started, seen = list[Run](), list[uuid.UUID]()
     for _ in range(_PAGES):
         wanted = len(run_ids) - len(started)
         page = due_in_batch(queue, name, wanted, seen)
@@ -126,7 +126,7 @@ def due_in_batch(
 @retry_on_deadlock
 def take(
     queryset: TaskQuerySet, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
+) -> list[Run]:
     """PENDING to RUNNING for tasks of the queryset, by the process that will run them.
 
     At most one task is started for each of ``run_ids``. Expired tasks among them become EXPIRED.

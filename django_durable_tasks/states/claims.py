@@ -35,11 +35,12 @@ from django_durable_tasks.states.guarded_update import (
     matches_epochs,
     move,
 )
-from django_durable_tasks.store.clock import after
+from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.postgresql import number_array, text_array
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
+from django_durable_tasks.task_values import NewTask, Run
 
 # The rows that the statements of claims, starts and releases return, one type per column list.
 #
@@ -79,39 +80,6 @@ class ClaimedTask(NamedTuple):
         return -self.priority, self.ready_at or self.run_at, self.id.int
 
 
-class StartedRun(NamedTuple):
-    """A task whose run has started.
-
-    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
-    may be naive; they are in UTC.
-    """
-
-    id: uuid.UUID
-    name: str
-    queue: str
-    tenant_id: int
-    epoch: int
-    run_id: uuid.UUID
-    attempts: int
-    failures: int
-    crashes: int
-    max_attempts: int
-    args: Any
-    kwargs: Any
-    options: Any
-    idempotency_key: str | None
-    started_at: datetime
-    run_at: datetime
-    workflow_id: uuid.UUID | None
-    has_dependents: bool
-    ready_at: datetime | None
-    queued_at: datetime | None
-    created_at: datetime
-    fire_time: datetime | None
-    recurring_task_id: uuid.UUID | None
-    limit_key: str | None
-
-
 class Unstarted(NamedTuple):
     """What the row of a task that was not started shows."""
 
@@ -138,9 +106,44 @@ def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
     return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
 
 
-def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
-    """Read the runs of these tasks, in the order of the queryset."""
-    return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]
+RUN_COLUMNS = (
+    "id",
+    *("attempts" if name == "attempt" else name for name in Run._fields[1:-1]),
+)
+"""The columns of the fields of a run, in their order. ``queued_at`` falls back to ``created_at``.
+"""
+_RUN_VALUES = [
+    Coalesce("queued_at", "created_at") if name == "queued_at" else name for name in RUN_COLUMNS
+]
+
+
+def run_of(values: Sequence[Any]) -> Run:
+    """Return the run of a row with RUN_COLUMNS.
+
+    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
+    may be naive; they are in UTC.
+    """
+    run = Run(*values)
+    return run._replace(
+        args=_decoded(run.args),
+        kwargs=_decoded(run.kwargs),
+        options=_decoded(run.options) or {},
+        idempotency_key=run.idempotency_key or str(run.task_id),
+        started_at=aware(run.started_at),
+        run_at=aware(run.run_at),
+        ready_at=run.ready_at and aware(run.ready_at),
+        queued_at=run.queued_at and aware(run.queued_at),
+        fire_time=run.fire_time and aware(run.fire_time),
+    )
+
+
+def started_runs(queryset: TaskQuerySet) -> list[Run]:
+    """Read the runs of these RUNNING tasks, in the order of the queryset."""
+    return [run_of(row) for row in queryset.values_list(*_RUN_VALUES)]
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 @functools.cache
@@ -563,12 +566,12 @@ def return_to_pending(
         )
 
 
-def messages_for(claimed: Iterable[ClaimedTask]) -> list[TaskMessage]:
-    """Return the messages of these tasks, in their order."""
-    return [_message(task) for task in claimed]
+def messages_for(tasks: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[TaskMessage]:
+    """Return the messages of these QUEUED tasks, in their order."""
+    return [_message(task) for task in tasks]
 
 
-def _message(task: ClaimedTask) -> TaskMessage:
+def _message(task: ClaimedTask | NewTask) -> TaskMessage:
     overrides = _overrides(task.id, task.options)
     return TaskMessage(
         task_id=task.id,

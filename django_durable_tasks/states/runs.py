@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
@@ -18,7 +17,7 @@ from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import attempt_log
-from django_durable_tasks.states.claims import StartedRun, Unstarted
+from django_durable_tasks.states.claims import RUN_COLUMNS, Unstarted, run_of
 from django_durable_tasks.states.decisions import EndingDecision
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
@@ -34,7 +33,7 @@ from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.connections import in_transaction
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.store.tables import atomic, count, database, read, tasks
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 
 
 def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
@@ -50,93 +49,78 @@ def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """A run to start: the task and the epoch of its message, the token of the run, and its lease in
-    seconds. ``name``: only a task of this name. ``queues``: only a task of one of these queues.
-    """
-
-    task_id: uuid.UUID
-    epoch: int
-    run_id: uuid.UUID
-    node: uuid.UUID
-    lease: float
-    name: str | None = None
-    queues: Sequence[str] = ()
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the SQL statement ``start``."""
-        return {
-            "id": self.task_id,
-            "epoch": self.epoch,
-            "run_id": self.run_id,
-            "node": self.node,
-            "lease": self.lease,
-            "name": self.name,
-            "queues": list(self.queues) or None,
-            "alone": not in_transaction(),
-        }
-
-
-def start(new: NewRun) -> StartedRun | Unstarted | None:
+def start(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None = None
+) -> Run | Unstarted | None:
     """QUEUED to RUNNING, if the task is still in the epoch of the message.
 
-    Returns what its row shows if the guard does not match, a cancellation was requested, the task
-    has expired, or its queue is paused, and None if there is no row. Nothing is written then.
+    ``run_id``: the token of the run. ``name``: only a task of this name. A task of another queue
+    than those of ``place``, if it names some, is not started. Returns what its row shows if the
+    guard does not match, a cancellation was requested, the task has expired, or its queue is
+    paused, and None if there is no row. Nothing is written then.
     """
     sql = statement("start")
-    found = _start(new) if sql is None else _started(read(sql, new.parameters(), frequent=True))
-    if isinstance(found, StartedRun):
-        announce("start", Status.RUNNING, [found.id])
+    if sql is None:
+        found = _start(task_id, epoch, run_id, place, name)
+    else:
+        parameters = {
+            "id": task_id,
+            "epoch": epoch,
+            "run_id": run_id,
+            "node": place.node,
+            "lease": place.lease,
+            "name": name,
+            "queues": list(place.queues) or None,
+            "alone": not in_transaction(),
+        }
+        (row,) = read(sql, parameters, frequent=True)
+        run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]
+        if run[0] is not None:
+            found = run_of(run)
+        else:
+            found = None if seen[0] is None else Unstarted._make(seen)
+    if isinstance(found, Run):
+        announce("start", Status.RUNNING, [found.task_id])
     return found
 
 
-def _started(rows: Sequence[tuple[Any, ...]]) -> StartedRun | Unstarted | None:
-    """Return the result of the SQL statement ``start``."""
-    (row,) = rows
-    run, seen = row[: len(StartedRun._fields)], row[len(StartedRun._fields) :]
-    if run[0] is not None:
-        return StartedRun._make(run)
-    return None if seen[0] is None else Unstarted._make(seen)
-
-
-def _start(new: NewRun) -> StartedRun | Unstarted | None:
+def _start(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None
+) -> Run | Unstarted | None:
     """Read the row first, so that a stale message costs one statement that writes nothing. What was
     read is that of the run, because every change of it raises the epoch.
     """
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-    this = tasks().filter(pk=new.task_id)
-    columns = (*StartedRun._fields, "status", "expires_at")
-    row = this.values_list(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
+    this = tasks().filter(pk=task_id)
+    columns = (*RUN_COLUMNS, "created_at", "status", "expires_at")
+    row = this.values(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
     if row is None:
         return None
-    run, (status, expires_at, is_paused, now) = StartedRun._make(row[:-4]), row[-4:]
+    now, expires_at = row["now"], row["expires_at"]
     has_expired = expires_at is not None and expires_at <= now
-    seen = Unstarted(status, run.epoch, run.queue, has_expired, bool(is_paused))
-    if (status, run.epoch) != (Status.QUEUED, new.epoch):
+    seen = Unstarted(row["status"], row["epoch"], row["queue"], has_expired, bool(row["paused"]))
+    if (row["status"], row["epoch"]) != (Status.QUEUED, epoch):
         return seen
-    of_queues = this.filter(queue__in=list(new.queues)) if new.queues else this
+    of_queues = this.filter(queue__in=list(place.queues)) if place.queues else this
     changed = of_queues.filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
         ~Exists(paused),
-        Q(name=new.name or F("name")),
-        epoch=new.epoch,
+        Q(name=name or F("name")),
+        epoch=epoch,
         status__standing=[Status.QUEUED],
         cancel_requested_at__isnull=True,
     ).update(
         status=Status.RUNNING,
         epoch=F("epoch") + 1,
         updated_at=DatabaseNow(),
-        **start_writes(new.run_id, new.node, new.lease) | {"started_at": aware(now)},
+        **start_writes(run_id, place.node, place.lease) | {"started_at": aware(now)},
     )
     if not changed:
         return seen
-    return run._replace(
-        epoch=run.epoch + 1,
-        attempts=run.attempts + 1,
-        run_id=new.run_id,
-        started_at=aware(now),
-    )
+    row |= {"epoch": epoch + 1, "attempts": row["attempts"] + 1, "run_id": run_id}
+    row |= {"node": place.node, "started_at": now}
+    row["queued_at"] = row["queued_at"] or row["created_at"]
+    return run_of([row[column] for column in RUN_COLUMNS])
 
 
 Beat = tuple[uuid.UUID, int, uuid.UUID, float]

@@ -16,14 +16,14 @@ from django_durable_tasks.limits import admission, config
 from django_durable_tasks.models import BatchMessage
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.transitions import StartedRun, Success
+from django_durable_tasks.states.transitions import Success
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.statements import statement
 from django_durable_tasks.store.tables import NOW
-from django_durable_tasks.task_values import Run
-from django_durable_tasks.tasks.attempts import RunLocation, end_runs, run_of, succeeded_of
+from django_durable_tasks.task_values import Run, RunLocation
+from django_durable_tasks.tasks.attempts import end_runs, succeeded_of
 
 __all__ = ["Success"]
 
@@ -235,7 +235,7 @@ def take(queue: str, name: str, run_ids: Sequence[uuid.UUID], place: RunLocation
         started = _take_within_limits(limit_config, queue, name, run_ids, place)
     else:
         started = transitions.take_due(queue, name, run_ids, place.node, place.lease)
-    return _runs(started, place)
+    return _with_message(started)
 
 
 @retry_on_deadlock
@@ -245,7 +245,7 @@ def _take_within_limits(
     name: str,
     run_ids: Sequence[uuid.UUID],
     place: RunLocation,
-) -> list[StartedRun]:
+) -> list[Run]:
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
         ids = _admitted(gate, queue, name, len(run_ids))
@@ -298,11 +298,12 @@ def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:
     Called if the reply of the database to ``take`` was lost.
     """
     found = tables.tasks().running().filter(node=place.node, run_id__in=list(run_ids))
-    return _runs(transitions.started_runs(found.order_by("-priority", "ready_at", "id")), place)
+    return _with_message(transitions.started_runs(found.order_by("-priority", "ready_at", "id")))
 
 
-def _runs(started: Sequence[StartedRun], place: RunLocation) -> list[Run]:
-    return [run_of(one, place.node, f"{one.id}.{one.epoch - 1}.0") for one in started]
+def _with_message(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the ids that messages of their own would have had."""
+    return [run._replace(celery_id=f"{run.task_id}.{run.epoch - 1}.0") for run in runs]
 
 
 @retry_on_deadlock
