@@ -119,12 +119,12 @@ def _run(messages: Sequence[Any]) -> None:
 
 def _each_by_recordset(task: Any) -> bool:
     from django_durable_tasks.states import inserts
-    from django_durable_tasks.store.statements import recordset, statement
+    from django_durable_tasks.store.statements import recordset, sql
     from django_durable_tasks.store.tables import count
 
     task = inserts.encrypted_task(task)
-    sql = f"{statement('create_each')} ON CONFLICT DO NOTHING"
-    created = count(sql, {"rows": recordset([task._asdict()])}) == 1
+    statement = f"{sql('create_each')} ON CONFLICT DO NOTHING"
+    created = count(statement, {"rows": recordset([task._asdict()])}) == 1
     if created:
         inserts._announce(task)
     return created

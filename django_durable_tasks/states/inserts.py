@@ -39,9 +39,10 @@ from django_durable_tasks.states.guarded_update import (
     write_running,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import is_unique_violation
 from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying, microseconds
-from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.store.tables import (
     atomic,
     callers_transaction,
@@ -349,39 +350,46 @@ _COPIED = 64
 def create(task: NewTask) -> bool:
     """Insert one task in one statement; return False, without a change, if a key is taken."""
     task = encrypted_task(task)
-    sql = statement("create")
-    created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
+    created = _insert_unless_taken(task)
     if created:
         _announce(task)
     return created
 
 
 def create_row(task: NewTask) -> Task | None:
-    """Insert one task as ``create`` does; return its row, or None if a key is taken.
-
-    The INSERT of PostgreSQL returns the row. Other databases read it.
-    """
+    """Insert one task as ``create`` does; return its row, or None if a key is taken."""
     task = encrypted_task(task)
-    sql, row = statement("create"), None
-    if sql is not None:
-        rows = read(f"{sql} {returning_row()}", task._asdict())
-        row = row_of(rows[0]) if rows else None
-    elif _insert_unless_taken(task):
-        row = tasks().get(pk=task.id)
+    row = _insert_row(task)
     if row is not None:
         _announce(task)
     return row
 
 
+@verb
+def _insert_row(task: NewTask) -> Task | None:
+    return tasks().get(pk=task.id) if _insert_unless_taken(task) else None
+
+
+@_insert_row.on(POSTGRESQL)
+def _insert_and_return_row(task: NewTask) -> Task | None:
+    rows = read(f"{sql('create')} {returning_row()}", task._asdict())
+    return row_of(rows[0]) if rows else None
+
+
+@verb
 def can_create_with_answer() -> bool:
     """Return whether ``create_with_answer`` writes on this connection: PostgreSQL, outside of a
     transaction, arguments that are not encrypted, and no receivers whose writes belong to the
     transaction of the task.
     """
+    return False
+
+
+@can_create_with_answer.on(POSTGRESQL)
+def _can_create_with_answer() -> bool:
     connection = connections[database()]
     return (
-        statement("create_with_answer") is not None
-        and not connection.in_atomic_block
+        not connection.in_atomic_block
         and connection.get_autocommit()
         and current_key_id() is None
         and not tasks_transitioned.has_listeners(Task)
@@ -396,10 +404,7 @@ def create_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, An
     The caller has checked ``can_create_with_answer``.
     """
     task = encrypted_task(task)
-    sql = statement("create_with_answer")
-    if sql is None:
-        raise ValueError("This database does not insert a task and an answer in one statement.")
-    created = count(sql, {**parameters, **task._asdict(), "now": now}) > 0
+    created = count(sql("create_with_answer"), {**parameters, **task._asdict(), "now": now}) > 0
     if created:
         _announce(task)
     return created
@@ -410,6 +415,7 @@ def _announce(task: NewTask) -> None:
     ports.due.created([task])
 
 
+@verb
 def _insert_unless_taken(task: NewTask) -> bool:
     row = object_of(task)
     if not task.has_key:
@@ -428,6 +434,11 @@ def _insert_unless_taken(task: NewTask) -> bool:
             raise
         return False
     return True
+
+
+@_insert_unless_taken.on(POSTGRESQL)
+def _insert_unless_in_conflict(task: NewTask) -> bool:
+    return count(sql("create"), task._asdict()) == 1
 
 
 def _is_taken(row: Task) -> bool:
@@ -485,10 +496,8 @@ def _copy(
     parts: Iterable[Sequence[NewTask]], now: datetime, within: float = float("inf")
 ) -> list[NewTask]:
     """Insert by COPY; ``now`` is the time of the database."""
-    sql, copied, began = statement("copy_tasks"), list[NewTask](), time.monotonic()
-    if sql is None:
-        raise ValueError("This database has no COPY.")
-    with copying(sql) as send:
+    copied, began = list[NewTask](), time.monotonic()
+    with copying(sql("copy_tasks")) as send:
         for part in parts:
             send(rows_of(part, now))
             copied += part
@@ -497,12 +506,14 @@ def _copy(
     return copied
 
 
+@verb
 def _insert(batch: Sequence[NewTask]) -> None:
-    sql = statement("create_each")
-    if sql is None:
-        tasks().bulk_create([object_of(task) for task in batch])
-    else:
-        count(sql, {"rows": recordset(task._asdict() for task in batch)})
+    tasks().bulk_create([object_of(task) for task in batch])
+
+
+@_insert.on(POSTGRESQL)
+def _insert_in_one_statement(batch: Sequence[NewTask]) -> None:
+    count(sql("create_each"), {"rows": recordset(task._asdict() for task in batch)})
 
 
 def _announce_all(new_tasks: Sequence[NewTask]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 from django.db.models.functions import Cast
 
@@ -31,8 +30,9 @@ from django_durable_tasks.states.guarded_update import (
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.connections import in_transaction
-from django_durable_tasks.store.statements import statement
-from django_durable_tasks.store.tables import atomic, count, database, read, tasks
+from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, verb
+from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.tables import atomic, count, read, tasks
 from django_durable_tasks.task_values import Run, RunLocation
 
 
@@ -59,31 +59,13 @@ def start(
     guard does not match, a cancellation was requested, the task has expired, or its queue is
     paused, and None if there is no row. Nothing is written then.
     """
-    sql = statement("start")
-    if sql is None:
-        found = _start(task_id, epoch, run_id, place, name)
-    else:
-        parameters = {
-            "id": task_id,
-            "epoch": epoch,
-            "run_id": run_id,
-            "node": place.node,
-            "lease": place.lease,
-            "name": name,
-            "queues": list(place.queues) or None,
-            "alone": not in_transaction(),
-        }
-        (row,) = read(sql, parameters, frequent=True)
-        run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]
-        if run[0] is not None:
-            found = run_of(run)
-        else:
-            found = None if seen[0] is None else Unstarted._make(seen)
+    found = _start(task_id, epoch, run_id, place, name)
     if isinstance(found, Run):
         announce("start", Status.RUNNING, [found.task_id])
     return found
 
 
+@verb
 def _start(
     task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None
 ) -> Run | Unstarted | None:
@@ -123,29 +105,52 @@ def _start(
     return run_of([row[column] for column in RUN_COLUMNS])
 
 
+@_start.on(POSTGRESQL)
+def _start_in_one_statement(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None
+) -> Run | Unstarted | None:
+    parameters = {
+        "id": task_id,
+        "epoch": epoch,
+        "run_id": run_id,
+        "node": place.node,
+        "lease": place.lease,
+        "name": name,
+        "queues": list(place.queues) or None,
+        "alone": not in_transaction(),
+    }
+    (row,) = read(sql("start"), parameters, frequent=True)
+    run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]
+    if run[0] is not None:
+        return run_of(run)
+    return None if seen[0] is None else Unstarted._make(seen)
+
+
 Beat = tuple[uuid.UUID, int, uuid.UUID, float]
 """A heartbeat of a run: task, epoch, run, lease (seconds)."""
 Progress = tuple[uuid.UUID, int, uuid.UUID, str]
 """The progress of a run: task, epoch, run, JSON."""
 
 
+@verb
 def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
     """Renew leases; return, for each renewed run, whether its cancellation was requested.
 
-    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED. No
-    value of a task function is in the statement: one that the database refuses would cost all the
-    leases.
+    Rows that other transactions have locked are skipped. No value of a task function is in the
+    statement: one that the database refuses would cost all the leases.
     """
-    sql = statement("heartbeat")
-    if sql is not None:
-        ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
-        parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
-        return dict(read(sql, parameters))
     with _locked_if_free(beats) as owned:
         leases_by_task = {beat[0]: after(beat[3]) for beat in beats}
         owned.update(lease_until=_by_task(leases_by_task, F("lease_until")))
         found = owned.values_list("run_id", "cancel_requested_at")
         return {run: requested_at is not None for run, requested_at in found if run is not None}
+
+
+@heartbeat.on(POSTGRESQL)
+def _heartbeat_in_one_statement(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
+    parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
+    return dict(read(sql("heartbeat"), parameters))
 
 
 def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
@@ -157,17 +162,22 @@ def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
         return {run for run in owned.values_list("run_id", flat=True) if run is not None}
 
 
+@verb
 @contextmanager
 def _locked_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
     """Yield the tasks of these runs that no other transaction has locked. They are locked until the
-    end of the block if the database supports SKIP LOCKED.
+    end of the block.
     """
-    if not connections[database()].features.has_select_for_update_skip_locked:
-        yield _owned(runs)
-        return
     with atomic():
         free = [task_id for task_id, _ in locked(_owned(runs), len(runs))]
         yield _owned(runs).filter(pk__in=free)
+
+
+@_locked_if_free.on(SQLITE)
+@contextmanager
+def _owned_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
+    """Yield them without a transaction, in which a write after a read may fail at once."""
+    yield _owned(runs)
 
 
 def _owned(runs: Sequence[tuple[Any, ...]]) -> TaskQuerySet:
@@ -191,23 +201,8 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
     return bool(changed)
 
 
-def _success_parameters(run: Run, result: str | None, worker: str) -> dict[str, Any]:
-    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
-    return {
-        "id": run.task_id,
-        "epoch": run.epoch,
-        "run_id": run.run_id,
-        "result": stored,
-        "encryption_key": key,
-        "worker": worker,
-        "celery_id": run.celery_id,
-    }
-
-
+@verb
 def _succeed(run: Run, result: str | None, worker: str) -> int:
-    sql = statement("succeed")
-    if sql is not None:
-        return count(sql, _success_parameters(run, result, worker), frequent=True)
     stored, key = encrypted_result(result, run.tenant_id, run.task_id)
     with atomic():
         owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
@@ -224,6 +219,21 @@ def _succeed(run: Run, result: str | None, worker: str) -> int:
             attempt_log.log_successes([run], worker)
             attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
     return changed
+
+
+@_succeed.on(POSTGRESQL)
+def _succeed_in_one_statement(run: Run, result: str | None, worker: str) -> int:
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
+    parameters = {
+        "id": run.task_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "result": stored,
+        "encryption_key": key,
+        "worker": worker,
+        "celery_id": run.celery_id,
+    }
+    return count(sql("succeed"), parameters, frequent=True)
 
 
 def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:

@@ -30,8 +30,9 @@ from django_durable_tasks.states.decisions import (
 from django_durable_tasks.states.transitions import ClaimedTask, Unstarted
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
 from django_durable_tasks.tasks.new_task import DELAY_MAX
@@ -366,10 +367,18 @@ def make_start_durable(run: Run) -> bool:
 
     Only PostgreSQL commits a start without flushing it, and a crash of the server may undo it then.
     """
-    sql = statement("flush")
-    if sql is not None:
-        tables.read(sql, {})
+    _flush()
     return bool(transitions.still_owned([(run.task_id, run.epoch, run.run_id, 0.0)]))
+
+
+@verb
+def _flush() -> None:
+    """Flush what was committed without it; other databases than PostgreSQL flush each commit."""
+
+
+@_flush.on(POSTGRESQL)
+def _flush_by_commit() -> None:
+    tables.read(sql("flush"), {})
 
 
 def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:

@@ -386,7 +386,7 @@ def _may_be_repeated(error: OperationalError) -> bool:
     """
     connection = connections[tables.database()]
     alone = not connection.in_atomic_block and connection.get_autocommit()
-    return alone and connection.vendor == "mysql" and code_of(error) in DEADLOCKS
+    return alone and code_of(error) in DEADLOCKS
 
 
 def _create(call: Call, task: NewTask) -> uuid.UUID:
