@@ -97,6 +97,7 @@ PARTS = (
         220,
         peers=("celery", "pgqueuer"),
     ),
+    Part("lanes", "each mechanism for speed, with and without it", 1_000, 100, 3, 240, peers=()),
     Part("limit", "short tasks with max_concurrency=4", 200, 20, 1, 20),
     Part("graph", "fan-in and fan-out", 10_000, 50, 1, 120, ("chain", "validate")),
     Part("queues", "one poll with due tasks in many queues", 1_000, 50, 1, 25, ("tenants: 20",)),

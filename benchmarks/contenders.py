@@ -57,6 +57,8 @@ class Ours:
     broker: str
     ready: bool = field(default=False, init=False)
     accounts: Accounts = field(default_factory=Accounts, init=False)
+    switched_off: tuple[Any, ...] = field(default=(), init=False)
+    """Module, name and value of a condition of this package, without which a mechanism is off."""
     messages: float = field(default=0.0, init=False)
     """The messages per published task of the last call of ``run``."""
 
@@ -72,6 +74,7 @@ class Ours:
             "broker": self.servers.broker(self.broker),
             "queue": self.servers.queue("ours"),
             "durable": durable,
+            "switched_off": self.switched_off,
         }
         return {
             "BENCHMARK": json.dumps(given),

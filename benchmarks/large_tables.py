@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import django
 
@@ -49,37 +49,24 @@ class Clock:
         return {f"{name}_us": round(1e6 * median(took)) for name, took in self.took.items()}
 
 
-def _run_of(started: Any, node: uuid.UUID) -> Any:
-    from django_durable_tasks.task_values import Run
-
-    values = {name: value for name, value in started._asdict().items() if name in Run._fields}
-    values |= {"task_id": started.id, "attempt": started.attempts, "node": node}
-    values |= {"idempotency_key": str(started.id), "options": {}, "args": [], "kwargs": {}}
-    return Run(**values)
-
-
 def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
     """Claim, start and end the due tasks of the queue one by one; return their ids."""
     from django_durable_tasks.limits import backpressure
     from django_durable_tasks.limits.backpressure import heads
-    from django_durable_tasks.states.runs import NewRun, start, succeed
+    from django_durable_tasks.states.runs import start, succeed
     from django_durable_tasks.store.clock import database_now
+    from django_durable_tasks.task_values import Run, RunLocation
     from django_durable_tasks.tasks.claim import claim
 
+    place = RunLocation(node=node, worker="", lease=_LEASE)
     clock.time("heads", heads)
     backpressure.snapshot()
     found = clock.time("claim", lambda: claim(queue, database_now(), BATCH, node))
     runs = []
     for message in found:
-        new = NewRun(
-            task_id=message.task_id,
-            epoch=message.epoch,
-            run_id=uuid.uuid4(),
-            node=node,
-            lease=_LEASE,
-        )
-        started = clock.time("start", partial(start, new))
-        runs.append(_run_of(started, node))
+        begin = partial(start, message.task_id, message.epoch, uuid.uuid4(), place)
+        run = clock.time("start", begin)
+        runs.append(cast("Run", run))
     ended = [clock.time("succeed", partial(succeed, run, "null", "")) for run in runs]
     if sum(ended) != BATCH:
         raise AssertionError(f"{sum(ended)} tasks succeeded of {BATCH} due ones")
@@ -92,11 +79,11 @@ def _in_batch(clock: Clock, queue: str, name: str, node: uuid.UUID) -> list[uuid
 
     run_ids = [uuid.uuid4() for _ in range(BATCH)]
     taken = clock.time("take", lambda: take_due(queue, name, run_ids, node, _LEASE))
-    ends = [Success(run=_run_of(one, node), result="null", wait=0.0) for one in taken]
+    ends = [Success(run=one, result="null", wait=0.0) for one in taken]
     accepted = clock.time("succeed_many", lambda: succeed_many(ends, ""))
     if len(accepted) != BATCH:
         raise AssertionError(f"{len(accepted)} tasks succeeded of {BATCH} due ones")
-    return [one.id for one in taken]
+    return [run.task_id for run in taken]
 
 
 def operations(rounds: int) -> dict[str, float]:

@@ -25,7 +25,8 @@ _WARM_UP = 50
 _TOGETHER = 10
 
 
-def _truncate() -> None:
+def truncate() -> None:
+    """Empty the tables of tasks and schedules."""
     with connection.cursor() as cursor:
         cursor.execute(
             "TRUNCATE durable_tasks_task, durable_tasks_execution_log, durable_tasks_dead_letter,"
@@ -44,7 +45,7 @@ def enqueue(n: int, task: str = "noop") -> float:
     from benchmarks.project import tasks
 
     function = getattr(tasks, task)
-    _truncate()
+    truncate()
     for number in range(_WARM_UP):
         function.delay(number)
     began = time.perf_counter()
@@ -58,7 +59,7 @@ def transactions(n: int, task: str = "noop") -> float:
     from benchmarks.project import tasks
 
     function = getattr(tasks, task)
-    _truncate()
+    truncate()
     for number in range(_WARM_UP):
         function.delay(number)
     began = time.perf_counter()
@@ -76,9 +77,9 @@ def bulk(n: int, task: str = "noop", pause: float = 0.0) -> float:
     from benchmarks.project import tasks
 
     function = getattr(tasks, task)
-    _truncate()
+    truncate()
     function.schedule_many([(number,) for number in range(_WARM_UP)])
-    _truncate()
+    truncate()
     began = time.perf_counter()
     more = (pause,) if pause else ()
     function.schedule_many([(number, *more) for number in range(n)])
@@ -212,7 +213,7 @@ def insert_schedules(n: int, every: float, ahead: float = 0.0) -> None:
     """Insert n schedules that are due every ``every`` seconds from ``ahead`` seconds on, and nothing
     else. Those that are due in the same second are distributed over the table.
     """
-    _truncate()
+    truncate()
     # 7,919 is prime, so the phases are a permutation of n steps within the period.
     phase = f"mod(number::bigint * 7919, {n}) * {every} / {n}.0"
     _rows(n, every, phase, timezone.now() + timedelta(seconds=ahead))
@@ -225,7 +226,7 @@ def tick(n: int, due: int, ticks: int) -> float:
     from django_durable_tasks.schedules import trigger
     from django_durable_tasks.store.connections import dedicated_connection
 
-    _truncate()
+    truncate()
     base, far, ticks = timezone.now(), 31_536_000, min(ticks, n // due)
     _rows(
         n,

@@ -167,14 +167,14 @@ COMMANDS: dict[str, Callable[[int], Callable[[], None]]] = {
 }
 
 
-def _backends() -> list[int]:
+def backends() -> list[int]:
     """Return the server processes of this database, including those of this process's connections."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
         return [pid for (pid,) in cursor.fetchall()]
 
 
-def _processor_time(pids: list[int]) -> float:
+def processor_time(pids: list[int]) -> float:
     """Return the processor time of local processes in seconds (Linux); 0 if it cannot be read."""
     total = 0.0
     for pid in pids:
@@ -204,13 +204,13 @@ def main(command: str, given: dict[str, Any]) -> None:
     django.setup()
     n = int(given["n"])
     work = COMMANDS[command](n)
-    pids = _backends()
-    wall, cpu, server = time.perf_counter(), time.process_time(), _processor_time(pids)
+    pids = backends()
+    wall, cpu, server = time.perf_counter(), time.process_time(), processor_time(pids)
     work()
     wall, cpu, server = (
         time.perf_counter() - wall,
         time.process_time() - cpu,
-        _processor_time(pids) - server,
+        processor_time(pids) - server,
     )
     each = 1e6 / n
     print(

@@ -14,6 +14,7 @@ from benchmarks.durations import durations
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
 from benchmarks.lag import lag
+from benchmarks.lanes import lanes
 from benchmarks.large_tables import LargeTables
 from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
@@ -29,6 +30,7 @@ DEFAULT_N = {
     "recurring": 50_000,
     "graph": 10_000,
     "lag": 2_000,
+    "lanes": 2_000,
     "limit": 400,
     "claim": 1_000_000,
     "large": 1_000_000,
@@ -274,6 +276,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "recurring": recurring,
     "graph": graph,
     "lag": lag,
+    "lanes": lanes,
     "limit": limit,
     "claim": claim,
     "large": large,

@@ -50,7 +50,7 @@ def _sent(client: Client, path: str, body: Any, headers: dict[str, str]) -> Any:
     return answer
 
 
-def _key() -> tuple[int, dict[str, str]]:
+def new_key() -> tuple[int, dict[str, str]]:
     """Create a tenant with a key; return its id and the header with the key."""
     from django.utils import timezone
 
@@ -66,12 +66,17 @@ def _task(number: int) -> dict[str, Any]:
     return {"target_config": {"task": "benchmarks.project.tasks.noop", "args": [number]}}
 
 
+def create_task(client: Client, number: int, headers: dict[str, str]) -> None:
+    """Send a request that creates a task."""
+    _sent(client, "/api/v1/tasks", _task(number), headers)
+
+
 def requests(n: int, of: str) -> dict[str, float]:
     """Send n requests that create one object each, one after another."""
     from benchmarks.project import rest
 
     rest.create_table()
-    client, headers, run = Client(), _key()[1], uuid.uuid4().hex
+    client, headers, run = Client(), new_key()[1], uuid.uuid4().hex
     took = []
     for number in range(n + _WARM):
         body = _task(number) if of == "ours" else rest.order(number, run)
@@ -85,7 +90,7 @@ def requests(n: int, of: str) -> dict[str, float]:
 
 def bulk(n: int) -> dict[str, float]:
     """Send n requests that create 1,000 tasks each."""
-    client, headers = Client(), _key()[1]
+    client, headers = Client(), new_key()[1]
     took = []
     for _ in range(n + 1):
         body = {"items": [_task(number) for number in range(BULK)]}
@@ -97,7 +102,7 @@ def bulk(n: int) -> dict[str, float]:
 
 def pages(n: int) -> dict[str, float]:
     """Read pages of a tenant with n tasks, by several filters, following the cursors."""
-    tenant, headers = _key()
+    tenant, headers = new_key()
     with connection.cursor() as cursor:
         cursor.execute(_ROWS, {"tenant": tenant, "number": n})
         cursor.execute("VACUUM ANALYZE durable_tasks_task")

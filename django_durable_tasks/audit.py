@@ -28,7 +28,8 @@ from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.states.guarded_update import observing
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import recordset, sql
 
 # Audit entries as values: the sources of a write, the changed fields, and their bounded size.
 
@@ -237,21 +238,26 @@ def collected_entries() -> Iterator[list[AuditEntry]]:
         _collected.reset(token)
 
 
+@verb
 def insert_entries(
     entries: Sequence[AuditEntry],
     update: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
     """Insert entries, on PostgreSQL with an UPDATE in the same statement if it is given."""
-    sql = statement("audit_entries")
-    if sql is None:
-        if entries:
-            audit_entries().bulk_create(entries)
-        return
-    found = {"entries": as_recordset(entries), **(parameters or {})}
-    if update is not None:
-        sql = f"WITH before_entries AS ({update}) {sql}"
-    tables.count(sql, found)
+    if entries:
+        audit_entries().bulk_create(entries)
+
+
+@insert_entries.on(POSTGRESQL)
+def _insert_entries_in_one_statement(
+    entries: Sequence[AuditEntry],
+    update: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> None:
+    before = "" if update is None else f"WITH before_entries AS ({update}) "
+    given = {"entries": as_recordset(entries), **(parameters or {})}
+    tables.count(f"{before}{sql('audit_entries')}", given)
 
 
 def as_recordset(entries: Sequence[AuditEntry]) -> str:

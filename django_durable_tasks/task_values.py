@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -122,12 +123,22 @@ class NewTask(NamedTuple):
         keys = (self.idempotency_key, self.key, self.unique_key)
         return self.has_given_id or any(key is not None for key in keys)
 
-    def is_like(self, other: NewTask) -> bool:
-        """Return whether the two differ only in id, arguments, shard and limit key."""
-        return self[PER_CALL:] == other[PER_CALL:]
-
 
 # A run in its worker process: its task, its tokens and its options.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLocation:
+    """Where a task runs: the node's id, the worker's name, and the lease of the run in seconds.
+
+    ``queues``: the names of the queue from which the message was consumed, its own name first.
+    Empty if the queue is unknown.
+    """
+
+    node: uuid.UUID
+    worker: str
+    lease: float
+    queues: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
@@ -135,7 +146,8 @@ class Run(NamedTuple):
     both.
 
     ``queued_at`` is when the task was claimed, or created if it was published without a claim.
-    ``ready_at`` is since when it was due then; None without a claim.
+    ``ready_at`` is since when it was due then; None without a claim. The statements that start
+    tasks return all fields but the last in this order.
     """
 
     task_id: uuid.UUID
@@ -144,6 +156,7 @@ class Run(NamedTuple):
     tenant_id: int
     epoch: int
     run_id: uuid.UUID
+    node: uuid.UUID
     attempt: int
     failures: int
     crashes: int
@@ -152,10 +165,8 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     options: dict[str, Any]
     idempotency_key: str
-    node: uuid.UUID
     started_at: datetime
     run_at: datetime
-    celery_id: str = ""
     workflow_id: uuid.UUID | None = None
     has_dependents: bool = False
     ready_at: datetime | None = None
@@ -163,6 +174,7 @@ class Run(NamedTuple):
     fire_time: datetime | None = None
     recurring_task_id: uuid.UUID | None = None
     limit_key: str | None = None
+    celery_id: str = ""
 
     @property
     def scheduled_for(self) -> datetime:

@@ -34,8 +34,8 @@ from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
-from django_durable_tasks.tasks import attempts, batches
+from django_durable_tasks.task_values import Run, RunLocation
+from django_durable_tasks.tasks import batches
 
 QUEUE = "test"
 NOOP = "tests.project.tasks.noop"
@@ -43,17 +43,16 @@ _number = itertools.count(1)
 _LOG = {Status.SUCCESS: LogStatus.SUCCESS, Status.FAILED: LogStatus.FAILED}
 
 
-def take_batch(number: int, place: attempts.RunLocation) -> list[Run]:
+def take_batch(number: int, place: RunLocation) -> list[Run]:
     """Start at most ``number`` due tasks of the test queue as a worker starts a batch."""
     run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
     return batches.take(QUEUE, NOOP, run_ids, place)
 
 
-def take_these(these: TaskQuerySet, number: int, place: attempts.RunLocation) -> list[Run]:
+def take_these(these: TaskQuerySet, number: int, place: RunLocation) -> list[Run]:
     """Start at most ``number`` PENDING tasks of the queryset by the transition ``take``."""
     run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
-    started = transitions.take(these, run_ids, place.node, place.lease)
-    return [attempts.run_of(one, place.node, "") for one in started]
+    return transitions.take(these, run_ids, place.node, place.lease)
 
 
 def first_rows() -> None:
@@ -245,9 +244,10 @@ def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl
 
 def a_run(task: Task) -> Run:
     """Return the run of a RUNNING task as its process has it."""
-    (started,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
-    return attempts.run_of(
-        started, task.node or uuid.uuid4(), f"{task.pk}.{task.epoch - 1}.{task.publish_count}"
+    (run,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
+    return run._replace(
+        node=task.node or uuid.uuid4(),
+        celery_id=f"{task.pk}.{task.epoch - 1}.{task.publish_count}",
     )
 
 
@@ -255,7 +255,7 @@ def an_unsaved_run(name: str, queue: str, tenant_id: int = 1) -> Run:
     """Return a run of a task that is not in the database."""
     now = database_now()
     key, owner = uuid.uuid4(), uuid.uuid4()
-    return Run(key, name, queue, tenant_id, 2, owner, 1, 0, 0, 5, [], {}, {}, "", owner, now, now)
+    return Run(key, name, queue, tenant_id, 2, owner, owner, 1, 0, 0, 5, [], {}, {}, "", now, now)
 
 
 ENDED = tuple(sorted(TERMINAL))

@@ -41,6 +41,7 @@ CELERY_TASK_DEFAULT_QUEUE = GIVEN["queue"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 DURABLE_TASKS = GIVEN["durable"]
+SWITCHED_OFF = GIVEN.get("switched_off")
 
 # Only for the benchmark of the admin, so that the processes of the others do not load it.
 if GIVEN.get("admin"):

@@ -38,9 +38,8 @@ from django_durable_tasks.limits import config
 from django_durable_tasks.states.decisions import EndingKind, Outcome, decide
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, batches
-from django_durable_tasks.tasks.attempts import RunLocation
 from django_durable_tasks.tasks.batches import Success
 from django_durable_tasks.tasks.options import TaskOptions
 

@@ -42,9 +42,9 @@ from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts
-from django_durable_tasks.tasks.attempts import Refusal, RunLocation
+from django_durable_tasks.tasks.attempts import Refusal
 from django_durable_tasks.tasks.options import TaskOptions
 from django_durable_tasks.workflows.runs import succeed as record_success
 
@@ -293,7 +293,7 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
             with nullcontext() if eager else dedicated_connection():
                 again, sent = sent, True
                 return _start_or_read_back(
-                    start, partial(attempts.opened, row, run_id, place, celery_id), again
+                    start, partial(attempts.opened, row, run_id, celery_id), again
                 )
         except Error:
             over = eager or not sent or time.monotonic() + pause > deadline

@@ -35,7 +35,7 @@ from django_durable_tasks.models import NodeKind
 from django_durable_tasks.store import clock, postgresql
 from django_durable_tasks.store.connections import dedicated_connection, name_connections
 from django_durable_tasks.store.errors import reason_of
-from django_durable_tasks.tasks.attempts import RunLocation
+from django_durable_tasks.task_values import RunLocation
 
 logger = logging.getLogger("django_durable_tasks.nodes")
 _RETRY_PAUSE = 1.0

@@ -18,7 +18,8 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations.operation import Reason, Target, operation
 from django_durable_tasks.option_values import checked_name
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
 from django_durable_tasks.tasks import batches
 
@@ -210,18 +211,21 @@ def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
     return [(row["queue"], row["pending"], row["due"], row["head"]) for row in _waiting(now)]
 
 
+@verb
 def _waiting(now: datetime) -> list[dict[str, Any]]:
     """Return the PENDING and due tasks of each queue, and when the first one is due."""
-    sql = statement("waiting")
-    if sql is None:
-        come = Count("due_at", filter=Q(due_at__lte=now))
-        rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("due_at")))
-        return [
-            {**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)}
-            for row in rows
-        ]
+    come = Count("due_at", filter=Q(due_at__lte=now))
+    rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("due_at")))
+    return [
+        {**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)}
+        for row in rows
+    ]
+
+
+@_waiting.on(POSTGRESQL)
+def _waiting_up_to_counted(now: datetime) -> list[dict[str, Any]]:
     first = heads()
-    rows = read(sql, {"queues": sorted(first), "now": now, "limit": COUNTED})
+    rows = read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": COUNTED})
     found = {
         queue: {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
         for queue, pending, due in rows
@@ -237,8 +241,7 @@ def _waiting(now: datetime) -> list[dict[str, Any]]:
 def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
     """Return the same for each queue and task name with tasks that wait for a batch."""
     names = batches.batch_heads(now)
-    sql = statement("waiting_batches")
-    if sql is None or not names:
+    if not names:
         return []
     parameters = {
         "queues": [one.queue for one in names],
@@ -246,10 +249,11 @@ def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
         "now": now,
         "limit": COUNTED,
     }
+    rows = read(sql("waiting_batches"), parameters)
     first: dict[str, datetime] = {}
     for one in names:
         first[one.queue] = min(one.due_at, first.get(one.queue, one.due_at))
-    return [(queue, pending, due, first[queue]) for queue, pending, due in read(sql, parameters)]
+    return [(queue, pending, due, first[queue]) for queue, pending, due in rows]
 
 
 def _by_queue(question: TaskQuerySet, **counts: Any) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
 from django.db.models import Count, Min
 
 from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, Status
@@ -29,7 +28,8 @@ from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.store.tables import database, tasks
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
+from django_durable_tasks.store.tables import database, read, tasks
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.explanations import OutstandingMessage, TaskSituation, ago
 
@@ -293,16 +293,19 @@ def connections_needed(all_nodes: Sequence[Node]) -> int:
     return number
 
 
+@verb
 def _connections_allowed() -> int | None:
-    connection = connections[database()]
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute("SHOW max_connections")
-            return int(cursor.fetchone()[0])
-        if connection.vendor == "mysql":
-            cursor.execute("SHOW VARIABLES WHERE Variable_name = 'max_connections'")
-            return int(cursor.fetchone()[1])
     return None
+
+
+@_connections_allowed.on(POSTGRESQL)
+def _connections_allowed_by_postgresql() -> int | None:
+    return int(read("SHOW max_connections", {})[0][0])
+
+
+@_connections_allowed.on(MYSQL)
+def _connections_allowed_by_mysql() -> int | None:
+    return int(read("SELECT @@max_connections", {})[0][0])
 
 
 def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[TaskSituation, bool]:

@@ -19,9 +19,9 @@ from django_durable_tasks.models.workflows import (
     WorkflowRunQuerySet,
 )
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.connections import cursor
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying
-from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.store.statements import recordset, sql
 
 # An edge is changed only under the lock of its task's row. All modules that work on graphs
 # call these functions.
@@ -183,18 +183,26 @@ def insert_edges(new_edges: Sequence[NewEdge]) -> None:
     On PostgreSQL by COPY, fewer than 200 by one INSERT, and if one of them is met by INSERTs of
     the ORM, as on other databases.
     """
-    sql = statement("insert_edges")
-    if sql is None or any(edge.outcome is not None for edge in new_edges):
-        edges().bulk_create(list(map(_row, new_edges)), batch_size=_BULK)
-        return
+    if any(edge.outcome is not None for edge in new_edges):
+        _insert.orm(new_edges)
+    else:
+        _insert(new_edges)
+
+
+@verb
+def _insert(new_edges: Sequence[NewEdge]) -> None:
+    edges().bulk_create(list(map(_row, new_edges)), batch_size=_BULK)
+
+
+@_insert.on(POSTGRESQL)
+def _insert_by_parts(new_edges: Sequence[NewEdge]) -> None:
     by_copy = len(new_edges) >= _COPIED and copy_time() is not None
     for first in range(0, len(new_edges), _BULK):
         part = new_edges[first : first + _BULK]
         if by_copy:
             _copy(part)
         else:
-            with cursor() as sql_cursor:
-                sql_cursor.execute(sql, {"rows": recordset(_record(edge) for edge in part)})
+            tables.count(sql("insert_edges"), {"rows": recordset(_record(edge) for edge in part)})
 
 
 def _row(edge: NewEdge) -> TaskDependency:
@@ -208,10 +216,7 @@ def _record(edge: NewEdge) -> dict[str, object]:
 
 
 def _copy(new_edges: Sequence[NewEdge]) -> None:
-    sql = statement("copy_edges")
-    if sql is None:
-        raise ValueError("This database has no COPY.")
-    with copying(sql) as send:
+    with copying(sql("copy_edges")) as send:
         for rows in _parts(new_edges):
             send(rows)
 

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db import connections
 from django.db.models import Case, F, Q, When
 
 from django_durable_tasks.choices import DEADLINE, REPLAYABLE, TERMINAL, Status, WorkflowStatus
@@ -208,14 +207,8 @@ def lock_runs(keys: Sequence[uuid.UUID]) -> set[uuid.UUID]:
     in_runs = tables.tasks().filter(pk__in=keys, workflow__isnull=False).order_by()
     runs = set(in_runs.values_list("workflow", flat=True))
     if runs:
-        no_key = connections[tables.database()].features.has_select_for_no_key_update
-        list(
-            edges.workflow_runs()
-            .filter(pk__in=runs)
-            .order_by("pk")
-            .select_for_update(no_key=no_key)
-            .values_list("pk")
-        )
+        rows = edges.workflow_runs().filter(pk__in=runs).order_by("pk")
+        list(tables.locked_for_change(rows).values_list("pk"))
     return runs
 
 

@@ -27,8 +27,9 @@ from django_durable_tasks.states import transitions
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.states.transitions import ClaimedTask
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.postgresql import text_array
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 
 # Admits claimed tasks that no limit but the fair shares of their tenants can refuse.
 #
@@ -115,17 +116,20 @@ def is_selected(waited: str, queue: str, tenant_id: int, current: LimitConfig) -
     )
 
 
+@verb
 def under_way_of(queues: Sequence[str]) -> list[tuple[str, int, int, int]]:
     """Return the number of QUEUED tasks, and of QUEUED and RUNNING tasks, of these queues by queue
     and tenant; one statement.
     """
-    sql = statement("under_way_of")
-    if sql is not None:
-        return tables.read(sql, {"queues": text_array(queues)})
     statuses = [Status.QUEUED, Status.RUNNING]
     rows = tables.tasks().filter(queue__in=queues, status__in=statuses).order_by()
     numbers = {"queued": Count("pk", filter=Q(status=Status.QUEUED)), "number": Count("pk")}
     return list(rows.values_list("queue", "tenant_id").annotate(**numbers))
+
+
+@under_way_of.on(POSTGRESQL)
+def _under_way_in_one_statement(queues: Sequence[str]) -> list[tuple[str, int, int, int]]:
+    return tables.read(sql("under_way_of"), {"queues": text_array(queues)})
 
 
 def free_of_share(

@@ -28,7 +28,8 @@ from django_durable_tasks.store.connections import (
     has_one_connection,
     in_transaction,
 )
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import database, tasks
 
 # Reads when the first PENDING task of each queue is due, with index probes.
@@ -67,28 +68,8 @@ def read_heads(until: datetime) -> list[QueueHead]:
     return [head for head in _read(until, everything=False) if head.levels]
 
 
+@verb
 def _read(until: datetime, *, everything: bool) -> list[QueueHead]:
-    connection, sql = connections[tables.database()], statement("heads")
-    if sql is None:
-        return _heads_by_orm(until)
-    given = {"until": InstantField().get_db_prep_value(until, connection)}
-    if connection.vendor == "postgresql":
-        rows = tables.read(sql, given | {"everything": everything}, binary=True)
-        return [QueueHead._make(row) for row in rows]
-    found, past = list[QueueHead](), ""
-    while True:
-        rows = tables.read(sql, given | {"past": past, "limit": AT_ONCE})
-        found += [
-            QueueHead(queue, _instant(head), int(levels))
-            for queue, head, levels in rows
-            if head is not None
-        ]
-        if len(rows) < AT_ONCE:
-            return found
-        past = rows[-1][0]
-
-
-def _heads_by_orm(until: datetime) -> list[QueueHead]:
     pending = tables.tasks().published_alone().filter(priority__in=range(10))
     levels = pending.order_by().values_list("queue", "priority")
     found: dict[str, QueueHead] = {}
@@ -99,18 +80,43 @@ def _heads_by_orm(until: datetime) -> list[QueueHead]:
     return list(found.values())
 
 
+@_read.on(POSTGRESQL)
+def _read_in_one_statement(until: datetime, *, everything: bool) -> list[QueueHead]:
+    connection = connections[tables.database()]
+    until = InstantField().get_db_prep_value(until, connection)
+    rows = tables.read(sql("heads"), {"until": until, "everything": everything}, binary=True)
+    return [QueueHead._make(row) for row in rows]
+
+
+@_read.on(MYSQL, SQLITE)
+def _read_by_pages(until: datetime, *, everything: bool) -> list[QueueHead]:
+    connection = connections[tables.database()]
+    given = {"until": InstantField().get_db_prep_value(until, connection)}
+    found, past = list[QueueHead](), ""
+    while True:
+        rows = tables.read(sql("heads"), given | {"past": past, "limit": AT_ONCE})
+        found += [
+            QueueHead(queue, _instant(head), int(levels))
+            for queue, head, levels in rows
+            if head is not None
+        ]
+        if len(rows) < AT_ONCE:
+            return found
+        past = rows[-1][0]
+
+
+@verb
 def late(queues: Collection[str], since: datetime) -> frozenset[str]:
     """Return the queues in which a task has been due since before ``since``; ten index probes per
     queue.
     """
-    sql = statement("late")
-    if sql is None:
-        return frozenset(
-            queue for queue, head in heads().items() if head < since and queue in queues
-        )
-    with connections[tables.database()].cursor() as cursor:
-        cursor.execute(sql, {"queues": sorted(queues), "since": since})
-        return frozenset(queue for (queue,) in cursor.fetchall())
+    return frozenset(queue for queue, head in heads().items() if head < since and queue in queues)
+
+
+@late.on(POSTGRESQL)
+def _late_in_one_statement(queues: Collection[str], since: datetime) -> frozenset[str]:
+    rows = tables.read(sql("late"), {"queues": sorted(queues), "since": since})
+    return frozenset(queue for (queue,) in rows)
 
 
 def _instant(value: Any) -> datetime:

@@ -23,7 +23,8 @@ from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, database_now
 from django_durable_tasks.store.connections import bound_transaction
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, verb
+from django_durable_tasks.store.statements import sql
 
 # Reads the usage of limits: the weight of QUEUED and RUNNING tasks by scope, and the tokens of
 # rate limits.
@@ -40,14 +41,21 @@ def lock_limits() -> datetime:
     MariaDB abort an idle transaction that still has the lock.
     """
     bound_transaction()
-    sql = statement("lock_limits")
-    locked = tables.read(sql, {}) if sql is not None else []
-    if locked:
-        return aware(locked[0][0])
+    return _lock_row()
+
+
+@verb
+def _lock_row() -> datetime:
     lock = LimitBucket.objects.using(tables.database())
     if not lock.filter(pk=LOCK).update(refilled_at=DatabaseNow()):
         write_buckets([LimitBucket(scope=LOCK, refilled_at=database_now())])
     return database_now()
+
+
+@_lock_row.on(POSTGRESQL)
+def _lock_row_in_one_statement() -> datetime:
+    locked = tables.read(sql("lock_limits"), {})
+    return aware(locked[0][0]) if locked else _lock_row.orm()
 
 
 def write_buckets(rows: Sequence[LimitBucket]) -> None:
@@ -134,14 +142,11 @@ def count_usage(*, running: bool = True) -> Usage:
     return found
 
 
+@verb
 def _groups(*, running: bool) -> Iterable[tuple[str, str, str, int, str | None, int, int]]:
     """Return status, name, queue, tenant, key, number and weight of each group of tasks, and a row
     without a status for each paused queue.
     """
-    sql = statement("usage")
-    if sql is not None:
-        yield from tables.read(sql, {"running": running})
-        return
     by_status = [(Status.QUEUED, tables.tasks().queued())]
     by_status += [(Status.RUNNING, tables.tasks().running())] if running else []
     for status, tasks in by_status:
@@ -149,6 +154,13 @@ def _groups(*, running: bool) -> Iterable[tuple[str, str, str, int, str | None, 
         for group in groups.annotate(rows=Count("pk"), weights=Sum("weight")):
             yield (status, *group)
     yield from (("", "", queue, 0, None, 0, 0) for queue in paused_queues())
+
+
+@_groups.on(POSTGRESQL)
+def _groups_in_one_statement(
+    *, running: bool
+) -> Iterable[tuple[str, str, str, int, str | None, int, int]]:
+    return tables.read(sql("usage"), {"running": running})
 
 
 def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
@@ -361,22 +373,24 @@ def _by_scope(rows: Iterable[WaitingTask]) -> dict[str, list[WaitingTask]]:
     return found
 
 
+@verb
 def _read(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
     """Return the tasks of these parts of waitlists."""
-    if not asked:
-        return []
-    sql = statement("waitlists")
-    if sql is not None:
-        columns = (list(column) for column in zip(*asked, strict=True))
-        names = ("scopes", "numbers", "leasts", "mosts", "pasts", "past_ids")
-        given: dict[str, Any] = dict(zip(names, columns, strict=True)) | {"never": NEVER}
-        return [
-            WaitingTask._make(row) for row in tables.read(sql, given | {"released": released_too})
-        ]
     tasks = tables.tasks()
     of_scope = tasks.reserved_for_scope if released_too else tasks.waiting_for_scope
     queries = [(_within(of_scope(part.scope), part), part.number) for part in asked]
     return [WaitingTask._make(row) for row in tables.first_of_each(queries, WaitingTask._fields)]
+
+
+@_read.on(POSTGRESQL)
+def _read_in_one_statement(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
+    if not asked:
+        return []
+    columns = (list(column) for column in zip(*asked, strict=True))
+    names = ("scopes", "numbers", "leasts", "mosts", "pasts", "past_ids")
+    given: dict[str, Any] = dict(zip(names, columns, strict=True))
+    given |= {"never": NEVER, "released": released_too}
+    return [WaitingTask._make(row) for row in tables.read(sql("waitlists"), given)]
 
 
 def _within(tasks: TaskQuerySet, part: _Part) -> TaskQuerySet:
@@ -451,26 +465,25 @@ class ScopeCursor:
         return found
 
 
-def _by_pages(sql: str, past: str, limit: int) -> list[str]:
-    found, page = list[str](), min(limit, AT_ONCE)
-    with connections[tables.database()].cursor() as cursor:
-        while page:
-            cursor.execute(sql, {"past": past, "limit": page})
-            scopes = [scope for (scope,) in cursor.fetchall()]
-            found += scopes
-            past = scopes[-1] if scopes else past
-            page = min(limit - len(found), AT_ONCE) if len(scopes) == page else 0
-    return found
-
-
+@verb
 def scopes_after(past: str, limit: int) -> list[str]:
     """Return at most ``limit`` scopes with waiting tasks, in the order of names, after ``past``."""
-    sql = statement("waiting_scopes")
-    if sql is not None:
-        return _by_pages(sql, past, limit)
     waiting = tables.tasks().filter(waiting_for_limit__gt=past).order_by("waiting_for_limit")
     return [
         scope
         for scope in waiting.values_list("waiting_for_limit", flat=True).distinct()[:limit]
         if scope is not None
     ]
+
+
+@scopes_after.on(POSTGRESQL, MYSQL, SQLITE)
+def _scopes_by_pages(past: str, limit: int) -> list[str]:
+    found, page = list[str](), min(limit, AT_ONCE)
+    with connections[tables.database()].cursor() as cursor:
+        while page:
+            cursor.execute(sql("waiting_scopes"), {"past": past, "limit": page})
+            scopes = [scope for (scope,) in cursor.fetchall()]
+            found += scopes
+            past = scopes[-1] if scopes else past
+            page = min(limit - len(found), AT_ONCE) if len(scopes) == page else 0
+    return found

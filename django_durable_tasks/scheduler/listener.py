@@ -25,6 +25,7 @@ from django_durable_tasks.scheduler.notify_on_commit import (
     INTERVAL,
     Notification,
     NotificationKind,
+    database_notifies,
     read,
     send_by_postgresql,
     send_by_redis,
@@ -152,7 +153,6 @@ class RedisTransport:
 
 
 logger = logging.getLogger("django_durable_tasks.notifier")
-_NAMES = {"mysql": "this database", "sqlite": "SQLite"}
 _UNTESTED = "not tested yet"
 _MAX_WAIT = 0.1
 _GAP = 0.01
@@ -423,11 +423,8 @@ def _transports() -> tuple[list[NotificationTransport], str]:
     database: Any = connections[settings.DATABASE]
     if redis_index.url() is not None:
         found.append(RedisTransport())
-    if database.vendor != "postgresql":
-        why = (
-            f"{_NAMES.get(database.vendor, database.vendor)} sends no notifications; REDIS_URL"
-            " would give wake-ups"
-        )
+    if not database_notifies():
+        why = f"{database.display_name} sends no notifications; REDIS_URL would give wake-ups"
     elif settings.LISTEN_DATABASE is None and database.settings_dict.get(
         "DISABLE_SERVER_SIDE_CURSORS"
     ):

@@ -24,7 +24,8 @@ from django_durable_tasks.scheduler import redis_index
 from django_durable_tasks.scheduler.redis_index import from_ms, instant_ms, scope
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import CommitHook, hook_of_transaction, in_atomic_block
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.task_values import NewTask
 
 # The notification that wakes schedulers, and its channel. The format is the same in PostgreSQL and
@@ -192,9 +193,18 @@ class OnCommitNotifier:
 
 
 def _has_listeners() -> bool:
-    return redis_index.url() is not None or (
-        connections[conf.settings().DATABASE].vendor == "postgresql"
-    )
+    return redis_index.url() is not None or database_notifies()
+
+
+@verb
+def database_notifies() -> bool:
+    """Return whether the database has notifications."""
+    return False
+
+
+@database_notifies.on(POSTGRESQL)
+def _postgresql_notifies() -> bool:
+    return True
 
 
 def send(notification: Notification) -> bool:
@@ -219,9 +229,8 @@ def send_by_postgresql(notification: Notification) -> bool:
     """Notify through this thread's connection, outside of transactions. Returns False on a database
     without NOTIFY. Raises Error.
     """
-    sql = statement("notify")
-    if sql is None:
+    if not database_notifies():
         return False
     with connections[conf.settings().DATABASE].cursor() as cursor:
-        cursor.execute(sql, {"channel": CHANNEL, "payload": notification.spelled()})
+        cursor.execute(sql("notify"), {"channel": CHANNEL, "payload": notification.spelled()})
     return True

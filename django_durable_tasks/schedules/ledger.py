@@ -22,9 +22,10 @@ from django_durable_tasks.schedules.agenda import Agenda
 from django_durable_tasks.schedules.options import API
 from django_durable_tasks.schedules.schedule_cache import AnySchedule
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation
 from django_durable_tasks.store.postgresql import number_array, text_array, time_array, uuid_array
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 
 # The unique key over (recurring task, fire time) decides which of several processes creates the
 # task of a fire time. This is also true if two schedulers are leader.
@@ -96,11 +97,8 @@ _COLUMNS: dict[str, Callable[[Iterable[Any]], str]] = {
 }
 
 
+@verb
 def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
-    sql = statement("ledger")
-    if sql is not None:
-        columns = {name: array(map(attrgetter(name), entries)) for name, array in _COLUMNS.items()}
-        return {task_id for (task_id,) in tables.read(sql, columns) if task_id is not None}
     rows = [
         OccurrenceRecord(**{name: getattr(entry, name) for name in _COLUMNS}) for entry in entries
     ]
@@ -113,6 +111,12 @@ def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
         stored = stored.filter(unique_fire_time__in={entry.fire_time for entry in entries})
     # An entry with another task was inserted first by another transaction.
     return {found for found in stored.values_list("task_id", flat=True) if found in wanted}
+
+
+@_write.on(POSTGRESQL)
+def _write_in_one_statement(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
+    columns = {name: array(map(attrgetter(name), entries)) for name, array in _COLUMNS.items()}
+    return {task_id for (task_id,) in tables.read(sql("ledger"), columns) if task_id is not None}
 
 
 def recorded(

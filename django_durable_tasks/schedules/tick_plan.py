@@ -52,10 +52,10 @@ from django_durable_tasks.schedules.schedule_cache import (
     readable,
 )
 from django_durable_tasks.schedules.writes import Move
+from django_durable_tasks.states import transitions
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.task_values import NO_ID, NewTask
-from django_durable_tasks.tasks.enqueue import message_of
 from django_durable_tasks.tasks.new_task import TaskTemplate
 from django_durable_tasks.tasks.new_task import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
@@ -107,7 +107,7 @@ def queued_if_due(
     for queue, number in Counter([task.queue for task in sent]).items():
         windows.record_sent(queue, number)
     if sent:
-        publish_after_commit([message_of(task) for task in sent])
+        publish_after_commit(transitions.messages_for(sent))
     return found
 
 

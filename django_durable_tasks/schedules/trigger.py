@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db import Error, IntegrityError, connections
+from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
 from django_durable_tasks import conf, process_state
@@ -43,6 +43,7 @@ from django_durable_tasks.schedules.writes import Move, advance, quarantine, wak
 from django_durable_tasks.signals import fires_recorded
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tenants import quotas
@@ -231,14 +232,27 @@ def _locked(selection: DueSelection) -> list[DueState]:
     """Lock selected rows that no other transaction has locked; return their states in primary-key
     order.
     """
-    connection, limit = connections[tables.database()], selection.limit
-    if selection.keys is None and connection.vendor == "postgresql":
-        # Locked by the statement that is limited, so that locked rows do not count as found.
-        due = tables.locked_for_change(selection.rows(), skip_locked=True)
-        return sorted(map(DueState._make, due.values_list(*DueState._fields)[:limit]))
-    found = selection.keys
-    if found is None:
-        found = list(selection.rows().values_list("pk", flat=True)[:limit])
+    return (
+        _locked_due(selection)
+        if selection.keys is None
+        else _locked_keys(selection.keys, selection.now)
+    )
+
+
+@verb
+def _locked_due(selection: DueSelection) -> list[DueState]:
+    found = selection.rows().values_list("pk", flat=True)[: selection.limit]
+    return _locked_keys(list(found), selection.now)
+
+
+@_locked_due.on(POSTGRESQL)
+def _locked_due_in_one_statement(selection: DueSelection) -> list[DueState]:
+    """Lock by the statement that is limited, so that locked rows do not count as found."""
+    due = tables.locked_for_change(selection.rows(), skip_locked=True)
+    return sorted(map(DueState._make, due.values_list(*DueState._fields)[: selection.limit]))
+
+
+def _locked_keys(found: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
     if not found:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
@@ -248,7 +262,7 @@ def _locked(selection: DueSelection) -> list[DueState]:
     return [
         DueState._make(columns)
         for next_run_at, *columns in these.values_list("next_run_at", *DueState._fields)
-        if next_run_at is not None and next_run_at <= selection.now
+        if next_run_at is not None and next_run_at <= now
     ]
 
 

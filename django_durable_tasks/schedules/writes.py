@@ -29,8 +29,9 @@ from django_durable_tasks.models.encrypted_json import EncryptedJSONField, store
 from django_durable_tasks.models.fields import DatabaseNow, constant
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.postgresql import number_array, time_array, uuid_array
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200
@@ -135,22 +136,8 @@ def _notify_due(row: RecurringTask) -> None:
 
 def advance(moves: Sequence[Move]) -> None:
     """Write the moves to locked rows, each only if its revision is the one that was read."""
-    sql = statement("advance")
-    if sql is not None and moves:
-        tables.count(
-            sql,
-            {
-                "id": uuid_array([move.pk for move in moves]),
-                "revision": number_array([move.revision for move in moves]),
-                "next_run_at": time_array([move.next_run_at for move in moves]),
-                "ran": number_array([move.ran for move in moves]),
-                "watermark_at": time_array([move.watermark_at for move in moves]),
-                "last_run_at": time_array([move.last_run_at for move in moves]),
-            },
-        )
-    else:
-        for first in range(0, len(moves), _BULK):
-            _advance(moves[first : first + _BULK])
+    if moves:
+        _advance(moves)
     for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
         ended = [move for move in moves if (move.status, move.reason) == (status, reason)]
         unchanged = reduce(or_, (Q(pk=move.pk, revision=move.revision) for move in ended))
@@ -159,7 +146,28 @@ def advance(moves: Sequence[Move]) -> None:
         ).update(status=status, status_reason=reason, updated_at=DatabaseNow())
 
 
+@verb
 def _advance(moves: Sequence[Move]) -> None:
+    for first in range(0, len(moves), _BULK):
+        _advance_part(moves[first : first + _BULK])
+
+
+@_advance.on(POSTGRESQL)
+def _advance_in_one_statement(moves: Sequence[Move]) -> None:
+    tables.count(
+        sql("advance"),
+        {
+            "id": uuid_array([move.pk for move in moves]),
+            "revision": number_array([move.revision for move in moves]),
+            "next_run_at": time_array([move.next_run_at for move in moves]),
+            "ran": number_array([move.ran for move in moves]),
+            "watermark_at": time_array([move.watermark_at for move in moves]),
+            "last_run_at": time_array([move.last_run_at for move in moves]),
+        },
+    )
+
+
+def _advance_part(moves: Sequence[Move]) -> None:
     def each(name: str) -> Case:
         whens = [When(pk=move.pk, then=constant(getattr(move, name))) for move in moves]
         return Case(*whens, default=F(name))

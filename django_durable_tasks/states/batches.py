@@ -21,7 +21,7 @@ from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import attempt_log
-from django_durable_tasks.states.claims import StartedRun, started_runs
+from django_durable_tasks.states.claims import RUN_COLUMNS, run_of, started_runs
 from django_durable_tasks.states.endings import expire
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
@@ -36,8 +36,9 @@ from django_durable_tasks.states.guarded_update import (
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.states.runs import start_writes
 from django_durable_tasks.store.connections import in_transaction
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
 from django_durable_tasks.task_values import Run
 
@@ -56,43 +57,18 @@ class Success:
     wait: float
 
 
+@verb
 def take_due(
     queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
+) -> list[Run]:
     """PENDING to RUNNING for due tasks of this name in this queue that run in batches, the most
     urgent first; none if the queue is paused.
 
     At most one task is started for each of ``run_ids``. Expired tasks among them become EXPIRED.
     ``lease`` is in seconds.
     """
-    sql = statement("take")
-    if sql is None:
-        return _take_pages(queue, name, run_ids, node, lease)
-    parameters = {
-        "queue": queue,
-        "name": name,
-        "limit": len(run_ids),
-        "run_ids": list(run_ids),
-        "node": node,
-        "lease": lease,
-        "alone": not in_transaction(),
-    }
-    rows, run_id = read(sql, parameters, binary=True), StartedRun._fields.index("run_id")
-    late = [row[0] for row in rows if row[run_id] is None]
-    if late:
-        expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
-    started = [StartedRun._make(row) for row in rows if row[run_id] is not None]
-    announce("take", Status.RUNNING, [task.id for task in started])
-    return started
-
-
-def _take_pages(
-    queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
-    """Take the first due tasks; read a bounded number of further pages if others have locked
-    some of them.
-    """
-    started, seen = list[StartedRun](), list[uuid.UUID]()
+    # If others have locked some of the first due tasks, a bounded number of further pages is read.
+    started, seen = list[Run](), list[uuid.UUID]()
     for _ in range(_PAGES):
         wanted = len(run_ids) - len(started)
         page = due_in_batch(queue, name, wanted, seen)
@@ -102,6 +78,28 @@ def _take_pages(
         if len(page) < wanted or len(started) == len(run_ids):
             break
         seen += page
+    return started
+
+
+@take_due.on(POSTGRESQL)
+def _take_due_in_one_statement(
+    queue: str, name: str, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
+) -> list[Run]:
+    parameters = {
+        "queue": queue,
+        "name": name,
+        "limit": len(run_ids),
+        "run_ids": list(run_ids),
+        "node": node,
+        "lease": lease,
+        "alone": not in_transaction(),
+    }
+    rows, run_id = read(sql("take"), parameters, binary=True), RUN_COLUMNS.index("run_id")
+    late = [row[0] for row in rows if row[run_id] is None]
+    if late:
+        expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
+    started = [run_of(row) for row in rows if row[run_id] is not None]
+    announce("take", Status.RUNNING, [run.task_id for run in started])
     return started
 
 
@@ -126,7 +124,7 @@ def due_in_batch(
 @retry_on_deadlock
 def take(
     queryset: TaskQuerySet, run_ids: Sequence[uuid.UUID], node: uuid.UUID, lease: float
-) -> list[StartedRun]:
+) -> list[Run]:
     """PENDING to RUNNING for tasks of the queryset, by the process that will run them.
 
     At most one task is started for each of ``run_ids``. Expired tasks among them become EXPIRED.
@@ -180,37 +178,17 @@ def succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     those that were accepted. The others were fenced.
     """
     with transaction_of_successes([one.run for one in successes]):
-        accepted = _succeed_many(successes, worker)
+        stored = [
+            encrypted_result(one.result, one.run.tenant_id, one.run.task_id) for one in successes
+        ]
+        accepted = _succeed_many(successes, stored, worker)
         runs = [one.run for one in successes if one.run.run_id in accepted]
         announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
     return accepted
 
 
-def _succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
-    stored = [encrypted_result(one.result, one.run.tenant_id, one.run.task_id) for one in successes]
-    sql = statement("succeed_many")
-    if sql is None:
-        return _succeed_each(successes, stored, worker)
-    # Joined texts, because the driver would convert the elements of each array one by one.
-    parameters = {
-        "ids": ",".join([one.run.task_id.hex for one in successes]),
-        "epochs": ",".join([str(one.run.epoch) for one in successes]),
-        "runs": ",".join([one.run.run_id.hex for one in successes]),
-        "results": _unless_all_null([result for result, _ in stored]),
-        "keys": _unless_all_null([key for _, key in stored]),
-        "waits": ",".join([str(one.wait) for one in successes]),
-        "celery_ids": ",".join([one.run.celery_id for one in successes]),
-        "worker": worker,
-    }
-    return {run_id for (run_id,) in read(sql, parameters, binary=True)}
-
-
-def _unless_all_null(values: Sequence[str | None]) -> list[str | None] | None:
-    """Return the values as an array, None if all are NULL: unnest() fills shorter arrays up."""
-    return list(values) if any(value is not None for value in values) else None
-
-
-def _succeed_each(
+@verb
+def _succeed_many(
     successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]], worker: str
 ) -> set[uuid.UUID]:
     with atomic():
@@ -235,6 +213,29 @@ def _succeed_each(
         )
         attempt_log.insert_ending_events(sorted(accepted), Status.SUCCESS)
     return {one.run.run_id for one in successes if one.run.task_id in accepted}
+
+
+@_succeed_many.on(POSTGRESQL)
+def _succeed_many_in_one_statement(
+    successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]], worker: str
+) -> set[uuid.UUID]:
+    # Joined texts, because the driver would convert the elements of each array one by one.
+    parameters = {
+        "ids": ",".join([one.run.task_id.hex for one in successes]),
+        "epochs": ",".join([str(one.run.epoch) for one in successes]),
+        "runs": ",".join([one.run.run_id.hex for one in successes]),
+        "results": _unless_all_null([result for result, _ in stored]),
+        "keys": _unless_all_null([key for _, key in stored]),
+        "waits": ",".join([str(one.wait) for one in successes]),
+        "celery_ids": ",".join([one.run.celery_id for one in successes]),
+        "worker": worker,
+    }
+    return {run_id for (run_id,) in read(sql("succeed_many"), parameters, binary=True)}
+
+
+def _unless_all_null(values: Sequence[str | None]) -> list[str | None] | None:
+    """Return the values as an array, None if all are NULL: unnest() fills shorter arrays up."""
+    return list(values) if any(value is not None for value in values) else None
 
 
 def _written_results(

@@ -35,11 +35,13 @@ from django_durable_tasks.states.guarded_update import (
     matches_epochs,
     move,
 )
-from django_durable_tasks.store.clock import after
+from django_durable_tasks.store.clock import after, aware
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.postgresql import number_array, text_array
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
+from django_durable_tasks.task_values import NewTask, Run
 
 # The rows that the statements of claims, starts and releases return, one type per column list.
 #
@@ -79,39 +81,6 @@ class ClaimedTask(NamedTuple):
         return -self.priority, self.ready_at or self.run_at, self.id.int
 
 
-class StartedRun(NamedTuple):
-    """A task whose run has started.
-
-    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
-    may be naive; they are in UTC.
-    """
-
-    id: uuid.UUID
-    name: str
-    queue: str
-    tenant_id: int
-    epoch: int
-    run_id: uuid.UUID
-    attempts: int
-    failures: int
-    crashes: int
-    max_attempts: int
-    args: Any
-    kwargs: Any
-    options: Any
-    idempotency_key: str | None
-    started_at: datetime
-    run_at: datetime
-    workflow_id: uuid.UUID | None
-    has_dependents: bool
-    ready_at: datetime | None
-    queued_at: datetime | None
-    created_at: datetime
-    fire_time: datetime | None
-    recurring_task_id: uuid.UUID | None
-    limit_key: str | None
-
-
 class Unstarted(NamedTuple):
     """What the row of a task that was not started shows."""
 
@@ -138,9 +107,44 @@ def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
     return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
 
 
-def started_runs(queryset: TaskQuerySet) -> list[StartedRun]:
-    """Read the runs of these tasks, in the order of the queryset."""
-    return [StartedRun._make(row) for row in queryset.values_list(*StartedRun._fields)]
+RUN_COLUMNS = (
+    "id",
+    *("attempts" if name == "attempt" else name for name in Run._fields[1:-1]),
+)
+"""The columns of the fields of a run, in their order. ``queued_at`` falls back to ``created_at``.
+"""
+_RUN_VALUES = [
+    Coalesce("queued_at", "created_at") if name == "queued_at" else name for name in RUN_COLUMNS
+]
+
+
+def run_of(values: Sequence[Any]) -> Run:
+    """Return the run of a row with RUN_COLUMNS.
+
+    JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
+    may be naive; they are in UTC.
+    """
+    run = Run(*values)
+    return run._replace(
+        args=_decoded(run.args),
+        kwargs=_decoded(run.kwargs),
+        options=_decoded(run.options) or {},
+        idempotency_key=run.idempotency_key or str(run.task_id),
+        started_at=aware(run.started_at),
+        run_at=aware(run.run_at),
+        ready_at=run.ready_at and aware(run.ready_at),
+        queued_at=run.queued_at and aware(run.queued_at),
+        fire_time=run.fire_time and aware(run.fire_time),
+    )
+
+
+def started_runs(queryset: TaskQuerySet) -> list[Run]:
+    """Read the runs of these RUNNING tasks, in the order of the queryset."""
+    return [run_of(row) for row in queryset.values_list(*_RUN_VALUES)]
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 @functools.cache
@@ -306,6 +310,7 @@ def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
 
+@verb
 def claim(
     demands: Sequence[QueueDemand],
     now: datetime,
@@ -322,21 +327,32 @@ def claim(
     these shards, and tasks of any shard that have been due for UNSERVED_AFTER seconds. Either all
     demands name a tenant or none does.
     """
+    due = tasks().due_alone(now).order_by("due_at")
+    if shards is not None:
+        late = now - timedelta(seconds=UNSERVED_AFTER)
+        due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
+    return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
+
+
+@claim.on(POSTGRESQL)
+def _claim_in_one_statement(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    wait: float,
+    shards: Collection[int] | None = None,
+) -> list[ClaimedTask]:
     tenants = [one.tenant_id for one in demands if one.tenant_id is not None]
-    sql = statement("claim_of_tenants" if tenants else "claim")
     late = now - timedelta(seconds=UNSERVED_AFTER)
-    if sql is None:
-        due = tasks().due_alone(now).order_by("due_at")
-        if shards is not None:
-            due = due.filter(Q(shard_key__in=sorted(shards)) | Q(due_at__lte=late))
-        return _claim_locked(partial(_locked_due, due, demands, now, limit), node, wait)
     parameters: dict[str, Any] = {"now": now, "limit": limit, "node": node, "wait": wait}
     parameters |= {"late": late, "tenants": number_array(tenants)} if tenants else {"late": late}
     parameters["queues"] = text_array(one.queue for one in demands)
     parameters["limits"] = number_array(one.limit for one in demands)
     parameters["leasts"] = number_array(one.least for one in demands)
     parameters["levels"] = number_array(one.levels for one in demands)
-    return _read(sql, parameters | {"shards": None if shards is None else sorted(shards)})
+    parameters["shards"] = None if shards is None else sorted(shards)
+    return _claimed_by("claim_of_tenants" if tenants else "claim", parameters)
 
 
 @retry_on_deadlock
@@ -415,39 +431,48 @@ def _due_of(
     return dict(ids[:limit])
 
 
+@verb
 def due_tenants(
     demands: Sequence[QueueDemand], now: datetime, pasts: Mapping[str, int], limit: int
 ) -> dict[str, list[int]]:
     """Return the tenants other than the default one with due tasks in each of these queues, at most
     ``limit`` per queue, with an id above that of ``pasts``.
     """
-    queues, sql = [one.queue for one in demands], statement("due_tenants")
-    if sql is not None:
-        parameters = {"queues": text_array(queues), "now": now, "limit": limit}
-        parameters["pasts"] = number_array(
-            max(DEFAULT_TENANT_ID, pasts.get(queue, 0)) for queue in queues
+    due = tasks().due_alone(now).order_by("tenant_id").distinct()
+    scans = [
+        (
+            due.filter(
+                queue=one.queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(one.queue, 0))
+            ).annotate(demanded_queue=Value(one.queue)),
+            limit,
         )
-        rows = read(sql, parameters)
-    else:
-        due = tasks().due_alone(now).order_by("tenant_id").distinct()
-        scans = [
-            (
-                due.filter(
-                    queue=queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(queue, 0))
-                ).annotate(demanded_queue=Value(queue)),
-                limit,
-            )
-            for queue in queues
-        ]
-        rows = first_of_each(scans, ("demanded_queue", "tenant_id"))
+        for one in demands
+    ]
+    return _by_queue(first_of_each(scans, ("demanded_queue", "tenant_id")))
+
+
+@due_tenants.on(POSTGRESQL)
+def _due_tenants_in_one_statement(
+    demands: Sequence[QueueDemand], now: datetime, pasts: Mapping[str, int], limit: int
+) -> dict[str, list[int]]:
+    queues = [one.queue for one in demands]
+    parameters = {"queues": text_array(queues), "now": now, "limit": limit}
+    parameters["pasts"] = number_array(
+        max(DEFAULT_TENANT_ID, pasts.get(queue, 0)) for queue in queues
+    )
+    return _by_queue(read(sql("due_tenants"), parameters))
+
+
+def _by_queue(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for queue, tenant_id in sorted(rows):
         found.setdefault(queue, []).append(tenant_id)
     return found
 
 
-def _read(sql: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
-    claimed = [ClaimedTask._make(row) for row in read(sql, parameters, binary=True)]
+def _claimed_by(name: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
+    """Execute the statement of this name, which claims tasks."""
+    claimed = [ClaimedTask._make(row) for row in read(sql(name), parameters, binary=True)]
     announce("claim", Status.QUEUED, [task.id for task in claimed])
     return claimed
 
@@ -470,6 +495,7 @@ def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[Claime
     return claimed
 
 
+@verb
 def claim_these(
     ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float, *, waiting: bool = False
 ) -> list[ClaimedTask]:
@@ -478,10 +504,6 @@ def claim_these(
     Tasks that run in batches are left out. ``waiting``: those that wait for a limit or were
     released by it, also tasks that run in batches.
     """
-    sql = statement("claim_these")
-    if sql is not None:
-        parameters = {"ids": list(ids), "node": node, "wait": wait, "never": NEVER}
-        return _read(sql, parameters | {"waiting": waiting})
     these = tasks().filter(pk__in=list(ids))
     if waiting:
         release_waiting(these, len(ids))
@@ -491,6 +513,14 @@ def claim_these(
         else these.published_alone()
     ).filter(due_at__lte=NOW)
     return _claim_locked(partial(locked, due, len(ids)), node, wait)
+
+
+@claim_these.on(POSTGRESQL)
+def _claim_these_in_one_statement(
+    ids: Sequence[uuid.UUID], node: uuid.UUID, wait: float, *, waiting: bool = False
+) -> list[ClaimedTask]:
+    parameters = {"ids": list(ids), "node": node, "wait": wait, "never": NEVER}
+    return _claimed_by("claim_these", parameters | {"waiting": waiting})
 
 
 def locked_pending(queryset: TaskQuerySet, limit: int) -> list[uuid.UUID]:
@@ -563,12 +593,12 @@ def return_to_pending(
         )
 
 
-def messages_for(claimed: Iterable[ClaimedTask]) -> list[TaskMessage]:
-    """Return the messages of these tasks, in their order."""
-    return [_message(task) for task in claimed]
+def messages_for(tasks: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[TaskMessage]:
+    """Return the messages of these QUEUED tasks, in their order."""
+    return [_message(task) for task in tasks]
 
 
-def _message(task: ClaimedTask) -> TaskMessage:
+def _message(task: ClaimedTask | NewTask) -> TaskMessage:
     overrides = _overrides(task.id, task.options)
     return TaskMessage(
         task_id=task.id,

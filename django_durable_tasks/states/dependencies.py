@@ -33,12 +33,14 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.clock import after
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import (
     NOW,
     atomic,
     callers_transaction,
     database,
+    locked_for_change,
     read,
     tasks,
 )
@@ -73,7 +75,7 @@ def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[u
     database when it read the row.
     """
     if even_running or not callers_transaction():
-        return {row.pk: row for row in _for_update(_these(ids))}
+        return {row.pk: row for row in locked_for_change(_these(ids))}
     return _lock_idle(sorted(set(ids)))
 
 
@@ -90,7 +92,7 @@ def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
             # PostgreSQL also locks rows that started while the statement waited for their locks.
             # The rollback to the savepoint unlocks them.
             locked_rows = {
-                row.pk: row for row in _for_update(_these(idle).filter(status__standing=IDLE))
+                row.pk: row for row in locked_for_change(_these(idle).filter(status__standing=IDLE))
             }
             if len(locked_rows) == len(idle):
                 return rows | locked_rows
@@ -124,12 +126,6 @@ def _these(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
     )
     found: TaskQuerySet = these.annotate(read_at=DatabaseNow())
     return found
-
-
-def _for_update(queryset: TaskQuerySet) -> TaskQuerySet:
-    return queryset.select_for_update(
-        no_key=connections[database()].features.has_select_for_no_key_update
-    )
 
 
 def release(pairs: Sequence[Pair]) -> int:
@@ -170,29 +166,40 @@ class Released:
     queued: Sequence[ClaimedTask]
 
 
+@verb
 def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent] | None:
     """Return at most ``limit`` dependents of an ended task whose edges have no outcome yet.
 
-    Returns None if this database has no SQL form. The caller then uses the ORM form.
+    Returns None if this database has no statement for it. The caller then reads the edges.
     """
-    sql = statement("below")
-    if sql is None:
-        return None
-    return [BlockedDependent._make(row) for row in read(sql, {"id": task_id, "limit": limit})]
+    return None
 
 
+@blocked_dependents.on(POSTGRESQL)
+def _blocked_dependents_in_one_statement(
+    task_id: uuid.UUID, limit: int
+) -> list[BlockedDependent] | None:
+    rows = read(sql("below"), {"id": task_id, "limit": limit})
+    return [BlockedDependent._make(row) for row in rows]
+
+
+@verb
 def release_met(
     events: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
 ) -> Released | None:
     """BLOCKED to PENDING or QUEUED for tasks whose joins these ending events meet.
 
     Due tasks of ``queues`` whose names are not in ``limited`` become QUEUED, all others PENDING.
-    One statement reads at most ``limit`` edges. Returns None if this database has no SQL form. The
-    caller then uses the ORM form.
+    One statement reads at most ``limit`` edges. Returns None if this database has no such
+    statement. The caller then locks the dependents and decides for each.
     """
-    sql = statement("resolve_endings")
-    if sql is None:
-        return None
+    return None
+
+
+@release_met.on(POSTGRESQL)
+def _release_met_in_one_statement(
+    events: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
+) -> Released | None:
     alone = not connections[database()].in_atomic_block
     parameters = {
         "events": list(events),
@@ -201,7 +208,7 @@ def release_met(
         "limited": list(limited),
         "wait": wait,
     }
-    rows = read(sql, {**parameters, "alone": alone})
+    rows = read(sql("resolve_endings"), {**parameters, "alone": alone})
     ((number, more, left, *_), *_) = rows
     # After the first four columns: the new status, and what a claim returns.
     released = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]

@@ -30,7 +30,14 @@ from django_durable_tasks.states.attempt_log import (
     insert_return_events,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
-from django_durable_tasks.store.tables import atomic, callers_transaction, database, tasks
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
+from django_durable_tasks.store.tables import (
+    atomic,
+    callers_transaction,
+    database,
+    locked_for_change,
+    tasks,
+)
 from django_durable_tasks.task_values import Run
 
 # Records which tasks an operation changes, and their status before it.
@@ -304,13 +311,8 @@ def _lock_all(queryset: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pa
     """
     with atomic():
         statuses = IDLE | set(found.values())
-        no_key = connections[database()].features.has_select_for_no_key_update
         rows = tasks().filter(pk__in=list(found), status__standing=statuses).order_by("pk")
-        locked_ids = (
-            set(rows.select_for_update(no_key=no_key).values_list("pk", flat=True))
-            if found
-            else set()
-        )
+        locked_ids = set(locked_for_change(rows).values_list("pk", flat=True)) if found else set()
         if len(locked_ids) < len(found):
             transaction.set_rollback(True, using=database())
             return None
@@ -322,16 +324,12 @@ def _lock_all(queryset: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pa
         )
 
 
+@verb
 def first_locked(queryset: TaskQuerySet, limit: int) -> list[Pair]:
     """Lock the first ``limit`` rows of the queryset that no other transaction has locked.
 
     They are returned in the order of the queryset.
     """
-    if connections[database()].vendor == "postgresql":
-        # One statement locks and limits, so that rows locked by others do not count towards the
-        # limit.
-        free = queryset.values_list("pk", "epoch").select_for_update(skip_locked=True, no_key=True)
-        return list(free[:limit])
     pairs, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
         rest = queryset.exclude(pk__in=seen) if seen else queryset
@@ -345,27 +343,42 @@ def first_locked(queryset: TaskQuerySet, limit: int) -> list[Pair]:
     return pairs
 
 
+@first_locked.on(POSTGRESQL)
+def _first_locked_in_one_statement(queryset: TaskQuerySet, limit: int) -> list[Pair]:
+    """Lock and limit by one statement, so that rows locked by others do not count towards the
+    limit.
+    """
+    free = locked_for_change(queryset, skip_locked=True)
+    return list(free.values_list("pk", "epoch")[:limit])
+
+
+@verb
 def _lock(
     queryset: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
 ) -> list[Pair]:
     if not found:
         return []
-    connection, whole = connections[database()], not skip_locked and _lists_keys(queryset)
-    these = (
-        (queryset if whole else queryset.filter(pk__in=found))
-        .order_by("pk")
-        .values_list("pk", "epoch")
-    )
-    how: dict[str, Any] = {
-        "skip_locked": skip_locked,
-        "no_key": connection.features.has_select_for_no_key_update,
-    }
-    if connection.vendor != "mysql":
-        return list(these.select_for_update(**how))
-    # Locked by the primary key only. A statement that locks an entry of another index first would
-    # deadlock with one that locks the row first.
-    locked_rows = tasks().filter(pk__in=found).order_by("pk").select_for_update(**how)
-    return list(these.filter(pk__in=list(locked_rows.values_list("pk", flat=True))))
+    whole = not skip_locked and _lists_keys(queryset)
+    these = (queryset if whole else queryset.filter(pk__in=found)).order_by("pk")
+    locked_rows = locked_for_change(these, skip_locked=skip_locked)
+    return list(locked_rows.values_list("pk", "epoch"))
+
+
+@_lock.on(MYSQL)
+def _lock_by_primary_key(
+    queryset: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
+) -> list[Pair]:
+    """Lock by the primary key only. A statement that locks an entry of another index first would
+    deadlock with one that locks the row first.
+    """
+    if not found:
+        return []
+    rows = tasks().filter(pk__in=found).order_by("pk")
+    locked_rows = locked_for_change(rows, skip_locked=skip_locked)
+    keys = list(locked_rows.values_list("pk", flat=True))
+    whole = not skip_locked and _lists_keys(queryset)
+    these = (queryset if whole else queryset.filter(pk__in=found)).order_by("pk")
+    return list(these.filter(pk__in=keys).values_list("pk", "epoch"))
 
 
 def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **writes: Any) -> int:

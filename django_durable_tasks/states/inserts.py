@@ -39,9 +39,10 @@ from django_durable_tasks.states.guarded_update import (
     write_running,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import is_unique_violation
 from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying, microseconds
-from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.store.tables import (
     atomic,
     callers_transaction,
@@ -80,14 +81,8 @@ def encrypted_task(task: NewTask) -> NewTask:
 
 
 def encrypted_tasks(tasks_: Sequence[NewTask]) -> list[NewTask]:
-    """Return new tasks with encrypted arguments. All have the same key id, so that they stay
-    alike.
-    """
-    if current_key_id() is None and not any(MARK in task.kwargs for task in tasks_):
-        return list(tasks_)
-    found = [encrypted_task(task) for task in tasks_]
-    key = next((task.encryption_key for task in found if task.encryption_key is not None), None)
-    return found if key is None else [task._replace(encryption_key=key) for task in found]
+    """Return new tasks with encrypted arguments."""
+    return [encrypted_task(task) for task in tasks_]
 
 
 def _encrypted_text(text: str, where: StorageLocation) -> str:
@@ -210,36 +205,6 @@ def _stored(task: NewTask, text: str) -> Any:
     """Return the value of a JSON text; an EncryptedValue if the task was encrypted."""
     value = json.loads(text)
     return value if task.encryption_key is None else stored_value(value) or value
-
-
-def are_alike(tasks: Sequence[NewTask]) -> bool:
-    """Return whether the tasks differ only in id, arguments, shard and limit key.
-
-    This is the case for the tasks of one ``schedule_many`` call.
-    """
-    if not tasks:
-        return True
-    first = tasks[0]
-    if first.recurring_task_id is not None or first.workflow_id is not None:
-        return False
-    return all(task.is_like(first) for task in tasks)
-
-
-def records_of(tasks: Sequence[NewTask]) -> dict[str, str]:
-    """Return the parameters of ``create_each``, for tasks that may differ in every column."""
-    return {"rows": recordset(task._asdict() for task in tasks)}
-
-
-def columns_of(tasks: Sequence[NewTask]) -> dict[str, Any]:
-    """Return the parameters of ``create_many``, for tasks for which ``are_alike`` is true."""
-    return {
-        **tasks[0]._asdict(),
-        "ids": [task.id for task in tasks],
-        "argses": [task.args for task in tasks],
-        "kwargses": [task.kwargs for task in tasks],
-        "shards": [task.shard_key for task in tasks],
-        "limit_keys": [task.limit_key for task in tasks],
-    }
 
 
 # New tasks as rows in the binary format of PostgreSQL's COPY.
@@ -378,46 +343,53 @@ def _shared_columns(task: NewTask, now: datetime) -> bytes:
 
 _BULK, _SENT = 5_000, 500
 """The numbers of tasks of a statement, and of a part of a COPY that is sent at once."""
-_COPIED = 200
+_COPIED = 128
 """From this number of tasks on, COPY and the query before it take less time than one INSERT."""
 
 
 def create(task: NewTask) -> bool:
     """Insert one task in one statement; return False, without a change, if a key is taken."""
     task = encrypted_task(task)
-    sql = statement("create")
-    created = _insert_unless_taken(task) if sql is None else count(sql, task._asdict()) == 1
+    created = _insert_unless_taken(task)
     if created:
         _announce(task)
     return created
 
 
 def create_row(task: NewTask) -> Task | None:
-    """Insert one task as ``create`` does; return its row, or None if a key is taken.
-
-    The INSERT of PostgreSQL returns the row. Other databases read it.
-    """
+    """Insert one task as ``create`` does; return its row, or None if a key is taken."""
     task = encrypted_task(task)
-    sql, row = statement("create"), None
-    if sql is not None:
-        rows = read(f"{sql} {returning_row()}", task._asdict())
-        row = row_of(rows[0]) if rows else None
-    elif _insert_unless_taken(task):
-        row = tasks().get(pk=task.id)
+    row = _insert_row(task)
     if row is not None:
         _announce(task)
     return row
 
 
+@verb
+def _insert_row(task: NewTask) -> Task | None:
+    return tasks().get(pk=task.id) if _insert_unless_taken(task) else None
+
+
+@_insert_row.on(POSTGRESQL)
+def _insert_and_return_row(task: NewTask) -> Task | None:
+    rows = read(f"{sql('create')} {returning_row()}", task._asdict())
+    return row_of(rows[0]) if rows else None
+
+
+@verb
 def can_create_with_answer() -> bool:
     """Return whether ``create_with_answer`` writes on this connection: PostgreSQL, outside of a
     transaction, arguments that are not encrypted, and no receivers whose writes belong to the
     transaction of the task.
     """
+    return False
+
+
+@can_create_with_answer.on(POSTGRESQL)
+def _can_create_with_answer() -> bool:
     connection = connections[database()]
     return (
-        statement("create_with_answer") is not None
-        and not connection.in_atomic_block
+        not connection.in_atomic_block
         and connection.get_autocommit()
         and current_key_id() is None
         and not tasks_transitioned.has_listeners(Task)
@@ -432,10 +404,7 @@ def create_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, An
     The caller has checked ``can_create_with_answer``.
     """
     task = encrypted_task(task)
-    sql = statement("create_with_answer")
-    if sql is None:
-        raise ValueError("This database does not insert a task and an answer in one statement.")
-    created = count(sql, {**parameters, **task._asdict(), "now": now}) > 0
+    created = count(sql("create_with_answer"), {**parameters, **task._asdict(), "now": now}) > 0
     if created:
         _announce(task)
     return created
@@ -446,6 +415,7 @@ def _announce(task: NewTask) -> None:
     ports.due.created([task])
 
 
+@verb
 def _insert_unless_taken(task: NewTask) -> bool:
     row = object_of(task)
     if not task.has_key:
@@ -464,6 +434,11 @@ def _insert_unless_taken(task: NewTask) -> bool:
             raise
         return False
     return True
+
+
+@_insert_unless_taken.on(POSTGRESQL)
+def _insert_unless_in_conflict(task: NewTask) -> bool:
+    return count(sql("create"), task._asdict()) == 1
 
 
 def _is_taken(row: Task) -> bool:
@@ -521,10 +496,8 @@ def _copy(
     parts: Iterable[Sequence[NewTask]], now: datetime, within: float = float("inf")
 ) -> list[NewTask]:
     """Insert by COPY; ``now`` is the time of the database."""
-    sql, copied, began = statement("copy_tasks"), list[NewTask](), time.monotonic()
-    if sql is None:
-        raise ValueError("This database has no COPY.")
-    with copying(sql) as send:
+    copied, began = list[NewTask](), time.monotonic()
+    with copying(sql("copy_tasks")) as send:
         for part in parts:
             send(rows_of(part, now))
             copied += part
@@ -533,13 +506,14 @@ def _copy(
     return copied
 
 
+@verb
 def _insert(batch: Sequence[NewTask]) -> None:
-    alike = are_alike(batch)
-    sql = statement("create_many" if alike else "create_each")
-    if sql is None:
-        tasks().bulk_create([object_of(task) for task in batch])
-    else:
-        count(sql, columns_of(batch) if alike else records_of(batch))
+    tasks().bulk_create([object_of(task) for task in batch])
+
+
+@_insert.on(POSTGRESQL)
+def _insert_in_one_statement(batch: Sequence[NewTask]) -> None:
+    count(sql("create_each"), {"rows": recordset(task._asdict() for task in batch)})
 
 
 def _announce_all(new_tasks: Sequence[NewTask]) -> None:

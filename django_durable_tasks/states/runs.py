@@ -6,10 +6,8 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 from django.db.models.functions import Cast
 
@@ -18,7 +16,7 @@ from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import attempt_log
-from django_durable_tasks.states.claims import StartedRun, Unstarted
+from django_durable_tasks.states.claims import RUN_COLUMNS, Unstarted, run_of
 from django_durable_tasks.states.decisions import EndingDecision
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
@@ -32,9 +30,10 @@ from django_durable_tasks.states.guarded_update import (
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.connections import in_transaction
-from django_durable_tasks.store.statements import statement
-from django_durable_tasks.store.tables import atomic, count, database, read, tasks
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, verb
+from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.tables import atomic, count, read, tasks
+from django_durable_tasks.task_values import Run, RunLocation
 
 
 def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
@@ -50,93 +49,81 @@ def start_writes(run_id: Any, node: uuid.UUID, lease: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """A run to start: the task and the epoch of its message, the token of the run, and its lease in
-    seconds. ``name``: only a task of this name. ``queues``: only a task of one of these queues.
-    """
-
-    task_id: uuid.UUID
-    epoch: int
-    run_id: uuid.UUID
-    node: uuid.UUID
-    lease: float
-    name: str | None = None
-    queues: Sequence[str] = ()
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the SQL statement ``start``."""
-        return {
-            "id": self.task_id,
-            "epoch": self.epoch,
-            "run_id": self.run_id,
-            "node": self.node,
-            "lease": self.lease,
-            "name": self.name,
-            "queues": list(self.queues) or None,
-            "alone": not in_transaction(),
-        }
-
-
-def start(new: NewRun) -> StartedRun | Unstarted | None:
+def start(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None = None
+) -> Run | Unstarted | None:
     """QUEUED to RUNNING, if the task is still in the epoch of the message.
 
-    Returns what its row shows if the guard does not match, a cancellation was requested, the task
-    has expired, or its queue is paused, and None if there is no row. Nothing is written then.
+    ``run_id``: the token of the run. ``name``: only a task of this name. A task of another queue
+    than those of ``place``, if it names some, is not started. Returns what its row shows if the
+    guard does not match, a cancellation was requested, the task has expired, or its queue is
+    paused, and None if there is no row. Nothing is written then.
     """
-    sql = statement("start")
-    found = _start(new) if sql is None else _started(read(sql, new.parameters(), frequent=True))
-    if isinstance(found, StartedRun):
-        announce("start", Status.RUNNING, [found.id])
+    found = _start(task_id, epoch, run_id, place, name)
+    if isinstance(found, Run):
+        announce("start", Status.RUNNING, [found.task_id])
     return found
 
 
-def _started(rows: Sequence[tuple[Any, ...]]) -> StartedRun | Unstarted | None:
-    """Return the result of the SQL statement ``start``."""
-    (row,) = rows
-    run, seen = row[: len(StartedRun._fields)], row[len(StartedRun._fields) :]
-    if run[0] is not None:
-        return StartedRun._make(run)
-    return None if seen[0] is None else Unstarted._make(seen)
-
-
-def _start(new: NewRun) -> StartedRun | Unstarted | None:
+@verb
+def _start(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None
+) -> Run | Unstarted | None:
     """Read the row first, so that a stale message costs one statement that writes nothing. What was
     read is that of the run, because every change of it raises the epoch.
     """
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-    this = tasks().filter(pk=new.task_id)
-    columns = (*StartedRun._fields, "status", "expires_at")
-    row = this.values_list(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
+    this = tasks().filter(pk=task_id)
+    columns = (*RUN_COLUMNS, "created_at", "status", "expires_at")
+    row = this.values(*columns).annotate(paused=Exists(paused), now=DatabaseNow()).first()
     if row is None:
         return None
-    run, (status, expires_at, is_paused, now) = StartedRun._make(row[:-4]), row[-4:]
+    now, expires_at = row["now"], row["expires_at"]
     has_expired = expires_at is not None and expires_at <= now
-    seen = Unstarted(status, run.epoch, run.queue, has_expired, bool(is_paused))
-    if (status, run.epoch) != (Status.QUEUED, new.epoch):
+    seen = Unstarted(row["status"], row["epoch"], row["queue"], has_expired, bool(row["paused"]))
+    if (row["status"], row["epoch"]) != (Status.QUEUED, epoch):
         return seen
-    of_queues = this.filter(queue__in=list(new.queues)) if new.queues else this
+    of_queues = this.filter(queue__in=list(place.queues)) if place.queues else this
     changed = of_queues.filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
         ~Exists(paused),
-        Q(name=new.name or F("name")),
-        epoch=new.epoch,
+        Q(name=name or F("name")),
+        epoch=epoch,
         status__standing=[Status.QUEUED],
         cancel_requested_at__isnull=True,
     ).update(
         status=Status.RUNNING,
         epoch=F("epoch") + 1,
         updated_at=DatabaseNow(),
-        **start_writes(new.run_id, new.node, new.lease) | {"started_at": aware(now)},
+        **start_writes(run_id, place.node, place.lease) | {"started_at": aware(now)},
     )
     if not changed:
         return seen
-    return run._replace(
-        epoch=run.epoch + 1,
-        attempts=run.attempts + 1,
-        run_id=new.run_id,
-        started_at=aware(now),
-    )
+    row |= {"epoch": epoch + 1, "attempts": row["attempts"] + 1, "run_id": run_id}
+    row |= {"node": place.node, "started_at": now}
+    row["queued_at"] = row["queued_at"] or row["created_at"]
+    return run_of([row[column] for column in RUN_COLUMNS])
+
+
+@_start.on(POSTGRESQL)
+def _start_in_one_statement(
+    task_id: uuid.UUID, epoch: int, run_id: uuid.UUID, place: RunLocation, name: str | None
+) -> Run | Unstarted | None:
+    parameters = {
+        "id": task_id,
+        "epoch": epoch,
+        "run_id": run_id,
+        "node": place.node,
+        "lease": place.lease,
+        "name": name,
+        "queues": list(place.queues) or None,
+        "alone": not in_transaction(),
+    }
+    (row,) = read(sql("start"), parameters, frequent=True)
+    run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]
+    if run[0] is not None:
+        return run_of(run)
+    return None if seen[0] is None else Unstarted._make(seen)
 
 
 Beat = tuple[uuid.UUID, int, uuid.UUID, float]
@@ -145,23 +132,25 @@ Progress = tuple[uuid.UUID, int, uuid.UUID, str]
 """The progress of a run: task, epoch, run, JSON."""
 
 
+@verb
 def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
     """Renew leases; return, for each renewed run, whether its cancellation was requested.
 
-    Rows that other transactions have locked are skipped if the database supports SKIP LOCKED. No
-    value of a task function is in the statement: one that the database refuses would cost all the
-    leases.
+    Rows that other transactions have locked are skipped. No value of a task function is in the
+    statement: one that the database refuses would cost all the leases.
     """
-    sql = statement("heartbeat")
-    if sql is not None:
-        ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
-        parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
-        return dict(read(sql, parameters))
     with _locked_if_free(beats) as owned:
         leases_by_task = {beat[0]: after(beat[3]) for beat in beats}
         owned.update(lease_until=_by_task(leases_by_task, F("lease_until")))
         found = owned.values_list("run_id", "cancel_requested_at")
         return {run: requested_at is not None for run, requested_at in found if run is not None}
+
+
+@heartbeat.on(POSTGRESQL)
+def _heartbeat_in_one_statement(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
+    ids, epochs, runs, leases = (list(column) for column in zip(*beats, strict=True))
+    parameters = {"ids": ids, "epochs": epochs, "runs": runs, "leases": leases}
+    return dict(read(sql("heartbeat"), parameters))
 
 
 def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
@@ -173,17 +162,22 @@ def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
         return {run for run in owned.values_list("run_id", flat=True) if run is not None}
 
 
+@verb
 @contextmanager
 def _locked_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
     """Yield the tasks of these runs that no other transaction has locked. They are locked until the
-    end of the block if the database supports SKIP LOCKED.
+    end of the block.
     """
-    if not connections[database()].features.has_select_for_update_skip_locked:
-        yield _owned(runs)
-        return
     with atomic():
         free = [task_id for task_id, _ in locked(_owned(runs), len(runs))]
         yield _owned(runs).filter(pk__in=free)
+
+
+@_locked_if_free.on(SQLITE)
+@contextmanager
+def _owned_if_free(runs: Sequence[tuple[Any, ...]]) -> Iterator[TaskQuerySet]:
+    """Yield them without a transaction, in which a write after a read may fail at once."""
+    yield _owned(runs)
 
 
 def _owned(runs: Sequence[tuple[Any, ...]]) -> TaskQuerySet:
@@ -207,23 +201,8 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
     return bool(changed)
 
 
-def _success_parameters(run: Run, result: str | None, worker: str) -> dict[str, Any]:
-    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
-    return {
-        "id": run.task_id,
-        "epoch": run.epoch,
-        "run_id": run.run_id,
-        "result": stored,
-        "encryption_key": key,
-        "worker": worker,
-        "celery_id": run.celery_id,
-    }
-
-
+@verb
 def _succeed(run: Run, result: str | None, worker: str) -> int:
-    sql = statement("succeed")
-    if sql is not None:
-        return count(sql, _success_parameters(run, result, worker), frequent=True)
     stored, key = encrypted_result(result, run.tenant_id, run.task_id)
     with atomic():
         owned = tasks().filter(pk=run.task_id, epoch=run.epoch, run_id=run.run_id)
@@ -240,6 +219,21 @@ def _succeed(run: Run, result: str | None, worker: str) -> int:
             attempt_log.log_successes([run], worker)
             attempt_log.insert_ending_events([run.task_id], Status.SUCCESS)
     return changed
+
+
+@_succeed.on(POSTGRESQL)
+def _succeed_in_one_statement(run: Run, result: str | None, worker: str) -> int:
+    stored, key = encrypted_result(result, run.tenant_id, run.task_id)
+    parameters = {
+        "id": run.task_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "result": stored,
+        "encryption_key": key,
+        "worker": worker,
+        "celery_id": run.celery_id,
+    }
+    return count(sql("succeed"), parameters, frequent=True)
 
 
 def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:

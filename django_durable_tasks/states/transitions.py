@@ -21,7 +21,6 @@ from django_durable_tasks.states.claims import (
     WAS_READY,
     BlockedDependent,
     ClaimedTask,
-    StartedRun,
     Unstarted,
     age,
     change_waiting_limit,
@@ -86,7 +85,6 @@ from django_durable_tasks.states.inserts import (
 )
 from django_durable_tasks.states.runs import (
     Beat,
-    NewRun,
     Progress,
     end,
     heartbeat,
@@ -103,10 +101,8 @@ __all__ = [
     "Beat",
     "BlockedDependent",
     "ClaimedTask",
-    "NewRun",
     "Progress",
     "Released",
-    "StartedRun",
     "Success",
     "Unstarted",
     "age",

@@ -16,20 +16,24 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models.fields import DatabaseNow, InstantField, instant
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction, on_sqlite
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 
 # The database's clock, or the host's clock on SQLite.
 #
 # A scheduler reads it once per tick and passes the time on as ``now``.
 
 
+@verb
 def database_now() -> datetime:
     """Return the current time of the database, aware and in UTC."""
-    sql = statement("now")
-    if sql is None:
-        return host_now()
+    return host_now()
+
+
+@database_now.on(POSTGRESQL, MYSQL)
+def _server_now() -> datetime:
     with connections[conf.settings().DATABASE].cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(sql("now"))
         return aware(instant(cursor.fetchone()[0], cursor.db))
 
 

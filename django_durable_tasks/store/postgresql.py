@@ -20,7 +20,8 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import conf
 from django_durable_tasks.models.fields import instant
 from django_durable_tasks.store.connections import cursor, is_dedicated, prepares
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 
 # Arrays in the text format of PostgreSQL, as parameters of ``unnest()``.
 #
@@ -76,25 +77,28 @@ _interval = Struct(">qii").pack
 """Microseconds, days and months."""
 
 
+@verb
 def copy_time() -> datetime | None:
     """Return the time of the database; None if COPY cannot write tasks.
 
     This is so on other databases, with psycopg 2, if row-level security applies to the role, and if
     the connection has another encoding than UTF-8.
     """
-    sql = statement("copy_time")
-    if sql is None:
-        return None
+    return None
+
+
+@copy_time.on(POSTGRESQL)
+def _copy_time() -> datetime | None:
     with cursor() as sql_cursor:
         if not hasattr(sql_cursor.cursor, "copy"):
             return None
-        sql_cursor.execute(sql)
+        sql_cursor.execute(sql("copy_time"))
         now, allowed = sql_cursor.fetchone()
     return instant(now, sql_cursor.db) if allowed else None
 
 
 @contextmanager
-def copying(sql: str) -> Iterator[Callable[[bytes], None]]:
+def copying(statement: str) -> Iterator[Callable[[bytes], None]]:
     """Execute a COPY while the block runs; yield a function that sends rows. Each row begins with
     the number of its columns.
 
@@ -111,7 +115,7 @@ def copying(sql: str) -> Iterator[Callable[[bytes], None]]:
                 return stack.enter_context(sql_cursor.cursor.copy(text))
 
             # Through the wrappers of execute(): what counts or refuses statements sees this one.
-            copy = sql_cursor._execute_with_wrappers(sql, None, False, begin)
+            copy = sql_cursor._execute_with_wrappers(statement, None, False, begin)
             copy.write(_HEADER)
             yield copy.write
             copy.write(_TRAILER)

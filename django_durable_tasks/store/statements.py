@@ -1,7 +1,4 @@
-"""Reads the SQL statements in ``sql/<name>.<vendor>.sql``.
-
-Each statement has an ORM form for other databases, which passes the same tests.
-"""
+"""Reads the SQL statements in ``sql/<name>.<vendor>.sql``, for the forms of ``dialects.py``."""
 
 from __future__ import annotations
 
@@ -12,24 +9,27 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from django.db import connections
-
-from django_durable_tasks import conf
+from django_durable_tasks.store.dialects import vendor
 
 
 @functools.cache
-def text(name: str, vendor: str) -> str | None:
-    """Return the statement of this name without comments; None if the vendor uses the ORM form."""
-    file = resources.files(__package__).joinpath("sql", f"{name}.{vendor}.sql")
+def text(name: str, of: str) -> str | None:
+    """Return the statement of this name without comments; None if the vendor has none."""
+    file = resources.files(__package__).joinpath("sql", f"{name}.{of}.sql")
     if not file.is_file():
         return None
     lines = file.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith("--"))
 
 
-def statement(name: str) -> str | None:
-    """Return the statement of this name for the database of settings.DURABLE_TASKS, or None."""
-    return text(name, connections[conf.settings().DATABASE].vendor)
+def sql(name: str) -> str:
+    """Return the statement of this name for the database of settings.DURABLE_TASKS. Raises
+    LookupError if it has none.
+    """
+    found = text(name, vendor())
+    if found is None:
+        raise LookupError(f"There is no statement {name} for {vendor()}.")
+    return found
 
 
 def _text_of(value: object) -> str:

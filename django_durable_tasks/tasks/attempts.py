@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import TERMINAL, LogStatus, Status
@@ -30,57 +27,16 @@ from django_durable_tasks.states.decisions import (
     Verdict,
     decide,
 )
-from django_durable_tasks.states.transitions import ClaimedTask, NewRun, StartedRun, Unstarted
+from django_durable_tasks.states.transitions import ClaimedTask, Unstarted
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
-from django_durable_tasks.store.statements import statement
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.store.statements import sql
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
 from django_durable_tasks.tasks.new_task import DELAY_MAX
 from django_durable_tasks.tasks.options import RetryPolicy
-
-# Converts the row of a started task into the run that the worker executes.
-
-
-def run_of(started: StartedRun, node: uuid.UUID, celery_id: str) -> Run:
-    """Return the run of a task that has started on this node."""
-    return Run(
-        task_id=started.id,
-        name=started.name,
-        queue=started.queue,
-        tenant_id=started.tenant_id,
-        epoch=started.epoch,
-        run_id=started.run_id,
-        attempt=started.attempts,
-        failures=started.failures,
-        crashes=started.crashes,
-        max_attempts=started.max_attempts,
-        args=_json(started.args),
-        kwargs=_json(started.kwargs),
-        options=_json(started.options) or {},
-        idempotency_key=started.idempotency_key or str(started.id),
-        node=node,
-        started_at=_aware(started.started_at),
-        run_at=_aware(started.run_at),
-        celery_id=celery_id,
-        workflow_id=started.workflow_id,
-        has_dependents=bool(started.has_dependents),
-        ready_at=started.ready_at and _aware(started.ready_at),
-        queued_at=_aware(started.queued_at or started.created_at),
-        fire_time=started.fire_time and _aware(started.fire_time),
-        recurring_task_id=started.recurring_task_id,
-        limit_key=started.limit_key,
-    )
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _aware(value: datetime) -> datetime:
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
-
 
 # Starts and ends the attempts of tasks, with their log entries and dead letters.
 #
@@ -103,20 +59,6 @@ class Refusal(StrEnum):
     POSTPONED = "POSTPONED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLocation:
-    """Where a task runs: the node's id, the worker's name, and the lease of the run in seconds.
-
-    ``queues``: the names of the queue from which the message was consumed, its own name first.
-    Empty if the queue is unknown.
-    """
-
-    node: uuid.UUID
-    worker: str
-    lease: float
-    queues: tuple[str, ...] = ()
-
-
 def open_run(
     task_id: uuid.UUID,
     epoch: int,
@@ -137,34 +79,19 @@ def open_run(
         refused = _refused_as_duplicate(task_id, epoch, unique_for, place, celery_id)
         if refused is not None:
             return refused
-    started = transitions.start(new_run(task_id, epoch, place, name, run_id or uuid.uuid4()))
-    if not isinstance(started, StartedRun):
+    started = transitions.start(task_id, epoch, run_id or uuid.uuid4(), place, name)
+    if not isinstance(started, Run):
         return _refusal_of(started, task_id, epoch, place)
-    return run_of(started, place.node, celery_id)
+    return started._replace(celery_id=celery_id)
 
 
-def new_run(
-    task_id: uuid.UUID, epoch: int, place: RunLocation, name: str | None, run_id: uuid.UUID
-) -> NewRun:
-    """Return what ``start`` needs to know of a run at this place."""
-    return NewRun(
-        task_id=task_id,
-        epoch=epoch,
-        run_id=run_id,
-        node=place.node,
-        lease=place.lease,
-        name=name,
-        queues=place.queues,
-    )
-
-
-def opened(task_id: uuid.UUID, run_id: uuid.UUID, place: RunLocation, celery_id: str) -> Run | None:
+def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
     """Return the run that was started with this token, or None if there is none.
 
     Called if the reply of the database to ``open_run`` was lost.
     """
     found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
-    return run_of(found[0], place.node, celery_id) if found else None
+    return found[0]._replace(celery_id=celery_id) if found else None
 
 
 def _refusal_of(
@@ -440,10 +367,18 @@ def make_start_durable(run: Run) -> bool:
 
     Only PostgreSQL commits a start without flushing it, and a crash of the server may undo it then.
     """
-    sql = statement("flush")
-    if sql is not None:
-        tables.read(sql, {})
+    _flush()
     return bool(transitions.still_owned([(run.task_id, run.epoch, run.run_id, 0.0)]))
+
+
+@verb
+def _flush() -> None:
+    """Flush what was committed without it; other databases than PostgreSQL flush each commit."""
+
+
+@_flush.on(POSTGRESQL)
+def _flush_by_commit() -> None:
+    tables.read(sql("flush"), {})
 
 
 def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from django.db import connections
 from django.db.models import BooleanField, Case, ExpressionWrapper, F, Max, Min, Q, When
 
 from django_durable_tasks import conf
@@ -16,14 +15,15 @@ from django_durable_tasks.limits import admission, config
 from django_durable_tasks.models import BatchMessage
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.transitions import StartedRun, Success
+from django_durable_tasks.states.transitions import Success
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, database_now
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW
-from django_durable_tasks.task_values import Run
-from django_durable_tasks.tasks.attempts import RunLocation, end_runs, run_of, succeeded_of
+from django_durable_tasks.task_values import Run, RunLocation
+from django_durable_tasks.tasks.attempts import end_runs, succeeded_of
 
 __all__ = ["Success"]
 
@@ -71,29 +71,29 @@ class ReservedMessage(NamedTuple):
     publish_count: int
 
 
+@verb
 def batch_heads(now: datetime) -> list[BatchHead]:
     """Return the queues and task names with tasks that wait for a batch; a constant number of
     statements for up to 500 of them.
     """
-    sql = statement("batch_heads")
-    if sql is None:
-        return _grouped(now)
-    found, past = list[BatchHead](), ("", "")
-    while True:
-        rows = tables.read(sql, {"queue": past[0], "name": past[1], "limit": _AT_ONCE, "now": now})
-        found += [BatchHead._make(row) for row in rows]
-        if len(rows) < _AT_ONCE:
-            return found
-        past = found[-1].queue, found[-1].name
-
-
-def _grouped(now: datetime) -> list[BatchHead]:
     waiting = tables.tasks().waiting_for_batch().order_by().values_list("queue", "name")
     rows = waiting.annotate(head=Min("due_at"), level=Max("priority", filter=Q(due_at__lte=now)))
     return [
         BatchHead(queue, name, head if head.tzinfo else head.replace(tzinfo=UTC), level)
         for queue, name, head, level in rows
     ]
+
+
+@batch_heads.on(POSTGRESQL)
+def _batch_heads_by_pages(now: datetime) -> list[BatchHead]:
+    found, past = list[BatchHead](), ("", "")
+    while True:
+        given = {"queue": past[0], "name": past[1], "limit": _AT_ONCE, "now": now}
+        rows = tables.read(sql("batch_heads"), given)
+        found += [BatchHead._make(row) for row in rows]
+        if len(rows) < _AT_ONCE:
+            return found
+        past = found[-1].queue, found[-1].name
 
 
 def reserve_messages(
@@ -110,14 +110,10 @@ def reserve_messages(
     settings, ordered = conf.settings(), sorted(set(pairs))
     first = min(FIRST_WAIT, settings.REPUBLISH_AFTER)
     longest = settings.REPUBLISH_AFTER if consumed else conf.republish_after_max()
-    sql = statement("reserve_batch_messages")
-    if sql is not None:
-        queues, names = (list(column) for column in zip(*ordered, strict=True))
-        parameters = {"queues": queues, "names": names, "first": first, "longest": longest}
-        return [ReservedMessage._make(row) for row in tables.read(sql, parameters)]
     return _reserve_pairs(ordered, first, longest)
 
 
+@verb
 def _reserve_pairs(
     pairs: Sequence[tuple[str, str]], first: float, longest: float
 ) -> list[ReservedMessage]:
@@ -137,7 +133,7 @@ def _reserve_pairs(
         rows.bulk_create(missing, ignore_conflicts=True)
     with tables.atomic():
         free = rows.filter(_any_of(pairs)).filter(Q(due_at=None) | Q(due_at__lte=NOW))
-        locked = tables.locked_for_change(free.order_by("pk"), skip_locked=_skips())
+        locked = tables.locked_for_change(free.order_by("pk"), skip_locked=True)
         fields = ("pk", "queue", "name", "number", "publish_count")
         found = {
             pk: ReservedMessage(queue, name, number + 1, count + 1)
@@ -155,30 +151,39 @@ def _reserve_pairs(
     return sorted(found.values())
 
 
-def _skips() -> bool:
-    return connections[tables.database()].features.has_select_for_update_skip_locked
+@_reserve_pairs.on(POSTGRESQL)
+def _reserve_in_one_statement(
+    pairs: Sequence[tuple[str, str]], first: float, longest: float
+) -> list[ReservedMessage]:
+    queues, names = (list(column) for column in zip(*pairs, strict=True))
+    parameters = {"queues": queues, "names": names, "first": first, "longest": longest}
+    rows = tables.read(sql("reserve_batch_messages"), parameters)
+    return [ReservedMessage._make(row) for row in rows]
 
 
 def _any_of(pairs: Sequence[tuple[str, str]]) -> Q:
     return Q(*(Q(queue=queue, name=name) for queue, name in pairs), _connector=Q.OR)
 
 
+@verb
 def message_received(queue: str, name: str, number: int) -> None:
     """Record that a worker has received the message of this queue, task name and number.
 
     After an older message than the outstanding one, that one remains outstanding, for at most
     REPUBLISH_AFTER, because a worker consumes the queue.
     """
-    sql, longest = statement("receive_batch_message"), conf.settings().REPUBLISH_AFTER
-    if sql is not None:
-        values = {"queue": queue, "name": name, "number": number, "longest": longest}
-        tables.count(sql, values)
-        return
     rows = BatchMessage.objects.using(tables.database()).filter(queue=queue, name=name)
     newest = rows.filter(number__lte=number, due_at__isnull=False)
     if not newest.update(due_at=None, publish_count=0):
-        latest = after(longest)
+        latest = after(conf.settings().REPUBLISH_AFTER)
         rows.filter(number__gt=number, due_at__gt=latest).update(due_at=latest)
+
+
+@message_received.on(POSTGRESQL)
+def _message_received_in_one_statement(queue: str, name: str, number: int) -> None:
+    longest = conf.settings().REPUBLISH_AFTER
+    values = {"queue": queue, "name": name, "number": number, "longest": longest}
+    tables.count(sql("receive_batch_message"), values)
 
 
 def message_not_published(pairs: Sequence[tuple[str, str]], delay: float) -> None:
@@ -235,7 +240,7 @@ def take(queue: str, name: str, run_ids: Sequence[uuid.UUID], place: RunLocation
         started = _take_within_limits(limit_config, queue, name, run_ids, place)
     else:
         started = transitions.take_due(queue, name, run_ids, place.node, place.lease)
-    return _runs(started, place)
+    return _with_message(started)
 
 
 @retry_on_deadlock
@@ -245,7 +250,7 @@ def _take_within_limits(
     name: str,
     run_ids: Sequence[uuid.UUID],
     place: RunLocation,
-) -> list[StartedRun]:
+) -> list[Run]:
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
         ids = _admitted(gate, queue, name, len(run_ids))
@@ -298,11 +303,12 @@ def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:
     Called if the reply of the database to ``take`` was lost.
     """
     found = tables.tasks().running().filter(node=place.node, run_id__in=list(run_ids))
-    return _runs(transitions.started_runs(found.order_by("-priority", "ready_at", "id")), place)
+    return _with_message(transitions.started_runs(found.order_by("-priority", "ready_at", "id")))
 
 
-def _runs(started: Sequence[StartedRun], place: RunLocation) -> list[Run]:
-    return [run_of(one, place.node, f"{one.id}.{one.epoch - 1}.0") for one in started]
+def _with_message(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the ids that messages of their own would have had."""
+    return [run._replace(celery_id=f"{run.task_id}.{run.epoch - 1}.0") for run in runs]
 
 
 @retry_on_deadlock

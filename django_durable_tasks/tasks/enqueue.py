@@ -30,7 +30,6 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.models import RequestKind, Task
 from django_durable_tasks.models.tasks import new_task_id
-from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
@@ -154,25 +153,9 @@ def publish_new(task: NewTask) -> None:
     """Publish the message of an inserted task at the COMMIT if it is QUEUED, or a batch message."""
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
-        publish_after_commit([message_of(task)])
+        publish_after_commit(transitions.messages_for([task]))
     elif task.status == Status.PENDING and (task.starts_batch or may_start_batch(task)):
         start_batch_after_commit(task.queue, task.name, task.priority)
-
-
-def message_of(task: NewTask) -> TaskMessage:
-    """Return the message of a task that is inserted as QUEUED."""
-    overrides = json.loads(task.options) if task.options else {}
-    return TaskMessage(
-        task_id=task.id,
-        epoch=task.epoch,
-        number=task.publish_count,
-        name=task.name,
-        queue=task.queue,
-        priority=task.priority,
-        timeout=overrides.get("timeout"),
-        soft_timeout=overrides.get("soft_timeout"),
-        idempotency_key=task.idempotency_key,
-    )
 
 
 # Idempotency keys, ``unique`` and ``key``: finds the task that has the key, or assigns the key to
@@ -403,7 +386,7 @@ def _may_be_repeated(error: OperationalError) -> bool:
     """
     connection = connections[tables.database()]
     alone = not connection.in_atomic_block and connection.get_autocommit()
-    return alone and connection.vendor == "mysql" and code_of(error) in DEADLOCKS
+    return alone and code_of(error) in DEADLOCKS
 
 
 def _create(call: Call, task: NewTask) -> uuid.UUID:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from django.apps import apps
-from django.db import connections
 from django.db.models import Case, F, JSONField, Q, QuerySet, Value, When
 from django.utils.translation import gettext_lazy as _
 
@@ -169,14 +168,8 @@ def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResul
 
 
 def _locked(model: Any, ids: Sequence[Any]) -> list[Any]:
-    features = connections[tables.database()].features
     rows = _rows(model).filter(pk__in=ids).order_by("pk")
-    return list(
-        rows.select_for_update(
-            skip_locked=features.has_select_for_update_skip_locked,
-            no_key=features.has_select_for_no_key_update,
-        )
-    )
+    return list(tables.locked_for_change(rows, skip_locked=True))
 
 
 def _columns(model: Any) -> list[str]:

@@ -25,7 +25,8 @@ from django_durable_tasks.operations.operation import Argument, Target, operatio
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import ReceivedTime, estimated_now
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.tenants import quotas
 from django_durable_tasks.tenants.values import (
     ID_ALPHABET,
@@ -230,23 +231,28 @@ def verified_key(text: str, now: datetime, rate: RequestRate | None = None) -> V
     return found if given.has_digest(found.row.digest) and found.row.is_live(now) else None
 
 
+@verb
 def _with_tenant(
     given: PresentedKey, now: datetime, rate: RequestRate | None
 ) -> VerifiedKey | None:
-    """Return the key with its tenant and the tenant's quota, in one statement.
+    """Return the key with its tenant and the tenant's quota, in one statement."""
+    keys = api_keys().select_related("tenant__quota").filter(identifier=given.identifier)
+    row = keys.first()
+    return None if row is None else VerifiedKey(row)
 
-    Each request reads it, and building the statement by the ORM takes longer than executing it.
+
+@_with_tenant.on(POSTGRESQL)
+def _with_tenant_and_counted(
+    given: PresentedKey, now: datetime, rate: RequestRate | None
+) -> VerifiedKey | None:
+    """Each request reads the key, and building the statement by the ORM takes longer than executing
+    it.
     """
-    sql = statement("api_key" if rate is None else "counted_api_key")
-    if sql is None:
-        keys = api_keys().select_related("tenant__quota").filter(identifier=given.identifier)
-        row = keys.first()
-        return None if row is None else VerifiedKey(row)
     if rate is None:
-        rows = tables.read(sql, {"identifier": given.identifier})
+        rows = tables.read(sql("api_key"), {"identifier": given.identifier})
         return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
     counted = {**quotas.rate_parameters(rate, now), "digest": given.digest, "now": now}
-    rows = tables.read(sql, {"identifier": given.identifier, **counted})
+    rows = tables.read(sql("counted_api_key"), {"identifier": given.identifier, **counted})
     if not rows:
         return None
     *columns, read_at, free_at = rows[0]

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, transaction
+from django.db.models import QuerySet
 
 from django_durable_tasks.audit import (
     AuditRecorder,
@@ -27,8 +28,9 @@ from django_durable_tasks.states import transitions
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import TimeLimits
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.tasks.enqueue import insert_with_answer, planned
 from django_durable_tasks.tasks.new_task import Call
 from django_durable_tasks.tenants.quotas import tenant_quotas
@@ -84,10 +86,8 @@ def once(
     Raises RequestConflict if the key belongs to a request with other contents, and
     RequestInProgress if such a request has not ended within the lock timeout.
     """
-    # Most keys are new, so the insert comes first where it does not wait too long for a concurrent
-    # request.
-    row = None if _is_mysql() else _inserted(identity, limits)
-    row = row or _existing(identity, now) or _inserted(identity, limits)
+    row = _inserted_first(identity, limits) or _existing(identity, now)
+    row = row or _inserted(identity, limits)
     if row is None:
         raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
     if row.status_code:
@@ -98,58 +98,68 @@ def once(
     return answer
 
 
+@verb
 def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[AuditEntry]) -> None:
-    """Store the answer and insert the audit entries; PostgreSQL does both in one statement."""
+    """Store the answer and insert the audit entries."""
     body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
-    sql = statement("store_answer")
-    if sql is None:
-        requests().filter(pk=row.pk).update(
-            status_code=answer.status_code, body=body, headers=headers
-        )
-        insert_entries(entries)
-        return
+    requests().filter(pk=row.pk).update(status_code=answer.status_code, body=body, headers=headers)
+    insert_entries(entries)
+
+
+@_store.on(POSTGRESQL)
+def _store_in_one_statement(
+    row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[AuditEntry]
+) -> None:
+    body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
     texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
     values = {"id": row.pk, "status_code": answer.status_code, **texts}
-    insert_entries(entries, sql, values)
+    insert_entries(entries, sql("store_answer"), values)
 
 
 def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
-    """Return the unexpired row of the key; an expired one is deleted.
-
-    On MySQL and MariaDB a row that another transaction has inserted and not committed raises at
-    once, because their lock timeout is a minute by default.
-    """
+    """Return the unexpired row of the key; an expired one is deleted."""
     found = requests().filter(
         tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
     )
-    row = found.first()
-    if row is None and _is_mysql():
-        with in_progress(identity):
-            row = found.select_for_update(nowait=True).first()
+    row = found.first() or _uncommitted(found, identity)
     if row is not None and row.created_at < now - _KEPT:
         requests().filter(pk=row.pk).delete()
         return None
     return row
 
 
-def _is_mysql() -> bool:
-    return connections[tables.database()].vendor == "mysql"
+@verb
+def _uncommitted(
+    found: QuerySet[IdempotentRequest], identity: RequestIdentity
+) -> IdempotentRequest | None:
+    """Return None, or raise RequestInProgress if another transaction has inserted the row."""
+    return None
 
 
+@_uncommitted.on(MYSQL)
+def _locked_without_waiting(
+    found: QuerySet[IdempotentRequest], identity: RequestIdentity
+) -> IdempotentRequest | None:
+    """Do not wait for the other transaction: the lock timeout is a minute by default."""
+    with in_progress(identity):
+        return found.select_for_update(nowait=True).first()
+
+
+@verb
+def _inserted_first(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
+    """Insert the row before it is looked for, because most keys are new."""
+    return _inserted(identity, limits)
+
+
+@_inserted_first.on(MYSQL)
+def _inserted_last(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
+    """Look for the row first: an insert would wait too long for a concurrent request."""
+    return None
+
+
+@verb
 def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
-    """Insert the row of the key; None if a concurrent request has it.
-
-    PostgreSQL waits here until that request's transaction ends, for the lock timeout of this one.
-    """
-    sql = statement("idempotent_request")
-    if sql is not None:
-        with in_progress(identity):
-            rows = tables.read(sql, {**asdict(identity), **limits.parameters()})
-        if not rows:
-            return None
-        return IdempotentRequest(
-            id=rows[0][0], tenant_id=identity.tenant_id, fingerprint=identity.fingerprint
-        )
+    """Insert the row of the key; None if a concurrent request has it."""
     try:
         with in_progress(identity), tables.atomic():
             return requests().create(
@@ -160,6 +170,18 @@ def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentReques
             )
     except IntegrityError:
         return None
+
+
+@_inserted.on(POSTGRESQL)
+def _inserted_within(identity: RequestIdentity, limits: TimeLimits) -> IdempotentRequest | None:
+    """Wait until the transaction of a concurrent request ends, for the lock timeout of this one."""
+    with in_progress(identity):
+        rows = tables.read(sql("idempotent_request"), {**asdict(identity), **limits.parameters()})
+    if not rows:
+        return None
+    return IdempotentRequest(
+        id=rows[0][0], tenant_id=identity.tenant_id, fingerprint=identity.fingerprint
+    )
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from django_durable_tasks.operations.operation import Argument, Target, operatio
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.tenants.values import (
     NUMBERS,
     REQUESTS,
@@ -444,17 +445,23 @@ def _microseconds(now: datetime) -> int:
     return int(now.timestamp() * 1_000_000)
 
 
+@verb
 def _moved(tenant_id: int, rate: RequestRate, at: int, requests: int) -> int | None:
     """Count the requests and return the new ``free_at``; None if the rate does not admit it."""
-    sql = statement("request_rate")
-    if sql is not None:
-        rows = tables.read(sql, {"tenant_id": tenant_id, **_parameters(rate, at, requests)})
-        return int(rows[0][0]) if rows else None
     interval = rate.taken_by(requests)
     free = Q(free_at__lte=at + rate.window - interval)
     if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + interval):
         return None
     return int(_rows(tenant_id).values_list("free_at", flat=True).get())
+
+
+@_moved.on(POSTGRESQL)
+def _moved_in_one_statement(
+    tenant_id: int, rate: RequestRate, at: int, requests: int
+) -> int | None:
+    parameters = {"tenant_id": tenant_id, **_parameters(rate, at, requests)}
+    rows = tables.read(sql("request_rate"), parameters)
+    return int(rows[0][0]) if rows else None
 
 
 def refused(tenant_id: int, quota: str, detail: str) -> None:

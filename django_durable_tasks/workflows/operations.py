@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
@@ -41,6 +41,7 @@ from django_durable_tasks.states import attempt_log, transitions
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.explanations import comment, done_by
@@ -162,7 +163,7 @@ def _once(
 ) -> GraphReport:
     with watching(preview=dry_run) as watch, _transaction(name, row, dry_run) as entry:
         operation = GraphOperation(watch)
-        with _lock_timeout(dry_run):
+        with _lock_timeout() if dry_run else nullcontext():
             act(operation)
             _resolve_consequences(operation)
         report = _report(operation, dry_run)
@@ -186,28 +187,27 @@ def _transaction(
         yield entry
 
 
+@verb
+def _lock_timeout() -> AbstractContextManager[None]:
+    """Limit how long a preview waits for row locks to ``_LOCK_TIMEOUT`` seconds."""
+    return nullcontext()
+
+
+@_lock_timeout.on(POSTGRESQL)
+def _lock_timeout_of_transaction() -> AbstractContextManager[None]:
+    tables.count(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'", {})
+    return nullcontext()
+
+
+@_lock_timeout.on(MYSQL)
 @contextmanager
-def _lock_timeout(dry_run: bool) -> Iterator[None]:
-    """Limit how long a preview waits for row locks to ``_PATIENCE`` seconds."""
-    connection = connections[tables.database()]
-    if dry_run and connection.vendor == "postgresql":
-        _set(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'")
-    if not dry_run or connection.vendor != "mysql":
-        yield
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW VARIABLES LIKE 'innodb_lock_wait_timeout'")
-        _, before = cursor.fetchone()
-    _set(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}")
+def _lock_timeout_of_session() -> Iterator[None]:
+    ((before,),) = tables.read("SELECT @@innodb_lock_wait_timeout", {})
+    tables.count(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}", {})
     try:
         yield
     finally:
-        _set(f"SET innodb_lock_wait_timeout = {int(before)}")
-
-
-def _set(sql: str) -> None:
-    with connections[tables.database()].cursor() as cursor:
-        cursor.execute(sql)
+        tables.count(f"SET innodb_lock_wait_timeout = {int(before)}", {})
 
 
 # Consequences -------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from django.db.models import F
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import BatchMessage, Task, TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, batches, claim
-from django_durable_tasks.tasks.attempts import RunLocation
 from tests.concurrency.racing import (
     a_transaction_waits_for_a_lock,
     no_errors,

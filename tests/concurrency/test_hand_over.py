@@ -13,13 +13,13 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim
 from tests.concurrency.racing import no_errors, race
 from tests.factories import NOOP, QUEUE, many_tasks, take_batch
 from tests.process_state import new_process_state
 
-_PLACE = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+_PLACE = RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 _ROUNDS = 6
 
 

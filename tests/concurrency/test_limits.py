@@ -21,7 +21,8 @@ from django_durable_tasks.models.limits import LOCK, LimitBucket
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import connections, tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import attempts, claim
+from django_durable_tasks.task_values import RunLocation
+from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
 from tests.process_state import new_process_state
@@ -154,7 +155,7 @@ def test_claims_of_alternating_tenants_never_exceed_the_rate_limit_of_their_queu
 def test_concurrent_batches_never_exceed_a_concurrency_limit() -> None:
     many_tasks(20, weight=2, in_batch=True)
     _limit(f"task:{NOOP}", 5)
-    place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+    place = RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
         return len(take_batch(10, place))
@@ -166,7 +167,7 @@ def test_concurrent_batches_never_exceed_a_concurrency_limit() -> None:
 def test_tasks_of_concurrent_batches_cost_a_token_each() -> None:
     many_tasks(60, in_batch=True)
     _limit(f"task:{NOOP}", rate="1/d", burst=40)
-    place = attempts.RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
+    place = RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 
     def take() -> int:
         return len(take_batch(5, place))

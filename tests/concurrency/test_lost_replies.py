@@ -17,6 +17,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.transitions import Unstarted
+from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks.options import Schedule
 from tests.concurrency.racing import one_lost_reply
 from tests.database.transitions.transition_calls import FAILURE
@@ -97,15 +98,9 @@ def test_a_task_whose_creation_reply_was_lost_is_found_by_its_idempotency_key() 
 
 
 def test_a_start_whose_reply_was_lost_ends_by_its_lease_and_not_by_a_second_body() -> None:
-    row = a_task(Status.QUEUED)
+    row, place = a_task(Status.QUEUED), RunLocation(node=uuid.uuid4(), worker="w", lease=60.0)
     with one_lost_reply(), pytest.raises(OperationalError):
-        transitions.start(_run_of(row.pk, row.epoch))
+        transitions.start(row.pk, row.epoch, row.pk, place)
     row.refresh_from_db()
     assert (row.status, row.attempts) == (Status.RUNNING, 1)
-    assert isinstance(transitions.start(_run_of(row.pk, 1)), Unstarted)
-
-
-def _run_of(task_id: uuid.UUID, epoch: int) -> transitions.NewRun:
-    return transitions.NewRun(
-        task_id=task_id, epoch=epoch, run_id=task_id, node=task_id, lease=60.0
-    )
+    assert isinstance(transitions.start(row.pk, 1, row.pk, place), Unstarted)

@@ -17,7 +17,7 @@ from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.transitions.transition_calls import (
@@ -185,7 +185,7 @@ def test_concurrent_claims_never_take_the_same_task_and_together_take_all(operat
 def _batch(operation: str, node: uuid.UUID) -> list[uuid.UUID]:
     if operation == "claim":
         return [message.task_id for message in claim.claim(QUEUE, database_now(), 7, node)]
-    place = attempts.RunLocation(node=node, worker="w", lease=60.0)
+    place = RunLocation(node=node, worker="w", lease=60.0)
     runs: list[Run] = take_batch(7, place)
     return [run.task_id for run in runs]
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.mutants import batches, counts, crashes, graphs
+from tests.mutants.statements import with_text
 
 VARIABLE = "DURABLE_MUTANT"
 _GUARD = "AND task.status = 'RUNNING' AND task.epoch = %(epoch)s AND task.run_id = %(run_id)s"
@@ -42,18 +43,7 @@ def _with_the_row_s_own(*tokens: str) -> None:
 
 
 def _without_the_guard_of_endings() -> None:
-    from django_durable_tasks.states import runs
-    from django_durable_tasks.store.statements import statement
-
-    def unguarded(operation: str) -> str | None:
-        sql = statement(operation)
-        if operation != "succeed" or sql is None:
-            return sql
-        if _GUARD not in sql:
-            raise LookupError("The mutant no longer finds the guard in succeed.postgresql.sql.")
-        return sql.replace(_GUARD, "")
-
-    setattr(runs, "statement", unguarded)  # noqa: B010 - mypy knows it as a function
+    with_text("succeed", (_GUARD, ""))
     _with_the_row_s_own("epoch", "run_id")
 
 

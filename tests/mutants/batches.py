@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.mutants.statements import has_statement, with_text
+
 
 def with_counted_crashes() -> None:
     """Count a crash for every task of a batch whose process died."""
@@ -23,30 +25,6 @@ def with_a_hand_over_that_counts_nothing() -> None:
     from django_durable_tasks.limits import waitlist
 
     setattr(waitlist, "count_usage", lambda **_: waitlist.Usage())  # noqa: B010 - mypy knows it as a function
-
-
-def _without(module: Any, operation: str, guard: str, instead: str = "") -> None:
-    """Remove a guard from the SQL that this module executes. Raises LookupError without it.
-
-    On a database without SQL of its own nothing is removed.
-    """
-    from django_durable_tasks.store.statements import statement
-
-    def unguarded(name: str) -> str | None:
-        sql = statement(name)
-        if name != operation or sql is None:
-            return sql
-        if guard not in sql:
-            raise LookupError(f"The mutant no longer finds the guard in {operation}.")
-        return sql.replace(guard, instead)
-
-    module.statement = unguarded
-
-
-def _has_sql(operation: str) -> bool:
-    from django_durable_tasks.store.statements import statement
-
-    return statement(operation) is not None
 
 
 def _owned_by(*tokens: str) -> None:
@@ -74,26 +52,23 @@ def without_the_owner_of_undone_starts() -> None:
 
 def without_the_epoch_of_successes() -> None:
     """Accept a success of a batch in any epoch of the run."""
-    from django_durable_tasks.states import batches
 
-    _without(batches, "succeed_many", "AND task.epoch = success.epoch")
+    with_text("succeed_many", ("AND task.epoch = success.epoch", ""))
     _owned_by("run_id")
 
 
 def without_the_run_id_of_successes() -> None:
     """Accept a success of a batch from any run with the epoch of the task."""
-    from django_durable_tasks.states import batches
 
-    _without(batches, "succeed_many", "AND task.run_id = success.run_id")
+    with_text("succeed_many", ("AND task.run_id = success.run_id", ""))
     _owned_by("epoch")
 
 
 def with_batches_of_all_tasks() -> None:
     """Take tasks into batches that run alone."""
-    from django_durable_tasks.states import batches
 
-    _without(batches, "take", "AND in_batch")
-    if not _has_sql("take"):
+    with_text("take", ("AND in_batch", ""))
+    if not has_statement("take"):
         with_limited_batches_of_all_tasks()
 
 
@@ -107,10 +82,9 @@ def with_limited_batches_of_all_tasks() -> None:
 def with_claims_of_tasks_in_batches() -> None:
     """Claim tasks by their ids although they run in batches."""
     from django_durable_tasks.models.tasks import TaskQuerySet
-    from django_durable_tasks.states import claims
 
-    _without(claims, "claim_these", "ELSE NOT in_batch AND", "ELSE")
-    if not _has_sql("claim_these"):
+    with_text("claim_these", ("ELSE NOT in_batch AND", "ELSE"))
+    if not has_statement("claim_these"):
         setattr(TaskQuerySet, "published_alone", TaskQuerySet.pending)  # noqa: B010 - mypy knows it as a method
 
 
@@ -118,8 +92,6 @@ def with_any_number_of_batch_messages() -> None:
     """Publish a batch message although one is outstanding."""
     from django_durable_tasks.tasks import batches
 
-    free = "WHERE message.due_at IS NULL OR message.due_at <= clock_timestamp()"
-    _without(batches, "reserve_batch_messages", free)
     reserved = batches.ReservedMessage
 
     def reserve(pairs: Sequence[tuple[str, str]], *_: float) -> list[Any]:

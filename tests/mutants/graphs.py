@@ -9,34 +9,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.mutants.statements import with_text
+
 _LOCK = "   ORDER BY id\n     FOR NO KEY UPDATE),"
 _FLAG = " AND num_nonnulls(edge.resolved_at, edge.outcome) < 1"
 _SEEN = " AND num_nonnulls(resolved_at, outcome) < 1"
 _FLIPS = "wants - count(*)::integer AS wants"
-
-
-def _with_statement(*changes: tuple[str, str]) -> None:
-    """Replace the text of the statement that resolves endings."""
-    from django_durable_tasks.states import dependencies as transition_dependencies
-    from django_durable_tasks.store.statements import statement, text
-
-    # At the installation: an error in the statement would look as if a test had found the mutant.
-    original = text("resolve_endings", "postgresql") or ""
-    for words, _ in changes:
-        if words not in original:
-            raise LookupError(
-                f"The mutant no longer finds {words!r} in resolve_endings.postgresql.sql."
-            )
-
-    def changed(operation: str) -> str | None:
-        sql = statement(operation)
-        if operation != "resolve_endings" or sql is None:
-            return sql
-        for words, others in changes:
-            sql = sql.replace(words, others)
-        return sql
-
-    setattr(transition_dependencies, "statement", changed)  # noqa: B010 - mypy knows it as a function
 
 
 def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
@@ -54,7 +32,7 @@ def with_locks_in_any_order() -> None:
             yield from Task.objects.filter(pk=key).select_for_update()
 
     _with_locks(in_any_order)
-    _with_statement((_LOCK, "   ORDER BY random()\n     FOR NO KEY UPDATE),"))
+    with_text("resolve_endings", (_LOCK, "   ORDER BY random()\n     FOR NO KEY UPDATE),"))
 
 
 def without_the_lock_of_rows() -> None:
@@ -62,12 +40,12 @@ def without_the_lock_of_rows() -> None:
     from django_durable_tasks.models import Task
 
     _with_locks(lambda ids: Task.objects.filter(pk__in=ids))
-    _with_statement((_LOCK, "   ORDER BY id),"))
+    with_text("resolve_endings", (_LOCK, "   ORDER BY id),"))
 
 
 def without_the_flag_of_edges() -> None:
     """Resolve an edge again that is resolved."""
-    _with_statement((_FLAG, ""), (_SEEN, ""))
+    with_text("resolve_endings", (_FLAG, ""), (_SEEN, ""))
 
 
 def with_a_blind_counter() -> None:
@@ -83,7 +61,7 @@ def with_a_blind_counter() -> None:
         return {key: EdgeCounts(unresolved=number - 1) for key, number in counts}
 
     setattr(edges, "open_tallies", one_less)  # noqa: B010 - mypy knows it as a function
-    _with_statement((_FLIPS, "wants - 1 AS wants"))
+    with_text("resolve_endings", (_FLIPS, "wants - 1 AS wants"))
 
 
 def with_locks_of_running_rows_in_callers_transactions() -> None:

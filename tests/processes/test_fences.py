@@ -6,9 +6,8 @@ import pytest
 
 from django_durable_tasks.models import Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts
-from django_durable_tasks.tasks.attempts import RunLocation
 from tests.processes.rows import accepted_twice, logged, row
 from tests.project import bodies
 

@@ -27,8 +27,9 @@ from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import sql
 from django_durable_tasks.targets import answers
 from django_durable_tasks.targets.answers import Delivery, EndpointHealth
 from django_durable_tasks.targets.http_request import TIMEOUT_MAX
@@ -87,15 +88,18 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
     return bool(transitions.return_to_pending(this, again, {task_id: epoch}))
 
 
+@verb
 def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
     """Return id and end of the pause of the task's endpoint; None if its breaker is closed."""
-    sql = statement("open_endpoint")
-    if sql is not None:
-        rows = tables.read(sql, {"id": task_id})
-        return (rows[0][0], rows[0][1]) if rows else None
     key = Subquery(tables.tasks().filter(pk=task_id).values("limit_key")[:1])
     row = _endpoints().filter(key=key, open_until__isnull=False).first()
     return None if row is None or row.open_until is None else (row.pk, row.open_until)
+
+
+@_open_endpoint.on(POSTGRESQL)
+def _open_endpoint_in_one_statement(task_id: uuid.UUID) -> tuple[int, datetime] | None:
+    rows = tables.read(sql("open_endpoint"), {"id": task_id})
+    return (rows[0][0], rows[0][1]) if rows else None
 
 
 def _probes(endpoint_id: int, open_until: datetime) -> bool:
@@ -131,22 +135,21 @@ def open_endpoints() -> dict[str, int]:
 
 def succeeded(key: str) -> None:
     """Record an answer that shows that the endpoint works; close its breaker."""
-    sql = statement("close_endpoint")
-    if sql is not None:
-        changed = tables.count(sql, {"key": key, "calm": _CALM})
-    else:
-        calm_since = after(-_CALM)
-        changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
-        changed = (
-            _endpoints()
-            .filter(changes, key=key)
-            .update(
-                **_CLOSED,
-                gone_at=Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None),
-            )
-        )
-    if changed:
+    if _close(key):
         process_state.of(RecentLimits).expire()
+
+
+@verb
+def _close(key: str) -> int:
+    calm_since = after(-_CALM)
+    changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
+    still_gone = Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None)
+    return _endpoints().filter(changes, key=key).update(**_CLOSED, gone_at=still_gone)
+
+
+@_close.on(POSTGRESQL)
+def _close_in_one_statement(key: str) -> int:
+    return tables.count(sql("close_endpoint"), {"key": key, "calm": _CALM})
 
 
 @retry_on_deadlock

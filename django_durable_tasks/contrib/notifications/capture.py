@@ -47,7 +47,8 @@ from django_durable_tasks.store.connections import (
     has_one_connection,
     in_transaction,
 )
-from django_durable_tasks.store.statements import recordset, statement
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.task_names import OWN_TASKS
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tenants.quotas import quota_rows
@@ -282,13 +283,15 @@ def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> No
         process_state.of(CaptureHealth).worked()
 
 
+@verb
 def _insert(rows: list[dict[str, Any]]) -> None:
-    sql = statement("insert_events")
-    if sql is not None:
-        tables.count(sql, {"rows": recordset(rows)})
-        return
     new = [NotificationEvent(**row) for row in rows]
     notification_events().bulk_create(new, batch_size=_TOGETHER)
+
+
+@_insert.on(POSTGRESQL)
+def _insert_in_one_statement(rows: list[dict[str, Any]]) -> None:
+    tables.count(sql("insert_events"), {"rows": recordset(rows)})
 
 
 def _new_event(

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from django.db import connections
 from django.db.models import Model, QuerySet
 
 from django_durable_tasks.choices import DEADLINE, OPEN, RecurringStatus, Status, WorkflowStatus
@@ -534,13 +533,8 @@ def lock_rows(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
 
     Return the keys of the locked rows.
     """
-    features = connections[tables.database()].features
-    lock_options: dict[str, Any] = {
-        "skip_locked": features.has_select_for_update_skip_locked,
-        "no_key": features.has_select_for_no_key_update,
-    }
     these = ground_rows(ground).filter(pk__in=list(keys))
-    return list(these.select_for_update(**lock_options).values_list("pk", flat=True))
+    return list(tables.locked_for_change(these, skip_locked=True).values_list("pk", flat=True))
 
 
 def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:

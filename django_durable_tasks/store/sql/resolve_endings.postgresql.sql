@@ -68,7 +68,8 @@ moved AS (
          due_at = CASE WHEN count_left.wants > 0 THEN NULL
                          WHEN count_left.publish THEN clock_timestamp() + %(wait)s * interval '1 second'
                          ELSE GREATEST(task.run_at, clock_timestamp()) END,
-         ready_at = NULL, queued_at = CASE WHEN count_left.publish THEN clock_timestamp() END,
+         ready_at = NULL,
+         queued_at = CASE WHEN count_left.wants <= 0 AND count_left.publish THEN clock_timestamp() END,
          publish_count = CASE WHEN count_left.wants <= 0 AND count_left.publish THEN 1 ELSE task.publish_count END,
          unresolved_dependencies_count = GREATEST(count_left.wants, 0), updated_at = clock_timestamp()
     FROM count_left

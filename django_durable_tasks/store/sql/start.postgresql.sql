@@ -17,10 +17,11 @@ UPDATE durable_tasks_task AS task
    AND (task.expires_at IS NULL OR task.expires_at > clock_timestamp())
    AND NOT EXISTS (SELECT 1 FROM durable_tasks_queue_control AS control
                     WHERE control.name = task.queue AND control.paused_at IS NOT NULL)
-RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.attempts, task.failures,
+RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.node, task.attempts, task.failures,
           task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,
           task.started_at, task.run_at, task.workflow_id, task.has_dependents,
-          task.ready_at, task.queued_at, task.created_at, task.fire_time, task.recurring_task_id, task.limit_key)
+          task.ready_at, coalesce(task.queued_at, task.created_at) AS queued_at, task.fire_time,
+          task.recurring_task_id, task.limit_key)
 SELECT started.*, seen.status, seen.epoch, seen.queue, coalesce(seen.expires_at <= clock_timestamp(), false),
        EXISTS (SELECT 1 FROM durable_tasks_queue_control AS control
                 WHERE control.name = seen.queue AND control.paused_at IS NOT NULL)

@@ -29,13 +29,13 @@ taken AS (
     FROM due,
          (SELECT CASE WHEN %(alone)s::boolean THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
    WHERE task.id = due.id AND NOT due.expired AND task.status || '' = 'PENDING'
-  RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.attempts, task.failures,
+  RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.node, task.attempts, task.failures,
             task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,
             task.started_at, task.run_at, task.workflow_id, task.has_dependents,
-            task.ready_at, task.queued_at, task.created_at, task.fire_time, task.recurring_task_id, task.limit_key)
-SELECT due.id, taken.name, taken.queue, taken.tenant_id, taken.epoch, taken.run_id, taken.attempts, taken.failures,
+            task.ready_at, task.queued_at, task.fire_time, task.recurring_task_id, task.limit_key)
+SELECT due.id, taken.name, taken.queue, taken.tenant_id, taken.epoch, taken.run_id, taken.node, taken.attempts, taken.failures,
        taken.crashes, taken.max_attempts, taken.args, taken.kwargs, taken.options, taken.idempotency_key,
        taken.started_at, taken.run_at, taken.workflow_id, taken.has_dependents,
-       taken.ready_at, taken.queued_at, taken.created_at, taken.fire_time, taken.recurring_task_id, taken.limit_key
+       taken.ready_at, taken.queued_at, taken.fire_time, taken.recurring_task_id, taken.limit_key
   FROM due LEFT JOIN taken ON taken.id = due.id
  ORDER BY due.number

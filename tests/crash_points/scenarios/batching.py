@@ -13,8 +13,8 @@ from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.scheduler.dispatch_loop import BatchDispatch
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks import batches
-from django_durable_tasks.tasks.attempts import RunLocation
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.dispatching import the_broker_is_back, without_broker
 from tests.crash_points.scenarios.ending import first_of

@@ -5,7 +5,6 @@ sessions.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,7 @@ from django.db import connection, connections, transaction
 from django.utils.module_loading import import_string
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.states.transitions import StartedRun
+from django_durable_tasks.states.claims import RUN_COLUMNS, run_of
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import (
     close_all,
@@ -25,7 +24,6 @@ from django_durable_tasks.store.connections import (
     name_connections,
 )
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.tasks import attempts
 from tests.factories import a_task
 
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
@@ -130,15 +128,16 @@ def test_connections_of_a_peak_are_closed_after_they_have_been_idle(
 
 
 def test_a_binary_cursor_reads_the_values_that_other_cursors_read() -> None:
-    row = a_task(Status.RUNNING, args=[1, "é"], kwargs={"a": None}, fire_time=database_now())
-    sql = f"SELECT {', '.join(StartedRun._fields)} FROM durable_tasks_task"
+    now = database_now()
+    row = a_task(Status.RUNNING, args=[1, "é"], kwargs={"a": None}, fire_time=now, queued_at=now)
+    sql = f"SELECT {', '.join(RUN_COLUMNS)} FROM durable_tasks_task"
     found = []
     for binary in (False, True):
         with dedicated_connection(), cursor(binary=binary) as one:
             one.execute(sql)
             assert one.cursor.pgresult.fformat(0) == binary
             (values,) = one.fetchall()
-            found.append(attempts.run_of(StartedRun._make(values), uuid.UUID(int=1), "message"))
+            found.append(run_of(values))
     assert found[0] == found[1]
     assert found[1].run_id == row.run_id
     assert found[1].args == [1, "é"]

@@ -21,7 +21,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.delivery import deliver
@@ -224,7 +224,7 @@ def test_an_unlimited_run_costs_no_statement_and_a_limited_one_without_waiting_t
 def _started(row: Task) -> Run:
     """Claim and start a task; return its run."""
     (claimed,) = transitions.claim_these([row.pk], NODE, 15.0)
-    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    place = RunLocation(node=NODE, worker="worker@host", lease=60.0)
     run = attempts.open_run(row.pk, claimed.epoch, place, "", None)
     assert isinstance(run, Run)
     return run

@@ -13,7 +13,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import jobs
 from django_durable_tasks.scheduler.jobs import AgePriorities
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import attempts
+from django_durable_tasks.task_values import RunLocation
 from tests.database.limits.limited_tasks import NODE, claim, ids, limit, release_waiting
 from tests.factories import NOOP, a_task, many_tasks, take_batch
 
@@ -87,7 +87,7 @@ def test_a_pass_over_many_queues_returns_after_each_slice_and_raises_each_task_o
 def test_tasks_started_in_a_batch_obey_limits() -> None:
     rows = [a_task(due=-9 + number, weight=2, in_batch=True) for number in range(4)]
     limit(f"task:{NOOP}", 5)
-    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    place = RunLocation(node=NODE, worker="worker@host", lease=60.0)
     runs = take_batch(10, place)
     assert {run.task_id for run in runs} == set(ids(rows[:2]))
     assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == set(ids(rows[2:]))

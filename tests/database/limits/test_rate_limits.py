@@ -12,8 +12,9 @@ from django_durable_tasks.limits import config, release
 from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import attempts, retention
+from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks import claim as task_claim
+from django_durable_tasks.tasks import retention
 from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks, take_batch
 
@@ -111,7 +112,7 @@ def test_very_many_buckets_are_read_page_by_page() -> None:
 
 def test_a_released_task_that_is_started_in_a_batch_waits_for_no_limit() -> None:
     rows = many_tasks(2, in_batch=True)
-    place = attempts.RunLocation(node=NODE, worker="worker@host", lease=60.0)
+    place = RunLocation(node=NODE, worker="worker@host", lease=60.0)
     limit("tenant:1", 0)
     assert take_batch(10, place) == []
     limit("tenant:1", 2)

@@ -54,9 +54,8 @@ def _published(number: int, age: float = 60.0, **fields: Any) -> list[Task]:
 
 def _publish(rows: list[Task]) -> None:
     claimed = transitions.claimed_tasks(Task.objects.filter(pk__in=[row.pk for row in rows]))
-    publisher.publish_claimed(
-        transitions.messages_for(sorted(claimed, key=lambda task: task.order))
-    )
+    claimed.sort(key=lambda task: task.order)
+    publisher.publish_claimed(transitions.messages_for(claimed))
 
 
 def _foreign(number: int) -> None:

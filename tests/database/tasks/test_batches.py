@@ -150,8 +150,7 @@ def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
 
 
 def _runs() -> list[Run]:
-    started = transitions.started_runs(Task.objects.running())
-    return [attempts.run_of(one, PLACE.node, "") for one in started]
+    return transitions.started_runs(Task.objects.running())
 
 
 # Endings ------------------------------------------------------------------------------------------

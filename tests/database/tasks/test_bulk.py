@@ -20,7 +20,7 @@ from django_durable_tasks.registry import Registered
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states import inserts, transitions
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import text
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, new_task
 from django_durable_tasks.tasks.options import CallOptions
@@ -181,7 +181,7 @@ def test_tasks_that_differ_and_have_no_time_are_due_now(
 
 @pytest.mark.postgresql
 def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
-    sql = statement("copy_tasks")
+    sql = text("copy_tasks", "postgresql")
     assert sql is not None
     inside = sql[sql.index("(") + 1 : sql.index(")")]
     assert [name.strip() for name in inside.split(",")] == list(inserts.COLUMNS)

@@ -14,13 +14,12 @@ from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import transitions
+from django_durable_tasks.states.claims import RUN_COLUMNS, run_of
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.transitions import StartedRun
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim, operator_actions
-from django_durable_tasks.tasks.attempts import RunLocation
 from tests.factories import QUEUE, a_run, a_task, take_these
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
@@ -45,8 +44,8 @@ def question(*rows: Task) -> TaskQuerySet:
 def start(row: Task, epoch: int | None = None) -> Any:
     """Start the task with its own epoch or with another."""
     epoch = row.epoch if epoch is None else epoch
-    started = transitions.start(attempts.new_run(row.pk, epoch, PLACE, None, uuid.uuid4()))
-    return started if isinstance(started, StartedRun) else None
+    started = transitions.start(row.pk, epoch, uuid.uuid4(), PLACE)
+    return started if isinstance(started, Run) else None
 
 
 def heartbeat(
@@ -81,10 +80,10 @@ def undo_start(row: Task) -> int:
 
 
 def _foreign_run(row: Task) -> Run:
-    started = transitions.started_runs(Task.objects.filter(pk=row.pk))[0]
-    return attempts.run_of(
-        started._replace(run_id=uuid.uuid4(), started_at=row.created_at), PLACE.node, ""
-    )
+    (values,) = Task.objects.filter(pk=row.pk).values(*RUN_COLUMNS)
+    values |= {"run_id": uuid.uuid4(), "node": PLACE.node}
+    values |= {"started_at": row.created_at, "queued_at": row.created_at}
+    return run_of([values[column] for column in RUN_COLUMNS])
 
 
 def _later() -> Any:

@@ -15,7 +15,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import Task, TaskDependency
-from django_durable_tasks.store.statements import statement
+from django_durable_tasks.store.statements import text
 from tests.database.dependencies.worker_and_leader import recount
 from tests.project.tasks import noop
 
@@ -101,7 +101,7 @@ def test_a_met_edge_among_many_is_resolved() -> None:
 
 @pytest.mark.postgresql
 def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
-    sql = statement("copy_edges")
+    sql = text("copy_edges", "postgresql")
     assert sql is not None
     inside = sql[sql.index("(") + 1 : sql.index(")")]
     assert [name.strip() for name in inside.split(",")] == list(edges.COLUMNS)

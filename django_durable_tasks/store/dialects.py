@@ -1,0 +1,58 @@
+"""Chooses between the forms of a function on the tables: one for all databases, others for one.
+
+The ORM form is the specification. Another one exists where the ORM form is wrong on a database, or
+where a measurement justifies one SQL statement. Both pass the same tests.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from django.db import connections
+
+from django_durable_tasks import conf
+
+P = ParamSpec("P")
+R = TypeVar("R")
+POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
+"""The vendors, as Django names them. MySQL is MariaDB too."""
+
+
+def vendor() -> str:
+    """Return the vendor of the database of DURABLE_TASKS['DATABASE']."""
+    return connections[conf.settings().DATABASE].vendor
+
+
+class Verb(Generic[P, R]):
+    """A function with one form for each database that needs one of its own."""
+
+    def __init__(self, form: Callable[P, R]) -> None:
+        functools.update_wrapper(self, form)
+        self.orm = form
+        self.forms: dict[str, Callable[P, R]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the form of the database."""
+        return self.forms.get(vendor(), self.orm)(*args, **kwargs)
+
+    def on(self, *vendors: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: make a function the form for these databases."""
+
+        def decorate(form: Callable[P, R]) -> Callable[P, R]:
+            self.forms |= dict.fromkeys(vendors, form)
+            return form
+
+        return decorate
+
+
+VERBS: list[Verb[..., Any]] = []
+"""All functions with several forms. A further database begins with the forms of the ORM."""
+
+
+def verb(form: Callable[P, R]) -> Verb[P, R]:
+    """Decorator: make the ORM form of a function one with several forms."""
+    made = Verb(form)
+    VERBS.append(made)
+    return made
