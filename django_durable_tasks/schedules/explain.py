@@ -152,20 +152,19 @@ def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[FireEntry, ...]:
     entries = ledger.ledger().filter(recurring_task=row.pk)
     found = list(entries.covering(when)[:_MAX_ENTRIES])
     found += entries.filter(fire_time=when, request_id__isnull=False)[:1]
-    return tuple(_ledger_line(entry) for entry in found)
-
-
-def _ledger_line(entry: OccurrenceRecord) -> FireEntry:
-    return FireEntry(
-        outcome=entry.outcome,
-        first=entry.fire_time,
-        last=entry.last_fire_time,
-        count=entry.count,
-        exact=entry.count_is_exact,
-        reason=entry.reason,
-        effective=entry.effective_at,
-        blocked_by=entry.blocked_by,
-        task=_task_of(entry),
+    return tuple(
+        FireEntry(
+            outcome=entry.outcome,
+            first=entry.fire_time,
+            last=entry.last_fire_time,
+            count=entry.count,
+            exact=entry.count_is_exact,
+            reason=entry.reason,
+            effective=entry.effective_at,
+            blocked_by=entry.blocked_by,
+            task=_task_of(entry),
+        )
+        for entry in found
     )
 
 

@@ -52,10 +52,6 @@ def _count(least: int, most: int) -> Callable[[str, Any], int]:
     return lambda option, value: checked_count(option, value, least, most)
 
 
-def _seconds(option: str, value: Any) -> float:
-    return seconds(option, value)
-
-
 def _text(most: int) -> Callable[[str, Any], str]:
     def text(option: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) > most:
@@ -116,7 +112,7 @@ NULLABLE = frozenset(
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **{option: _enum(words) for option, words in CHOICES.items()},
     **{option: _count(*limits) for option, limits in COUNTS.items()},
-    **dict.fromkeys(SECONDS, _seconds),
+    **dict.fromkeys(SECONDS, seconds),
     "timezone": lambda option, value: zone_name(value),
     "calendar": _names,
     "start_time": instant,
@@ -158,16 +154,11 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
     found |= _jitter(given["jitter"]) if "jitter" in given else {}
     parts = _parts(given)
     if parts is not None:
-        found |= _timetable(parts, found.get("time_zone", "UTC"), name, may_never_fire)
+        zone = found.get("time_zone", "UTC")
+        timetable = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
+        alone = timetable[0].get("interval") if len(timetable) == 1 else None
+        found |= {"timetable": timetable, "interval_seconds": alone}
     return found
-
-
-def _timetable(
-    parts: list[dict[str, Any]], zone: str, name: str, may_never_fire: bool
-) -> dict[str, Any]:
-    checked = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
-    alone = checked[0].get("interval") if len(checked) == 1 else None
-    return {"timetable": checked, "interval_seconds": alone}
 
 
 def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:

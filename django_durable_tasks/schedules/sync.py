@@ -81,7 +81,16 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
     good: dict[str, Declared] = {}
     bad: dict[str, str] = {}
     code = registry.declarations()
-    for declaration in [*code.values(), *_of_settings()]:
+    settings = [
+        Declaration(
+            name,
+            given["task"],
+            {key: value for key, value in given.items() if key != "task"},
+            SETTINGS,
+        )
+        for name, given in (conf.settings().SCHEDULES or {}).items()
+    ]
+    for declaration in [*code.values(), *settings]:
         try:
             if declaration.source == SETTINGS and declaration.name in code:
                 raise InvalidSchedule(
@@ -91,18 +100,6 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
         except DurableTasksError as refused:
             bad[declaration.name] = str(refused)
     return {name: declared for name, declared in good.items() if name not in bad}, bad
-
-
-def _of_settings() -> list[Declaration]:
-    return [
-        Declaration(
-            name,
-            given["task"],
-            {key: value for key, value in given.items() if key != "task"},
-            SETTINGS,
-        )
-        for name, given in (conf.settings().SCHEDULES or {}).items()
-    ]
 
 
 def _checked(declaration: Declaration) -> Declared:
@@ -168,7 +165,10 @@ def _undeclared_step(row: RecurringTask, *, prune: bool) -> SyncStep | None:
 
 
 def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
-    values, current = kept(declared.values), _current_values(row)
+    values = kept(declared.values)
+    current = kept(
+        {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
+    )
     merge = merged(current, row.declaration, values, _defaults())
     changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
     act, reason = SyncAction.CHANGE, ""
@@ -181,12 +181,6 @@ def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     elif row.status == RecurringStatus.CANCELLED:
         reason = f"it has ended ({row.status_reason}) and stays so"
     return SyncStep(row.name, act, declared.source, changes, merge.edited, reason)
-
-
-def _current_values(row: RecurringTask) -> dict[str, Any]:
-    return kept(
-        {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
-    )
 
 
 def _defaults() -> dict[str, Any]:
