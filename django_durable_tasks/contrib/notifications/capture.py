@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,8 +21,8 @@ from django_durable_tasks.choices import FLAGS, EventType, Status
 from django_durable_tasks.contrib.notifications.events import (
     OF_TRANSITION,
     EndpointEventData,
-    EventSubject,
     FireEventData,
+    OccurredEvent,
     QuietHours,
     QuotaEventData,
     RetryingTaskData,
@@ -102,19 +102,16 @@ class Subscriptions:
         """The tenants that have a subscription."""
         return frozenset(self._by_tenant)
 
-    def may_select(self, types: Sequence[EventType], subject: EventSubject) -> bool:
-        """Return whether a subscription selects an event of this subject, whatever its schedule."""
+    def may_select(self, event: OccurredEvent) -> bool:
+        """Return whether a subscription selects this event, whatever its schedule."""
         return any(
-            replace(one, schedule="").selected(types, subject) is not None
-            for one in self._by_tenant.get(subject.tenant_id, ())
+            replace(one, schedule="").selected(event) is not None
+            for one in self._by_tenant.get(event.tenant_id, ())
         )
 
-    def selecting(
-        self, types: Sequence[EventType], subject: EventSubject
-    ) -> list[tuple[Subscription, EventType]]:
+    def selecting(self, event: OccurredEvent) -> list[tuple[Subscription, EventType]]:
         """Return the subscriptions that select an event, each with the type of its message."""
-        candidates = self._by_tenant.get(subject.tenant_id, ())
-        chosen = [(one, one.selected(types, subject)) for one in candidates]
+        chosen = [(one, one.selected(event)) for one in self._by_tenant.get(event.tenant_id, ())]
         return [(one, kind) for one, kind in chosen if kind is not None]
 
 
@@ -198,16 +195,6 @@ _TOGETHER = 500
 _ERROR_MAX = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OccurredEvent:
-    """Something that happened. ``types``: the types of messages about it, the preferred first."""
-
-    types: Sequence[EventType]
-    subject: EventSubject
-    shown_as: str
-    data: Mapping[str, Any]
-
-
 class CaptureHealth:
     """Whether the last events of this process could be recorded."""
 
@@ -272,37 +259,28 @@ def _failed(error: Exception) -> None:
 
 def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
-    now, rows = estimated_now(), list[dict[str, Any]]()
-    for event in occurred:
-        for subscription, kind in found.selecting(event.types, event.subject):
-            due_at = subscription.due_at(now)
-            rows.append(_new_event(subscription.setting_id, kind, event, now, due_at))
-    if rows:
-        _insert(rows)
-        process_state.of(CaptureHealth).worked()
-
-
-def _insert(rows: list[dict[str, Any]]) -> None:
+    now = estimated_now()
+    rows: list[dict[str, Any]] = [
+        {
+            "setting_id": subscription.setting_id,
+            "type": str(kind),
+            "subject": shortened(event.shown_as, 200),
+            "data": dict(event.data),
+            "created_at": now,
+            "due_at": subscription.due_at(now),
+        }
+        for event in occurred
+        for subscription, kind in found.selecting(event)
+    ]
+    if not rows:
+        return
     sql = statement("insert_events")
     if sql is not None:
         tables.count(sql, {"rows": recordset(rows)})
-        return
-    new = [NotificationEvent(**row) for row in rows]
-    notification_events().bulk_create(new, batch_size=_TOGETHER)
-
-
-def _new_event(
-    setting_id: int, kind: EventType, event: OccurredEvent, now: datetime, due_at: datetime
-) -> dict[str, Any]:
-    """Return the columns of an event for one setting."""
-    return {
-        "setting_id": setting_id,
-        "type": str(kind),
-        "subject": shortened(event.shown_as, 200),
-        "data": dict(event.data),
-        "created_at": now,
-        "due_at": due_at,
-    }
+    else:
+        new = [NotificationEvent(**row) for row in rows]
+        notification_events().bulk_create(new, batch_size=_TOGETHER)
+    process_state.of(CaptureHealth).worked()
 
 
 # Transitions of tasks.
@@ -351,8 +329,9 @@ def _selectable(found: Subscriptions, runs: Sequence[Run]) -> list[Run]:
         for run in runs
         if run.name not in OWN_TASKS
         and found.may_select(
-            _OF_SUCCESS,
-            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
+            OccurredEvent(
+                types=_OF_SUCCESS, tenant_id=run.tenant_id, task_name=run.name, queue=run.queue
+            )
         )
     ]
 
@@ -405,10 +384,15 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
-    subject = EventSubject(
-        tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
+    return OccurredEvent(
+        types=types,
+        tenant_id=row["tenant_id"],
+        task_name=row["name"],
+        queue=row["queue"],
+        schedule=schedule,
+        shown_as=row["name"],
+        data=data,
     )
-    return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)
 
 
 # Missed and late fire times of schedules.
@@ -451,10 +435,15 @@ def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> Occurre
         data["last_fire_time"] = _instant(entry.last_fire_time)
     if entry.task_id is not None:
         data["task_id"] = str(entry.task_id)
-    subject = EventSubject(
-        tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
+    return OccurredEvent(
+        types=(kind,),
+        tenant_id=row.tenant_id,
+        task_name=row.task,
+        queue=row.queue,
+        schedule=row.name,
+        shown_as=row.name,
+        data=data,
     )
-    return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)
 
 
 def _instant(value: datetime) -> str:
@@ -475,8 +464,14 @@ def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: A
         return
     shown = endpoint.removeprefix(f"{run.tenant_id}:")
     data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
-    subject = EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
-    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
+    event = OccurredEvent(
+        types=(kind,),
+        tenant_id=run.tenant_id,
+        task_name=run.name,
+        queue=run.queue,
+        shown_as=shown,
+        data=data,
+    )
     with _guarded():
         record_events(found, [event])
 
@@ -516,12 +511,11 @@ def record_quota(*, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
     if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
         return
     types = (EventType.QUOTA_REACHED,)
-    subject = EventSubject(tenant_id=tenant_id, task_name="", queue="")
-    found = _selecting(types)
-    if found is None or not found.selecting(types, subject):
-        return
     data: QuotaEventData = {"quota": quota, "detail": detail}
-    event = OccurredEvent(types=types, subject=subject, shown_as=quota, data=data)
+    event = OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
+    found = _selecting(types)
+    if found is None or not found.selecting(event):
+        return
     with _guarded(), tables.atomic():
         if _is_first(tenant_id, quota, now):
             record_events(found, [event])

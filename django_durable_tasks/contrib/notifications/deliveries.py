@@ -24,7 +24,6 @@ from django_durable_tasks.contrib.callbacks.signing_secrets import (
     record_read_secrets,
 )
 from django_durable_tasks.contrib.notifications.capture import (
-    OccurredEvent,
     RecentSubscriptions,
     Subscriptions,
     notification_events,
@@ -36,8 +35,8 @@ from django_durable_tasks.contrib.notifications.capture import (
 from django_durable_tasks.contrib.notifications.events import (
     AlertData,
     AlertKind,
-    EventSubject,
     NotificationTestData,
+    OccurredEvent,
 )
 from django_durable_tasks.contrib.notifications.messages import (
     SHOWN,
@@ -536,7 +535,10 @@ def setting_of(setting_id: int, tenant_id: int) -> NotificationSetting | None:
 def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
     rows = notification_events().filter(delivery=delivery, setting_id=setting.pk)
-    found = [_facts(row) for row in rows.order_by("id")[:SHOWN]]
+    found = [
+        EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
+        for row in rows.order_by("id")[:SHOWN]
+    ]
     if not found:
         return None
     if setting.digest is None and len(found) == 1:
@@ -552,10 +554,6 @@ def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> Notificatio
         counts=counts,
         is_digest=not is_test,
     )
-
-
-def _facts(row: NotificationEvent) -> EventFacts:
-    return EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
 
 
 def prune_events(now: datetime, limit: int) -> int:
@@ -659,7 +657,8 @@ def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEv
     queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
     return OccurredEvent(
         types=(type_,),
-        subject=EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
+        tenant_id=DEFAULT_TENANT_ID,
+        queue=queue,
         shown_as=f"{kind} {subject}".strip(),
         data=data,
     )

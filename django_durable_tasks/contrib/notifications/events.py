@@ -5,7 +5,7 @@ and what they contain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -37,13 +37,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSubject:
-    """What an event is about. ``schedule`` is the name of the recurring task, or empty."""
+class OccurredEvent:
+    """Something that happened. ``types``: the types of messages about it, the preferred first.
+    ``schedule`` is the name of the recurring task. Empty names: it is not about one.
+    """
 
+    types: Sequence[EventType]
     tenant_id: int
-    task_name: str
-    queue: str
+    task_name: str = ""
+    queue: str = ""
     schedule: str = ""
+    shown_as: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +106,15 @@ class Subscription:
     digest: float | None = None
     quiet_hours: QuietHours | None = None
 
-    def selected(self, types: Sequence[EventType], subject: EventSubject) -> EventType | None:
-        """Return the first of these types that is selected for this subject, or None."""
-        if subject.tenant_id != self.tenant_id:
+    def selected(self, event: OccurredEvent) -> EventType | None:
+        """Return the first type of the event that is selected, or None."""
+        if event.tenant_id != self.tenant_id:
             return None
-        chosen = next((one for one in types if one in self.types), None)
+        chosen = next((one for one in event.types if one in self.types), None)
         filters = (
-            (self.task_name, subject.task_name),
-            (self.queue, subject.queue),
-            (self.schedule, subject.schedule),
+            (self.task_name, event.task_name),
+            (self.queue, event.queue),
+            (self.schedule, event.schedule),
         )
         if all(not pattern or fnmatchcase(value, pattern) for pattern, value in filters):
             return chosen

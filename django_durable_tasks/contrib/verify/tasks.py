@@ -534,7 +534,7 @@ def _active_scopes(context: VerifyContext) -> set[str]:
 @stuck_on_limit.repaired_by("the most urgent tasks of its limit were released")
 def _release(context: VerifyContext, keys: Sequence[Any]) -> None:
     batch = conf.settings().BATCH_SIZE
-    waiting = tables.tasks().filter(pk__in=keys, waiting_for_limit__isnull=False)
-    limits = set(waiting.values_list("waiting_for_limit", flat=True))
-    plan = release.plan_release(sorted(limits), context.now, batch)
+    waiting = tables.tasks().filter(pk__in=keys).values_list("waiting_for_limit", flat=True)
+    limits = sorted({scope for scope in waiting if scope is not None})
+    plan = release.plan_release(limits, context.now, batch)
     transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
