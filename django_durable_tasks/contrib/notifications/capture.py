@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,16 +16,14 @@ from django.db.models import Count, Max, Sum
 from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
-from django_durable_tasks.choices import FLAGS, EventType, Status
+from django_durable_tasks.choices import EventType, Status
 from django_durable_tasks.contrib.notifications.events import (
     OF_TRANSITION,
     EndpointEventData,
     FireEventData,
     OccurredEvent,
-    QuietHours,
     QuotaEventData,
     RetryingTaskData,
-    Subscription,
 )
 from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
@@ -70,49 +67,30 @@ def settings_rows() -> NotificationSettingQuerySet:
     return found.unguarded()
 
 
-def subscription_of(row: NotificationSetting) -> Subscription:
-    """Return what a setting asks for."""
-    quiet_hours = None
-    if row.quiet_from is not None and row.quiet_until is not None:
-        quiet_hours = QuietHours(begin=row.quiet_from, end=row.quiet_until, time_zone=row.time_zone)
-    return Subscription(
-        setting_id=row.pk,
-        tenant_id=row.tenant_id,
-        types=frozenset(kind for name in row.events for kind in FLAGS[name]),
-        task_name=row.task_name,
-        queue=row.queue,
-        schedule=row.schedule,
-        digest=row.digest,
-        quiet_hours=quiet_hours,
-    )
-
-
 class Subscriptions:
-    """The subscriptions at one moment."""
+    """The enabled settings at one moment."""
 
-    def __init__(self, found: Sequence[Subscription] = ()) -> None:
-        self._by_tenant: dict[int, list[Subscription]] = {}
+    def __init__(self, settings: Iterable[NotificationSetting] = ()) -> None:
+        self._by_tenant: dict[int, list[NotificationSetting]] = {}
         self.types: frozenset[EventType] = frozenset()
-        for one in found:
-            self._by_tenant.setdefault(one.tenant_id, []).append(one)
-            self.types |= one.types
+        for setting in settings:
+            self._by_tenant.setdefault(setting.tenant_id, []).append(setting)
+            self.types |= setting.types
 
     @property
     def tenants(self) -> frozenset[int]:
-        """The tenants that have a subscription."""
+        """The tenants that have a setting."""
         return frozenset(self._by_tenant)
 
     def may_select(self, event: OccurredEvent) -> bool:
-        """Return whether a subscription selects this event, whatever its schedule."""
-        return any(
-            replace(one, schedule="").selected(event) is not None
-            for one in self._by_tenant.get(event.tenant_id, ())
-        )
+        """Return whether a setting selects this event, whatever its schedule."""
+        settings = self._by_tenant.get(event.tenant_id, ())
+        return any(setting.selected(event, any_schedule=True) for setting in settings)
 
-    def selecting(self, event: OccurredEvent) -> list[tuple[Subscription, EventType]]:
-        """Return the subscriptions that select an event, each with the type of its message."""
-        chosen = [(one, one.selected(event)) for one in self._by_tenant.get(event.tenant_id, ())]
-        return [(one, kind) for one, kind in chosen if kind is not None]
+    def selecting(self, event: OccurredEvent) -> list[tuple[NotificationSetting, EventType]]:
+        """Return the settings that select an event, each with the type of its message."""
+        settings = self._by_tenant.get(event.tenant_id, ())
+        return [(setting, kind) for setting in settings if (kind := setting.selected(event))]
 
 
 class RecentSubscriptions:
@@ -175,8 +153,7 @@ class RecentSubscriptions:
         # number, so that one statement shows whether a setting has changed.
         version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
-            rows = settings_rows().filter(enabled=True).order_by("pk")
-            self._found = Subscriptions([subscription_of(row) for row in rows])
+            self._found = Subscriptions(settings_rows().filter(enabled=True).order_by("pk"))
             self._version = version
 
 
@@ -262,15 +239,15 @@ def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> No
     now = estimated_now()
     rows: list[dict[str, Any]] = [
         {
-            "setting_id": subscription.setting_id,
+            "setting_id": setting.pk,
             "type": str(kind),
             "subject": shortened(event.shown_as, 200),
             "data": dict(event.data),
             "created_at": now,
-            "due_at": subscription.due_at(now),
+            "due_at": setting.due_at(now),
         }
         for event in occurred
-        for subscription, kind in found.selecting(event)
+        for setting, kind in found.selecting(event)
     ]
     if not rows:
         return

@@ -29,7 +29,6 @@ from django_durable_tasks.contrib.notifications.capture import (
     notification_events,
     record_events,
     settings_rows,
-    subscription_of,
     subscriptions,
 )
 from django_durable_tasks.contrib.notifications.events import (
@@ -447,8 +446,7 @@ def _assigned(
     setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
 ) -> list[NewTask]:
     """Assign events of one setting and return the tasks that deliver them."""
-    quiet_hours = subscription_of(setting).quiet_hours
-    quiet_until = None if quiet_hours is None else quiet_hours.end_after(now)
+    quiet_until = setting.quiet_end_after(now)
     if quiet_until is not None:
         _all(rows).update(due_at=quiet_until)
         return []
