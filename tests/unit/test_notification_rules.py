@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.contrib.notifications.events import QuietHours, Subscription, period_end
+from django_durable_tasks.contrib.notifications.events import QuietHours, period_end
 from django_durable_tasks.contrib.notifications.messages import (
     EventFacts,
     NotificationContent,
@@ -25,6 +25,7 @@ from django_durable_tasks.contrib.notifications.messages import (
     slack_body,
     subject_of,
 )
+from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.targets.addresses import address_policy
 
@@ -79,15 +80,11 @@ def test_all_instants_of_a_period_have_one_end(now: datetime, seconds: float) ->
 
 
 def test_a_digest_that_ends_in_quiet_hours_waits_for_their_end() -> None:
-    one = Subscription(
-        setting_id=1,
-        tenant_id=1,
-        types=frozenset({EventType.FAILED}),
-        digest=3_600,
-        quiet_hours=NIGHT,
+    setting = NotificationSetting(
+        digest=3_600, quiet_from=NIGHT.begin, quiet_until=NIGHT.end, time_zone=NIGHT.time_zone
     )
-    assert one.due_at(_utc(2026, 7, 1, 19, 30)) == _utc(2026, 7, 2, 5)
-    assert one.due_at(_utc(2026, 7, 1, 12, 30)) == _utc(2026, 7, 1, 13)
+    assert setting.due_at(_utc(2026, 7, 1, 19, 30)) == _utc(2026, 7, 2, 5)
+    assert setting.due_at(_utc(2026, 7, 1, 12, 30)) == _utc(2026, 7, 1, 13)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import uuid
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.statements import sql
 from django_durable_tasks.targets import answers
-from django_durable_tasks.targets.answers import Delivery, EndpointHealth
+from django_durable_tasks.targets.answers import EndpointHealth
 from django_durable_tasks.targets.http_request import TIMEOUT_MAX
 from django_durable_tasks.task_values import Run
 
@@ -218,10 +217,7 @@ def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
 # Records the HTTP requests that tasks send.
 
 
-def record_delivery(delivery: Delivery) -> None:
+def record_delivery(attempt: DeliveryAttempt) -> None:
     """Insert the record of one request. Raises the errors of the database."""
-    row = DeliveryAttempt(
-        encryption_key=current_key_id(),
-        **{spec.name: getattr(delivery, spec.name) for spec in dataclasses.fields(delivery)},
-    )
-    DeliveryAttempt.objects.using(tables.database()).unguarded().bulk_create([row])
+    attempt.encryption_key = current_key_id()
+    DeliveryAttempt.objects.using(tables.database()).unguarded().bulk_create([attempt])

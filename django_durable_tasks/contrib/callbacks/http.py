@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -55,7 +55,9 @@ Lookup = Callable[[str], list[str]]
 
 
 class LookupFailed(Exception):
-    """The host name could not be resolved in time."""
+    """The host name could not be resolved in time, or to an address that the guard refuses. The
+    text is for the operator.
+    """
 
 
 def _system_lookup(host: str) -> list[str]:
@@ -268,17 +270,33 @@ _TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Durations in seconds; None if the request did not get that far. ``first_byte`` is measured
-    from the sent request to the end of the answer's headers.
+    """Measures the steps of a request one after another, in seconds; None if the request did not
+    get that far. ``first_byte`` is measured from the sent request to the end of the answer's
+    headers.
     """
 
-    dns: float | None = None
-    connect: float | None = None
-    tls: float | None = None
-    first_byte: float | None = None
-    total: float = 0.0
+    def __init__(self) -> None:
+        self.dns: float | None = None
+        self.connect: float | None = None
+        self.tls: float | None = None
+        self.first_byte: float | None = None
+        self.total = 0.0
+        self._began = self._last = time.monotonic()
+
+    def step(self, name: str) -> None:
+        """Record the time since the last step under this name."""
+        last, self._last = self._last, time.monotonic()
+        setattr(self, name, self._last - last)
+
+    def skip(self) -> None:
+        """Begin the next step now."""
+        self._last = time.monotonic()
+
+    def end(self) -> Timings:
+        """Record the total duration."""
+        self.total = time.monotonic() - self._began
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,28 +322,6 @@ class CallFailed(Exception):
         self.failure, self.detail, self.timings = failure, detail, timings
 
 
-class Stopwatch:
-    """Measures the steps of a request one after another."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self._steps: dict[str, float] = {}
-
-    def step(self, name: str) -> None:
-        """Record the time since the last step under this name."""
-        now = time.monotonic()
-        self._steps[name] = now - self._last
-        self._last = now
-
-    def skip(self) -> None:
-        """Begin the next step now."""
-        self._last = time.monotonic()
-
-    def timings(self) -> Timings:
-        """Return the steps so far."""
-        return Timings(**self._steps, total=time.monotonic() - self._began)
-
-
 # Connections of urllib3 that are pinned to vetted addresses.
 #
 # The host name is kept for the Host header, for SNI and for the check of the certificate. It is
@@ -348,16 +344,16 @@ class ConnectionAttempt:
         port: int,
         deadline: Deadline,
         patience: float,
-        watch: Stopwatch,
+        timings: Timings,
     ) -> None:
         self._addresses, self._port = _mixed(addresses)[:_TRIED], port
-        self._deadline, self._patience, self._watch = deadline, patience, watch
+        self._deadline, self._patience, self.timings = deadline, patience, timings
         self._sock: socket.socket | None = None
         self.connected = self.ready = False
 
     def connect(self) -> socket.socket:
         """Return a connected socket; raises OSError. ``patience`` is the time for all addresses."""
-        self._watch.skip()
+        self.timings.skip()
         error: OSError = OSError("no address")
         limit = Deadline(self._deadline.left(self._patience))
         for number, address in enumerate(self._addresses):
@@ -376,7 +372,7 @@ class ConnectionAttempt:
                 error = failed
                 continue
             self._sock, self.connected = sock, True
-            self._watch.step("connect")
+            self.timings.step("connect")
             # The TLS handshake has this time in total.
             sock.settimeout(self._deadline.left())
             return sock
@@ -431,14 +427,13 @@ class _Plain(HTTPConnection):
 class _Encrypted(HTTPSConnection):
     response_class = _Answer
     dial: ConnectionAttempt
-    watch: Stopwatch
 
     def _new_conn(self) -> socket.socket:
         return self.dial.connect()
 
     def connect(self) -> None:
         super().connect()
-        self.watch.step("tls")
+        self.dial.timings.step("tls")
         self.sock = cast("Any", self.dial.wrapped(cast("Any", self.sock)))
 
 
@@ -451,16 +446,16 @@ def default_tls() -> ssl.SSLContext:
 
 
 def pinned(
-    url: TargetUrl, dial: ConnectionAttempt, watch: Stopwatch, tls: ssl.SSLContext
+    url: TargetUrl, dial: ConnectionAttempt, tls: ssl.SSLContext
 ) -> HTTPConnection | HTTPSConnection:
     """Return an unconnected connection for this URL."""
-    if url.scheme == "http":
-        plain = _Plain(url.host, url.port)
-        plain.dial = dial
-        return plain
-    encrypted = _Encrypted(url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED)
-    encrypted.dial, encrypted.watch = dial, watch
-    return encrypted
+    connection: _Plain | _Encrypted = (
+        _Plain(url.host, url.port)
+        if url.scheme == "http"
+        else _Encrypted(url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED)
+    )
+    connection.dial = dial
+    return connection
 
 
 # Sends one request to an outside server, with the guard: the name is resolved once, every address
@@ -475,23 +470,6 @@ _DETAIL_MAX = 100
 _OWN_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 _SEND_ERRORS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _ANSWER_ERRORS = (OSError, http.client.HTTPException, HTTPError, ValueError)
-
-
-class AddressRefused(Exception):
-    """The guard refused an address; the text is for the operator."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutgoingRequest:
-    """A request as it is sent. ``timeout``: seconds for everything, from the lookup of the name to
-    the last byte that is read.
-    """
-
-    method: str
-    url: TargetUrl
-    headers: Mapping[str, str]
-    body: bytes
-    timeout: float
 
 
 class HttpClient:
@@ -511,34 +489,37 @@ class HttpClient:
         self._tenant_id = tenant_id
         self._connect_timeout, self._body_max = connect_timeout, body_max
 
-    def send(self, request: OutgoingRequest) -> Exchange:
-        """Send the request once and return its answer; raises CallFailed and InvalidTarget."""
+    def send(self, request: HttpRequest) -> Exchange:
+        """Send the request once, with its headers as they are, and return its answer; raises
+        CallFailed and InvalidTarget. Its timeout is for everything, from the lookup of the name to
+        the last byte that is read.
+        """
         self._policy.check_port(request.url)
-        watch, deadline = Stopwatch(), Deadline(request.timeout)
+        timings, deadline = Timings(), Deadline(request.timeout)
         try:
             addresses = self.vetted(request.url, deadline)
-        except (LookupFailed, AddressRefused, TimeoutError) as error:
-            watch.step("dns")
-            raise CallFailed(CallFailure.UNREACHABLE, str(error), watch.timings()) from None
-        watch.step("dns")
+        except (LookupFailed, TimeoutError) as error:
+            timings.step("dns")
+            raise CallFailed(CallFailure.UNREACHABLE, str(error), timings.end()) from None
+        timings.step("dns")
         dial = ConnectionAttempt(
-            addresses, request.url.port, deadline, self._connect_timeout, watch
+            addresses, request.url.port, deadline, self._connect_timeout, timings
         )
         try:
-            return self._exchange(request, dial, watch)
+            return self._exchange(request, dial)
         except _ANSWER_ERRORS as error:
-            _raise(error, dial, watch)
+            _raise(error, dial)
         finally:
             dial.close()
 
     def vetted(self, url: TargetUrl, deadline: Deadline) -> tuple[Address, ...]:
-        """Return the addresses of the host; raises LookupFailed, or AddressRefused if the rules
-        refuse one of them.
+        """Return the addresses of the host; raises LookupFailed, also if the rules refuse one of
+        them.
         """
         verdicts = self.verdicts(url, deadline)
         for address, why in verdicts.items():
             if why is not None:
-                raise AddressRefused(f"{url.host} resolved to {address}: {why}.")
+                raise LookupFailed(f"{url.host} resolved to {address}: {why}.")
         return tuple(verdicts)
 
     def verdicts(self, url: TargetUrl, deadline: Deadline) -> dict[Address, str | None]:
@@ -550,13 +531,11 @@ class HttpClient:
         )
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
-    def _exchange(
-        self, request: OutgoingRequest, dial: ConnectionAttempt, watch: Stopwatch
-    ) -> Exchange:
-        connection = pinned(request.url, dial, watch, self._tls or default_tls())
+    def _exchange(self, request: HttpRequest, dial: ConnectionAttempt) -> Exchange:
+        connection = pinned(request.url, dial, self._tls or default_tls())
         connection.connect()
         sock: Any = connection.sock
-        watch.skip()
+        dial.timings.skip()
         # A server may answer, for example 413, before it has read the whole body.
         with suppress(*_SEND_ERRORS):
             connection.request(
@@ -569,14 +548,14 @@ class HttpClient:
             )
         # That of urllib3 logs the URL if it cannot parse a header, and decodes the body.
         response = http.client.HTTPConnection.getresponse(connection)
-        watch.step("first_byte")
+        dial.timings.step("first_byte")
         body, truncated = self._body(response, sock)
         return Exchange(
             status=response.status,
             headers=tuple(response.headers.items()),
             body=body,
             truncated=truncated,
-            timings=watch.timings(),
+            timings=dial.timings.end(),
         )
 
     def _body(self, response: Any, sock: DeadlineSocket) -> tuple[bytes, bool]:
@@ -595,7 +574,7 @@ class HttpClient:
         return bytes(body), truncated
 
 
-def _raise(error: Exception, dial: ConnectionAttempt, watch: Stopwatch) -> NoReturn:
+def _raise(error: Exception, dial: ConnectionAttempt) -> NoReturn:
     """Raise the failure of a request whose name was resolved and whose addresses were vetted."""
     if not dial.connected:
         failure = CallFailure.UNREACHABLE
@@ -605,7 +584,7 @@ def _raise(error: Exception, dial: ConnectionAttempt, watch: Stopwatch) -> NoRet
         failure = CallFailure.TIMEOUT
     else:
         failure = CallFailure.PROTOCOL
-    raise CallFailed(failure, _detail(error), watch.timings()) from error
+    raise CallFailed(failure, _detail(error), dial.timings.end()) from error
 
 
 def _detail(error: Exception) -> str:

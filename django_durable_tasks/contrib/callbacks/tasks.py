@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from django_durable_tasks import conf, registry
@@ -18,12 +17,8 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.routing import refuse_task_queues
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.contrib.callbacks import endpoints, http, queue_messages
-from django_durable_tasks.contrib.callbacks.http import (
-    CallFailed,
-    Exchange,
-    OutgoingRequest,
-    Timings,
-)
+from django_durable_tasks.contrib.callbacks.http import CallFailed
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.masking import masked_text, masked_url, shortened
@@ -37,7 +32,6 @@ from django_durable_tasks.targets.answers import (
     BACKOFF,
     AnswerKind,
     AnswerMeaning,
-    Delivery,
     by_name,
     delay,
     interpret,
@@ -98,7 +92,7 @@ def http_callback(
     request = http_request(live.kwargs, http.limits())
     key = endpoint_key(live.run.tenant_id, live.kwargs)
     shown_url = masked_url(request.url.origin + request.url.path)
-    return RequestOfRun(live, request, key, shown_url).sent()
+    return send_request(live, request, key, shown_url)
 
 
 def _check_url_of_tenant(arguments: Mapping[str, Any], tenant: str) -> None:
@@ -140,185 +134,136 @@ def slug_of(live: LiveRun, key: str) -> str | None:
         return Tenant.objects.using(tables.database()).get(pk=live.run.tenant_id).slug
 
 
-class RequestOfRun:
-    """One request of a run, with its record. ``key``: of its endpoint, whose health is recorded.
-    ``shown_url``: the URL without secrets.
+def send_request(
+    live: LiveRun, request: HttpRequest, key: str | None, shown_url: str
+) -> dict[str, Any]:
+    """Send the request of a run once, record it, and return its result.
+
+    ``key``: of its endpoint, whose health is recorded. ``shown_url``: the URL without secrets.
+    Raises DeliveryRetry, DeliveryFailed or DeliveryStopped for an answer that means no success.
     """
-
-    def __init__(
-        self,
-        live: LiveRun,
-        request: HttpRequest,
-        key: str | None,
-        shown_url: str,
-    ) -> None:
-        self._live, self._run, self._request = live, live.run, request
-        self._key, self._shown_url = key, shown_url
-        self._began = estimated_now()
-        self._headers = http.headers_of(request, live.run, self._began)
-
-    def sent(self) -> dict[str, Any]:
-        """Send the request, record it, and return the result or raise."""
-        request = self._request
-        call = OutgoingRequest(
-            method=request.method,
-            url=request.url,
-            headers=self._headers,
-            body=request.body,
-            timeout=request.timeout,
-        )
-        exchange = self._answer(call)
+    run, began = live.run, estimated_now()
+    request = replace(request, headers=http.headers_of(request, run, began))
+    exchange = failed = None
+    try:
+        exchange = http.client(run.tenant_id, slug_of(live, "HTTP_ALLOW")).send(request)
+    except CallFailed as error:
+        failed = error
+    # Outside of the handler: the log of the attempt keeps the traceback of the exception with
+    # its context, and a tenant must not learn why a server could not be reached.
+    if exchange is not None:
         now = estimated_now()
         names = by_name(exchange.headers, now)
         meaning = interpret(exchange.status, names, request.retried, now)
-        error = self._ended(meaning, exchange.timings, exchange)
-        if meaning.kind is not AnswerKind.DONE:
-            raise error
-        text = _text(exchange.body)
-        body = _fitting(text, conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME)
-        return {
-            "status": exchange.status,
-            "body": body,
-            "truncated": exchange.truncated or len(body) < len(text),
-        }
-
-    def _answer(self, call: OutgoingRequest) -> Exchange:
-        """Return the answer, or record that there is none and raise DeliveryRetry."""
-        try:
-            slug = slug_of(self._live, "HTTP_ALLOW")
-            return http.client(self._run.tenant_id, slug).send(call)
-        except CallFailed as error:
-            failed = error
-        # Outside of the handler: the log of the attempt keeps the traceback of the exception with
-        # its context, and a tenant must not learn why a server could not be reached.
-        self._log(failed)
-        meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
-        raise self._ended(meaning, failed.timings, failure=failed.failure.value)
-
-    def _ended(
-        self,
-        meaning: AnswerMeaning,
-        timings: Timings,
-        exchange: Exchange | None = None,
-        failure: str = "",
-    ) -> DeliveryRetry | DeliveryFailed:
-        """Record the request; return the exception for an answer that does not mean success."""
-        run = self._run
-        wait = None
-        if meaning.kind is AnswerKind.RETRY:
-            wait = delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random())
-        self._record(self._delivery(meaning, timings, wait, exchange, failure), meaning)
-        text = f"{self._request.method} {self._request.url.origin}: {meaning.reason}"
-        if wait is not None:
-            return self._retry(wait, text)
-        return DeliveryStopped(text) if meaning.kind is AnswerKind.STOP else DeliveryFailed(text)
-
-    def _retry(self, wait: float, text: str) -> DeliveryRetry:
-        """Return a retry, in the queue of retries if there is one. Notifications have their own."""
-        retry = DeliveryRetry(wait, text)
-        if self._run.name == HTTP_CALLBACK_TASK:
-            retry.queue = conf.settings().HTTP_RETRY_QUEUE
-        return retry
-
-    def _delivery(
-        self,
-        meaning: AnswerMeaning,
-        timings: Timings,
-        wait: float | None,
-        exchange: Exchange | None,
-        failure: str,
-    ) -> Delivery:
-        run, request, secret = self._run, self._request, conf.settings().SECRET_NAMES
-        return Delivery(
-            **_identity(run, self._began),
-            outcome=self._outcome(meaning).value,
-            method=request.method,
-            url=self._shown_url,
-            endpoint=request.endpoint,
-            request_headers=masked_headers(self._headers.items(), secret),
-            request_bytes=len(request.body),
-            status=exchange.status if exchange is not None else None,
-            failure=failure,
-            reason=meaning.reason,
-            retry_delay=None if self._is_last else wait,
-            response_headers=_clean_headers(exchange, secret),
-            response_body=masked_text(_text(exchange.body), secret) if exchange is not None else "",
-            response_truncated=exchange is not None and exchange.truncated,
-            dns_seconds=timings.dns,
-            connect_seconds=timings.connect,
-            tls_seconds=timings.tls,
-            first_byte_seconds=timings.first_byte,
-            total_seconds=timings.total,
-        )
-
-    @property
-    def _is_last(self) -> bool:
-        return self._run.failures + 1 >= self._run.max_attempts
-
-    def _outcome(self, meaning: AnswerMeaning) -> AnswerKind:
-        again = meaning.kind is AnswerKind.RETRY
-        return AnswerKind.FAILED if again and self._is_last else meaning.kind
-
-    def _record(self, delivery: Delivery, meaning: AnswerMeaning) -> None:
-        """Record the request and the health of the endpoint. An error must not cause another
-        request, so it is logged only.
-        """
-        try:
-            with database_of(self._live), self._savepoint():
-                endpoints.record_delivery(delivery)
-                self._record_health(meaning)
-        except Exception:  # a soft time limit, too
-            logger.exception(
-                "The request of task %s was not recorded: %s",
-                delivery.task_id,
-                dataclasses.replace(delivery, response_body="", response_headers=[]),
-                extra={"task_id": str(delivery.task_id), "attempt": delivery.attempt_number},
-            )
-
-    def _savepoint(self) -> AbstractContextManager[Any]:
-        """In eager mode the caller may have an open transaction, which an error would break."""
-        return tables.atomic() if self._live.eager else nullcontext()
-
-    def _record_health(self, meaning: AnswerMeaning) -> None:
-        run, key = self._run, self._key
-        if key is None:
-            return
-        # A notification about a receiver of notifications would not arrive either.
-        own = None if run.name in OWN_TASKS else run
-        if meaning.kind is AnswerKind.STOP and own is not None:
-            endpoints.stopped(key, run.tenant_id, meaning.reason, own)
-        elif not meaning.slows_endpoint:
-            endpoints.succeeded(key)
-        elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, own):
-            logger.warning(
-                "Callbacks to %s wait for %g s: %s",
-                key,
-                pause,
-                meaning.reason,
-                extra={"tenant": run.tenant_id},
-            )
-
-    def _log(self, failed: CallFailed) -> None:
-        run = self._run
+        timings, body = exchange.timings, _text(exchange.body)
+    else:
+        assert failed is not None  # noqa: S101 - without an answer there is an error
         logger.warning(
             "Attempt %d of task %s has no answer of %s: %s (%s)",
             run.attempt,
             run.task_id,
-            self._request.url.origin,
+            request.url.origin,
             failed.failure,
             failed.detail,
             extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
         )
-
-
-def _identity(run: Run, began: datetime) -> dict[str, Any]:
+        meaning = AnswerMeaning(kind=AnswerKind.RETRY, reason=str(failed), slows_endpoint=True)
+        timings, body = failed.timings, ""
+    retried = meaning.kind is AnswerKind.RETRY
+    wait = (
+        delay(BACKOFF, run.failures + 1, meaning.retry_after, random.random()) if retried else 0.0
+    )
+    is_last = run.failures + 1 >= run.max_attempts
+    secret_names = conf.settings().SECRET_NAMES
+    attempt = DeliveryAttempt(
+        task_id=run.task_id,
+        tenant_id=run.tenant_id,
+        attempt_number=run.attempt,
+        run_id=run.run_id,
+        started_at=began,
+        outcome=(AnswerKind.FAILED if retried and is_last else meaning.kind).value,
+        method=request.method,
+        url=shown_url,
+        endpoint=request.endpoint,
+        request_headers=masked_headers(request.headers.items(), secret_names),
+        request_bytes=len(request.body),
+        status=exchange.status if exchange else None,
+        failure=failed.failure.value if failed else "",
+        reason=meaning.reason,
+        retry_delay=wait if retried and not is_last else None,
+        response_headers=[
+            [shortened(name, 200), shortened(value, 2_000)]
+            for name, value in masked_headers(
+                exchange.headers[:100] if exchange else (), secret_names
+            )
+        ],
+        response_body=masked_text(body, secret_names),
+        response_truncated=exchange is not None and exchange.truncated,
+        dns_seconds=timings.dns,
+        connect_seconds=timings.connect,
+        tls_seconds=timings.tls,
+        first_byte_seconds=timings.first_byte,
+        total_seconds=timings.total,
+    )
+    _record(live, attempt, key, meaning)
+    text = f"{request.method} {request.url.origin}: {meaning.reason}"
+    if retried:
+        retry = DeliveryRetry(wait, text)
+        # Notifications have a queue of their own.
+        if run.name == HTTP_CALLBACK_TASK:
+            retry.queue = conf.settings().HTTP_RETRY_QUEUE
+        raise retry
+    if meaning.kind is AnswerKind.STOP:
+        raise DeliveryStopped(text)
+    if exchange is None or meaning.kind is not AnswerKind.DONE:
+        raise DeliveryFailed(text)
+    kept = _fitting(body, conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME)
     return {
-        "task_id": run.task_id,
-        "tenant_id": run.tenant_id,
-        "attempt_number": run.attempt,
-        "run_id": run.run_id,
-        "started_at": began,
+        "status": exchange.status,
+        "body": kept,
+        "truncated": exchange.truncated or len(kept) < len(body),
     }
+
+
+def _record(
+    live: LiveRun, attempt: DeliveryAttempt, key: str | None, meaning: AnswerMeaning
+) -> None:
+    """Record the request and the health of the endpoint. An error must not cause another request,
+    so it is logged only.
+    """
+    # In eager mode the caller may have an open transaction, which an error would break.
+    savepoint: AbstractContextManager[Any] = tables.atomic() if live.eager else nullcontext()
+    try:
+        with database_of(live), savepoint:
+            endpoints.record_delivery(attempt)
+            if key is not None:
+                _record_health(live.run, key, meaning)
+    except Exception:  # a soft time limit, too
+        hidden = {"id", "response_body", "response_headers", "encryption_key"}
+        names = (column.attname for column in DeliveryAttempt._meta.concrete_fields)
+        logger.exception(
+            "The request of task %s was not recorded: %s",
+            attempt.task_id,
+            {name: getattr(attempt, name) for name in names if name not in hidden},
+            extra={"task_id": str(attempt.task_id), "attempt": attempt.attempt_number},
+        )
+
+
+def _record_health(run: Run, key: str, meaning: AnswerMeaning) -> None:
+    # A notification about a receiver of notifications would not arrive either.
+    own = None if run.name in OWN_TASKS else run
+    if meaning.kind is AnswerKind.STOP and own is not None:
+        endpoints.stopped(key, run.tenant_id, meaning.reason, own)
+    elif not meaning.slows_endpoint:
+        endpoints.succeeded(key)
+    elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, own):
+        logger.warning(
+            "Callbacks to %s wait for %g s: %s",
+            key,
+            pause,
+            meaning.reason,
+            extra={"tenant": run.tenant_id},
+        )
 
 
 def _text(body: bytes) -> str:
@@ -330,14 +275,6 @@ def _fitting(text: str, max_bytes: int) -> str:
     while text and (size := len(json.dumps(text))) > max_bytes:
         text = text[: max(0, min(len(text) - 1, len(text) * max_bytes // size))]
     return text
-
-
-def _clean_headers(exchange: Exchange | None, secret: str) -> list[list[str]]:
-    headers = exchange.headers[:100] if exchange is not None else ()
-    return [
-        [shortened(name, 200), shortened(value, 2_000)]
-        for name, value in masked_headers(headers, secret)
-    ]
 
 
 # ``django_durable_tasks.queue_message`` publishes a message for another program.

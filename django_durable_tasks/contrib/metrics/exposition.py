@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -46,25 +46,33 @@ from django_durable_tasks.store.errors import reason_of
 PREFIX = "durable_tasks"
 Totals = Sequence[tuple[SeriesKey, CountedDurations]]
 _ACCEPTED = frozenset(
-    {
+    (
         LogStatus.SUCCESS,
         LogStatus.FAILED,
         LogStatus.RETRY,
         LogStatus.LOST,
         LogStatus.CANCELLED,
-    }
+    )
 )
-_FIRED = frozenset({FireOutcome.DISPATCHED, FireOutcome.ROLLED, FireOutcome.MANUAL})
+_NOT_FIRED = frozenset(FireOutcome) - {
+    FireOutcome.DISPATCHED,
+    FireOutcome.ROLLED,
+    FireOutcome.MANUAL,
+}
+# Labels of series, and the tenant if each is counted, with the fields of the series.
+_TASK = {"queue": "queue", "task": "name"}
+_TASK_AND_STATUS = {**_TASK, "status": "status"}
+_TENANT = {"tenant": "tenant_id"}
 
 
 class TotalMetric(NamedTuple):
-    """A counter of tasks: its name, text, the series that it sums, and whether it has a status."""
+    """A counter: its name, text, the series that it sums, and its labels with their fields."""
 
     name: str
     text: str
     kind: MetricKind
-    statuses: frozenset[str] | None = None
-    has_status: bool = False
+    statuses: Collection[str] | None = None
+    labels: Mapping[str, str] = _TASK
 
     def sums(self, key: SeriesKey) -> bool:
         """Return whether the series is part of this counter."""
@@ -73,25 +81,33 @@ class TotalMetric(NamedTuple):
 
 TOTALS = (
     TotalMetric("scheduled", "Created tasks.", MetricKind.CREATED),
-    TotalMetric("executed", "Ended attempts.", MetricKind.ATTEMPT, _ACCEPTED, has_status=True),
-    TotalMetric(
-        "failed", "Attempts that failed for good.", MetricKind.ATTEMPT, frozenset({"FAILED"})
-    ),
+    TotalMetric("executed", "Ended attempts.", MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS),
+    TotalMetric("failed", "Attempts that failed for good.", MetricKind.ATTEMPT, {"FAILED"}),
     TotalMetric(
         "retried",
         "Attempts that failed and are followed by another one.",
         MetricKind.ATTEMPT,
-        frozenset({"RETRY"}),
+        {"RETRY"},
     ),
     TotalMetric(
         "refused",
         "Endings of runs that no longer owned their task, and duplicate messages.",
         MetricKind.ATTEMPT,
-        frozenset({"FENCED", "DUPLICATE"}),
-        has_status=True,
+        {"FENCED", "DUPLICATE"},
+        _TASK_AND_STATUS,
     ),
     TotalMetric(
-        "skipped", "Tasks that ended without an attempt.", MetricKind.ENDED, has_status=True
+        "skipped",
+        "Tasks that ended without an attempt.",
+        MetricKind.ENDED,
+        labels=_TASK_AND_STATUS,
+    ),
+    TotalMetric(
+        "misfires",
+        "Fire times of recurring tasks that did not run.",
+        MetricKind.OCCURRENCE,
+        _NOT_FIRED,
+        {"reason": "status"},
     ),
 )
 HISTOGRAMS = (
@@ -110,74 +126,40 @@ HISTOGRAMS = (
 
 
 def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metric]:
-    """Yield all metrics; ``tenants``: with a label for the tenant."""
+    """Yield all metrics; ``tenants``: those of tasks with a label for the tenant."""
     for total in TOTALS:
-        yield _counter(total, totals, tenants=tenants)
-    yield _misfires(totals)
+        rows = ((key, counted) for key, counted in totals if total.sums(key))
+        fields = total.labels
+        if tenants and "task" in fields:
+            fields = {**fields, **_TENANT}
+        family = CounterMetricFamily(f"{PREFIX}_{total.name}", total.text, labels=list(fields))
+        for labels, counted in _grouped(rows, fields).items():
+            family.add_metric(list(labels), counted.number)
+        yield family
+    fields = {**_TASK, **_TENANT} if tenants else _TASK
     for name, text, duration in HISTOGRAMS:
-        yield _histogram(name, text, duration, totals, tenants=tenants)
+        rows = ((key, counted) for key, counted in totals if duration in counted.durations)
+        histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
+        for labels, counted in _grouped(rows, fields).items():
+            distribution = counted.durations[duration]
+            histogram.add_metric(list(labels), _buckets(distribution), distribution.total)
+        yield histogram
     yield from _queue_gauges(gauges)
     yield from _cluster_gauges(gauges)
 
 
-def _labels(*names: str, tenants: bool) -> list[str]:
-    return ["queue", "task", *names, *(["tenant"] if tenants else [])]
-
-
-def _label_values(key: SeriesKey, *more: str, tenants: bool) -> list[str]:
-    tenant = "" if key.tenant_id == ALL_TENANTS else str(key.tenant_id)
-    return [key.queue, key.name, *more, *([tenant] if tenants else [])]
-
-
 def _grouped(
-    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels_of: Callable[[SeriesKey], list[str]]
+    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
 ) -> dict[tuple[str, ...], CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
     found: dict[tuple[str, ...], CountedDurations] = {}
     for key, counted in rows:
-        found.setdefault(tuple(labels_of(key)), CountedDurations()).add(counted)
+        values = key._asdict()
+        if key.tenant_id == ALL_TENANTS:
+            values["tenant_id"] = ""
+        group = tuple(str(values[field]) for field in labels.values())
+        found.setdefault(group, CountedDurations()).add(counted)
     return dict(sorted(found.items()))
-
-
-def _counter(total: TotalMetric, totals: Totals, *, tenants: bool) -> Metric:
-    status = ("status",) if total.has_status else ()
-    family = CounterMetricFamily(
-        f"{PREFIX}_{total.name}", total.text, labels=_labels(*status, tenants=tenants)
-    )
-    rows = ((key, counted) for key, counted in totals if total.sums(key))
-
-    def labels_of(key: SeriesKey) -> list[str]:
-        return _label_values(key, *([key.status] if status else []), tenants=tenants)
-
-    for labels, counted in _grouped(rows, labels_of).items():
-        family.add_metric(list(labels), counted.number)
-    return family
-
-
-def _misfires(totals: Totals) -> Metric:
-    family = CounterMetricFamily(
-        f"{PREFIX}_misfires", "Fire times of recurring tasks that did not run.", labels=["reason"]
-    )
-    rows = (
-        (key, counted)
-        for key, counted in totals
-        if key.kind == MetricKind.OCCURRENCE and key.status not in _FIRED
-    )
-    for labels, counted in _grouped(rows, lambda key: [key.status]).items():
-        family.add_metric(list(labels), counted.number)
-    return family
-
-
-def _histogram(
-    name: str, text: str, duration: Duration, totals: Totals, *, tenants: bool
-) -> Metric:
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=_labels(tenants=tenants))
-    rows = ((key, counted) for key, counted in totals if duration in counted.durations)
-    grouped = _grouped(rows, lambda key: _label_values(key, tenants=tenants))
-    for labels, counted in grouped.items():
-        one = counted.durations[duration]
-        family.add_metric(list(labels), _buckets(one), one.total)
-    return family
 
 
 def _buckets(distribution: Distribution) -> list[tuple[str, float]]:

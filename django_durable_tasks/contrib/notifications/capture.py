@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,16 +16,14 @@ from django.db.models import Count, Max, Sum
 from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
-from django_durable_tasks.choices import FLAGS, EventType, Status
+from django_durable_tasks.choices import EventType, Status
 from django_durable_tasks.contrib.notifications.events import (
     OF_TRANSITION,
     EndpointEventData,
-    EventSubject,
     FireEventData,
-    QuietHours,
+    OccurredEvent,
     QuotaEventData,
     RetryingTaskData,
-    Subscription,
 )
 from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
@@ -71,52 +68,30 @@ def settings_rows() -> NotificationSettingQuerySet:
     return found.unguarded()
 
 
-def subscription_of(row: NotificationSetting) -> Subscription:
-    """Return what a setting asks for."""
-    quiet_hours = None
-    if row.quiet_from is not None and row.quiet_until is not None:
-        quiet_hours = QuietHours(begin=row.quiet_from, end=row.quiet_until, time_zone=row.time_zone)
-    return Subscription(
-        setting_id=row.pk,
-        tenant_id=row.tenant_id,
-        types=frozenset(kind for name in row.events for kind in FLAGS[name]),
-        task_name=row.task_name,
-        queue=row.queue,
-        schedule=row.schedule,
-        digest=row.digest,
-        quiet_hours=quiet_hours,
-    )
-
-
 class Subscriptions:
-    """The subscriptions at one moment."""
+    """The enabled settings at one moment."""
 
-    def __init__(self, found: Sequence[Subscription] = ()) -> None:
-        self._by_tenant: dict[int, list[Subscription]] = {}
+    def __init__(self, settings: Iterable[NotificationSetting] = ()) -> None:
+        self._by_tenant: dict[int, list[NotificationSetting]] = {}
         self.types: frozenset[EventType] = frozenset()
-        for one in found:
-            self._by_tenant.setdefault(one.tenant_id, []).append(one)
-            self.types |= one.types
+        for setting in settings:
+            self._by_tenant.setdefault(setting.tenant_id, []).append(setting)
+            self.types |= setting.types
 
     @property
     def tenants(self) -> frozenset[int]:
-        """The tenants that have a subscription."""
+        """The tenants that have a setting."""
         return frozenset(self._by_tenant)
 
-    def may_select(self, types: Sequence[EventType], subject: EventSubject) -> bool:
-        """Return whether a subscription selects an event of this subject, whatever its schedule."""
-        return any(
-            replace(one, schedule="").selected(types, subject) is not None
-            for one in self._by_tenant.get(subject.tenant_id, ())
-        )
+    def may_select(self, event: OccurredEvent) -> bool:
+        """Return whether a setting selects this event, whatever its schedule."""
+        settings = self._by_tenant.get(event.tenant_id, ())
+        return any(setting.selected(event, any_schedule=True) for setting in settings)
 
-    def selecting(
-        self, types: Sequence[EventType], subject: EventSubject
-    ) -> list[tuple[Subscription, EventType]]:
-        """Return the subscriptions that select an event, each with the type of its message."""
-        candidates = self._by_tenant.get(subject.tenant_id, ())
-        chosen = [(one, one.selected(types, subject)) for one in candidates]
-        return [(one, kind) for one, kind in chosen if kind is not None]
+    def selecting(self, event: OccurredEvent) -> list[tuple[NotificationSetting, EventType]]:
+        """Return the settings that select an event, each with the type of its message."""
+        settings = self._by_tenant.get(event.tenant_id, ())
+        return [(setting, kind) for setting in settings if (kind := setting.selected(event))]
 
 
 class RecentSubscriptions:
@@ -179,8 +154,7 @@ class RecentSubscriptions:
         # number, so that one statement shows whether a setting has changed.
         version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
-            rows = settings_rows().filter(enabled=True).order_by("pk")
-            self._found = Subscriptions([subscription_of(row) for row in rows])
+            self._found = Subscriptions(settings_rows().filter(enabled=True).order_by("pk"))
             self._version = version
 
 
@@ -197,16 +171,6 @@ def subscriptions() -> Subscriptions:
 logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _TOGETHER = 500
 _ERROR_MAX = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OccurredEvent:
-    """Something that happened. ``types``: the types of messages about it, the preferred first."""
-
-    types: Sequence[EventType]
-    subject: EventSubject
-    shown_as: str
-    data: Mapping[str, Any]
 
 
 class CaptureHealth:
@@ -273,14 +237,23 @@ def _failed(error: Exception) -> None:
 
 def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
-    now, rows = estimated_now(), list[dict[str, Any]]()
-    for event in occurred:
-        for subscription, kind in found.selecting(event.types, event.subject):
-            due_at = subscription.due_at(now)
-            rows.append(_new_event(subscription.setting_id, kind, event, now, due_at))
-    if rows:
-        _insert(rows)
-        process_state.of(CaptureHealth).worked()
+    now = estimated_now()
+    rows: list[dict[str, Any]] = [
+        {
+            "setting_id": setting.pk,
+            "type": str(kind),
+            "subject": shortened(event.shown_as, 200),
+            "data": dict(event.data),
+            "created_at": now,
+            "due_at": setting.due_at(now),
+        }
+        for event in occurred
+        for setting, kind in found.selecting(event)
+    ]
+    if not rows:
+        return
+    _insert(rows)
+    process_state.of(CaptureHealth).worked()
 
 
 @verb
@@ -292,20 +265,6 @@ def _insert(rows: list[dict[str, Any]]) -> None:
 @_insert.on(POSTGRESQL)
 def _insert_in_one_statement(rows: list[dict[str, Any]]) -> None:
     tables.count(sql("insert_events"), {"rows": recordset(rows)})
-
-
-def _new_event(
-    setting_id: int, kind: EventType, event: OccurredEvent, now: datetime, due_at: datetime
-) -> dict[str, Any]:
-    """Return the columns of an event for one setting."""
-    return {
-        "setting_id": setting_id,
-        "type": str(kind),
-        "subject": shortened(event.shown_as, 200),
-        "data": dict(event.data),
-        "created_at": now,
-        "due_at": due_at,
-    }
 
 
 # Transitions of tasks.
@@ -354,8 +313,9 @@ def _selectable(found: Subscriptions, runs: Sequence[Run]) -> list[Run]:
         for run in runs
         if run.name not in OWN_TASKS
         and found.may_select(
-            _OF_SUCCESS,
-            EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue),
+            OccurredEvent(
+                types=_OF_SUCCESS, tenant_id=run.tenant_id, task_name=run.name, queue=run.queue
+            )
         )
     ]
 
@@ -408,10 +368,15 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
-    subject = EventSubject(
-        tenant_id=row["tenant_id"], task_name=row["name"], queue=row["queue"], schedule=schedule
+    return OccurredEvent(
+        types=types,
+        tenant_id=row["tenant_id"],
+        task_name=row["name"],
+        queue=row["queue"],
+        schedule=schedule,
+        shown_as=row["name"],
+        data=data,
     )
-    return OccurredEvent(types=types, subject=subject, shown_as=row["name"], data=data)
 
 
 # Missed and late fire times of schedules.
@@ -454,10 +419,15 @@ def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> Occurre
         data["last_fire_time"] = _instant(entry.last_fire_time)
     if entry.task_id is not None:
         data["task_id"] = str(entry.task_id)
-    subject = EventSubject(
-        tenant_id=row.tenant_id, task_name=row.task, queue=row.queue, schedule=row.name
+    return OccurredEvent(
+        types=(kind,),
+        tenant_id=row.tenant_id,
+        task_name=row.task,
+        queue=row.queue,
+        schedule=row.name,
+        shown_as=row.name,
+        data=data,
     )
-    return OccurredEvent(types=(kind,), subject=subject, shown_as=row.name, data=data)
 
 
 def _instant(value: datetime) -> str:
@@ -478,8 +448,14 @@ def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: A
         return
     shown = endpoint.removeprefix(f"{run.tenant_id}:")
     data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
-    subject = EventSubject(tenant_id=run.tenant_id, task_name=run.name, queue=run.queue)
-    event = OccurredEvent(types=(kind,), subject=subject, shown_as=shown, data=data)
+    event = OccurredEvent(
+        types=(kind,),
+        tenant_id=run.tenant_id,
+        task_name=run.name,
+        queue=run.queue,
+        shown_as=shown,
+        data=data,
+    )
     with _guarded():
         record_events(found, [event])
 
@@ -519,12 +495,11 @@ def record_quota(*, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
     if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
         return
     types = (EventType.QUOTA_REACHED,)
-    subject = EventSubject(tenant_id=tenant_id, task_name="", queue="")
-    found = _selecting(types)
-    if found is None or not found.selecting(types, subject):
-        return
     data: QuotaEventData = {"quota": quota, "detail": detail}
-    event = OccurredEvent(types=types, subject=subject, shown_as=quota, data=data)
+    event = OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
+    found = _selecting(types)
+    if found is None or not found.selecting(event):
+        return
     with _guarded(), tables.atomic():
         if _is_first(tenant_id, quota, now):
             record_events(found, [event])

@@ -24,20 +24,18 @@ from django_durable_tasks.contrib.callbacks.signing_secrets import (
     record_read_secrets,
 )
 from django_durable_tasks.contrib.notifications.capture import (
-    OccurredEvent,
     RecentSubscriptions,
     Subscriptions,
     notification_events,
     record_events,
     settings_rows,
-    subscription_of,
     subscriptions,
 )
 from django_durable_tasks.contrib.notifications.events import (
     AlertData,
     AlertKind,
-    EventSubject,
     NotificationTestData,
+    OccurredEvent,
 )
 from django_durable_tasks.contrib.notifications.messages import (
     SHOWN,
@@ -448,8 +446,7 @@ def _assigned(
     setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
 ) -> list[NewTask]:
     """Assign events of one setting and return the tasks that deliver them."""
-    quiet_hours = subscription_of(setting).quiet_hours
-    quiet_until = None if quiet_hours is None else quiet_hours.end_after(now)
+    quiet_until = setting.quiet_end_after(now)
     if quiet_until is not None:
         _all(rows).update(due_at=quiet_until)
         return []
@@ -536,7 +533,10 @@ def setting_of(setting_id: int, tenant_id: int) -> NotificationSetting | None:
 def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
     rows = notification_events().filter(delivery=delivery, setting_id=setting.pk)
-    found = [_facts(row) for row in rows.order_by("id")[:SHOWN]]
+    found = [
+        EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
+        for row in rows.order_by("id")[:SHOWN]
+    ]
     if not found:
         return None
     if setting.digest is None and len(found) == 1:
@@ -552,10 +552,6 @@ def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> Notificatio
         counts=counts,
         is_digest=not is_test,
     )
-
-
-def _facts(row: NotificationEvent) -> EventFacts:
-    return EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
 
 
 def prune_events(now: datetime, limit: int) -> int:
@@ -659,7 +655,8 @@ def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEv
     queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
     return OccurredEvent(
         types=(type_,),
-        subject=EventSubject(tenant_id=DEFAULT_TENANT_ID, task_name="", queue=queue),
+        tenant_id=DEFAULT_TENANT_ID,
+        queue=queue,
         shown_as=f"{kind} {subject}".strip(),
         data=data,
     )

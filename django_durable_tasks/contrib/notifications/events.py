@@ -5,10 +5,9 @@ and what they contain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Annotated, NotRequired, TypedDict
 
 from django_durable_tasks.choices import EventType, Status
@@ -30,20 +29,25 @@ each failed task has a dead letter, and two messages about it would say the same
 """
 
 
-# ``Subscription``: what one setting asks for, and when its messages are due.
+# What happened, and when messages about it are due.
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSubject:
-    """What an event is about. ``schedule`` is the name of the recurring task, or empty."""
+class OccurredEvent:
+    """Something that happened. ``types``: the types of messages about it, the preferred first.
+    ``schedule`` is the name of the recurring task. Empty names: it is not about one.
+    """
 
+    types: Sequence[EventType]
     tenant_id: int
-    task_name: str
-    queue: str
+    task_name: str = ""
+    queue: str = ""
     schedule: str = ""
+    shown_as: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,44 +88,6 @@ def _zone_named(name: str) -> tzinfo:
         return zone(name)
     except InvalidSchedule:
         return UTC
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """An enabled setting. The filters are patterns with ``*`` and ``?``; empty ones match all.
-    ``digest``: seconds of the periods whose events are sent as one message.
-    """
-
-    setting_id: int
-    tenant_id: int
-    types: frozenset[EventType]
-    task_name: str = ""
-    queue: str = ""
-    schedule: str = ""
-    digest: float | None = None
-    quiet_hours: QuietHours | None = None
-
-    def selected(self, types: Sequence[EventType], subject: EventSubject) -> EventType | None:
-        """Return the first of these types that is selected for this subject, or None."""
-        if subject.tenant_id != self.tenant_id:
-            return None
-        chosen = next((one for one in types if one in self.types), None)
-        filters = (
-            (self.task_name, subject.task_name),
-            (self.queue, subject.queue),
-            (self.schedule, subject.schedule),
-        )
-        if all(not pattern or fnmatchcase(value, pattern) for pattern, value in filters):
-            return chosen
-        return None
-
-    def due_at(self, now: datetime) -> datetime:
-        """Return when an event that occurs now is sent: at the end of its period and of the quiet
-        hours.
-        """
-        due = now if self.digest is None else period_end(now, self.digest)
-        quiet_until = None if self.quiet_hours is None else self.quiet_hours.end_after(due)
-        return quiet_until or due
 
 
 def period_end(now: datetime, seconds: float) -> datetime:

@@ -149,10 +149,6 @@ def _pattern(option: str, value: object) -> str:
     return checked_key(option, value)
 
 
-def _label(option: str, value: object) -> str:
-    return _pattern(option, value)
-
-
 def _digest(option: str, value: object) -> float | None:
     if value is None:
         return None
@@ -183,7 +179,7 @@ def _checked_zone(option: str, value: object) -> str:
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "name": checked_key,
-    "user_id": _label,
+    "user_id": _pattern,
     "enabled": _flag,
     **dict.fromkeys(FLAGS, _flag),
     "task_name": _pattern,

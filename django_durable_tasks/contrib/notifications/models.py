@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
+from django_durable_tasks.contrib.notifications.events import (
+    OccurredEvent,
+    QuietHours,
+    period_end,
+)
 from django_durable_tasks.contrib.notifications.messages import shown_config
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
@@ -150,6 +158,41 @@ class NotificationSetting(GuardedModel):
         """The flags that are set."""
         return [name for name in FLAGS if getattr(self, name)]
 
+    # Cached, because each event is compared with all settings of its tenant.
+    @cached_property
+    def types(self) -> frozenset[EventType]:
+        """The types of events that the flags select."""
+        return frozenset(kind for name in self.events for kind in FLAGS[name])
+
+    def selected(self, event: OccurredEvent, *, any_schedule: bool = False) -> EventType | None:
+        """Return the first type of the event that is selected, or None. The filters are patterns
+        with ``*`` and ``?``; empty ones match all.
+        """
+        filters = (
+            (self.task_name, event.task_name),
+            (self.queue, event.queue),
+            ("" if any_schedule else self.schedule, event.schedule),
+        )
+        if self.tenant_id == event.tenant_id and all(
+            not pattern or fnmatchcase(value, pattern) for pattern, value in filters
+        ):
+            return next((kind for kind in event.types if kind in self.types), None)
+        return None
+
+    def quiet_end_after(self, now: datetime) -> datetime | None:
+        """Return when the quiet hours that contain ``now`` end; None if it is outside of them."""
+        if self.quiet_from is None or self.quiet_until is None:
+            return None
+        hours = QuietHours(begin=self.quiet_from, end=self.quiet_until, time_zone=self.time_zone)
+        return hours.end_after(now)
+
+    def due_at(self, now: datetime) -> datetime:
+        """Return when an event that occurs now is sent: at the end of its period and of the quiet
+        hours.
+        """
+        due = now if self.digest is None else period_end(now, self.digest)
+        return self.quiet_end_after(due) or due
+
 
 # NotificationEvent: an event that a notification setting selected. It is inserted in the
 # transaction of the event, and a leader assigns it to a delivery when it is due.
@@ -222,7 +265,7 @@ class Alert(GuardedModel):
     leader sends neither event again. ``subject`` is the queue, schedule or host.
     """
 
-    instead: ClassVar[str] = "alerts.watch(...) in the leader's job watch_alerts writes it."
+    instead: ClassVar[str] = "The leader's job watch_alerts writes it."
 
     id = models.BigAutoField(primary_key=True)
     kind = ExactCharField(_("kind"), max_length=30)

@@ -19,8 +19,8 @@ from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.contrib.callbacks import endpoints, http
 from django_durable_tasks.contrib.callbacks.tasks import (
     DeliveryRetry,
-    RequestOfRun,
     database_of,
+    send_request,
     slug_of,
 )
 from django_durable_tasks.contrib.notifications import deliveries
@@ -255,7 +255,7 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
         is_setting=True,
     )
     shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
-    answer = RequestOfRun(live, request, key, shown).sent()
+    answer = send_request(live, request, key, shown)
     return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.contrib.callbacks import http
-from django_durable_tasks.contrib.callbacks.tasks import RequestOfRun
+from django_durable_tasks.contrib.callbacks.tasks import send_request
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, InvalidOption, InvalidTarget
 from django_durable_tasks.masking import masked_url
@@ -46,7 +46,7 @@ def watchdog(self: Any) -> dict[str, Any]:
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     request = http_request({"url": settings.WATCHDOG_URL, "method": "GET"}, http.limits())
     shown = masked_url(request.url.origin + request.url.path)
-    answer = RequestOfRun(live, request, None, shown).sent()
+    answer = send_request(live, request, None, shown)
     return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}
 
 

@@ -5,9 +5,8 @@ of tables in pages by primary key.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -74,6 +73,11 @@ class WrongField:
     right: str
     value: Any = None
     safe: bool = True
+
+    def of(self, key: Any, advice: str = "") -> Wrong:
+        """Return it as the finding of a row; ``advice`` is for an operator if it is not safe."""
+        row = Wrong(key, self.field, self.found, self.right)
+        return row if self.safe else replace(row, repair="", advice=advice)
 
 
 def shown(value: Any) -> str:
@@ -344,7 +348,13 @@ class Wrong:
 
 Look = Callable[[VerifyContext, Rows], Iterable[Wrong]]
 Lock = Callable[[Sequence[Any]], list[Any]]
-Repair = Callable[[VerifyContext, Sequence[Finding]], Mapping[Any, str]]
+Repair = Callable[[VerifyContext, Sequence[Any]], Collection[Any] | None]
+
+GROUPS = ("graphs", "tasks", "recurring", "nodes", "orphans", "shards")
+"""The groups of checks in the order in which they run. Within a group they run in the order in
+which they are defined. Repairs run in this order too: edges before the counts that depend on them.
+"""
+_checks: list[Check] = []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -353,24 +363,30 @@ class Check:
 
     ``look`` returns what is wrong in some rows, with a number of statements that does not depend on
     the number of rows. ``lock`` locks the rows that decide about the given keys, and returns the
-    keys it could lock. ``repair`` corrects findings whose rows are locked, and returns its action
-    by key; findings that it leaves out need an operator.
+    keys it could lock. ``repair`` corrects the rows of these keys, which are locked, and returns
+    the keys that it corrected; None means all, the others need an operator. ``done`` describes what
+    it did.
     """
 
     name: str
     group: str
     question: str
-    ground: type[Any]
+    model: type[Any]
     look: Look
     repair_text: str = ""
     severity: Severity = Severity.BROKEN
     lock: Lock | None = None
     repair: Repair | None = None
+    done: str = ""
 
-    def repaired_by(self, repair: Repair) -> Repair:
+    def repaired_by(self, done: str) -> Callable[[Repair], Repair]:
         """Decorator of the function that repairs the findings."""
-        self.repair = repair
-        return repair
+
+        def registered(repair: Repair) -> Repair:
+            self.repair, self.done = repair, done
+            return repair
+
+        return registered
 
     def locked_by(self, lock: Lock) -> Lock:
         """Decorator of the function that locks the rows."""
@@ -382,68 +398,41 @@ class Check:
         return [
             Finding(
                 check=self.name,
-                severity=one.severity or self.severity,
-                table=one.table or str(self.ground._meta.verbose_name),
-                key=one.key,
-                field=one.field,
-                found=one.found,
-                right=one.right,
-                repair=self.repair_text if one.repair is None else one.repair,
-                advice=one.advice,
+                severity=wrong.severity or self.severity,
+                table=wrong.table or str(self.model._meta.verbose_name),
+                key=wrong.key,
+                field=wrong.field,
+                found=wrong.found,
+                right=wrong.right,
+                repair=self.repair_text if wrong.repair is None else wrong.repair,
+                advice=wrong.advice,
             )
-            for one in self.look(context, rows)
+            for wrong in self.look(context, rows)
         ]
 
-    @property
-    def plural(self) -> str:
-        """The plural name of the model."""
-        return str(self.ground._meta.verbose_name_plural)
-
-    def walk(self) -> Iterator[Page]:
-        """Yield the pages of the table, once."""
-        return pages(self.ground)
-
-    def guarded(self) -> AbstractContextManager[Any]:
-        """Return the context of a confirmation or repair: a transaction, so that locks are kept."""
-        found: AbstractContextManager[Any] = tables.atomic()
-        return found
-
-    def rows(self) -> Rows:
-        """Return a queryset of all rows of the table."""
-        return ground_rows(self.ground)
-
     def lock_rows(self, keys: Sequence[Any]) -> Rows:
-        """Lock the rows that decide about these keys, inside ``guarded()``; return the rows that
+        """Lock the rows that decide about these keys, inside a transaction; return the rows that
         could be locked.
         """
-        got = self.lock(keys) if self.lock else lock_rows(self.ground, keys)
-        return self.rows().filter(pk__in=got)
-
-    def theirs(self, keys: Sequence[Any], rows: Rows) -> set[Any]:
-        """Return the keys that exist but are locked by other transactions; ``rows`` could be
-        locked.
-        """
-        own_keys = list(rows.values_list("pk", flat=True))
-        return set(
-            self.rows().filter(pk__in=keys).exclude(pk__in=own_keys).values_list("pk", flat=True)
-        )
+        locked = self.lock(keys) if self.lock else lock_rows(self.model, keys)
+        return rows_of(self.model).filter(pk__in=locked)
 
     def confirmed(self, candidates: Sequence[Finding], most: int) -> list[Finding]:
         """Return the findings that remain when their rows are locked; stops after the batch that
         reaches ``most``.
         """
         found: list[Finding] = []
-        for some in batches(distinct(candidates)):
+        for keys in batches(distinct(candidates)):
             if len(found) >= most:
                 break
-            with self.guarded():
-                found += self.find(read_context(), self.lock_rows(some))
+            with tables.atomic():
+                found += self.find(read_context(), self.lock_rows(keys))
         return found
 
 
 def check(
     name: str,
-    ground: type[Any],
+    model: type[Any],
     question: str,
     *,
     group: str,
@@ -451,28 +440,35 @@ def check(
     severity: Severity = Severity.BROKEN,
     lock: Lock | None = None,
 ) -> Callable[[Look], Check]:
-    """Decorator: make the check whose ``look`` is the function. ``repair`` says what the repair
+    """Decorator: register the check whose ``look`` is the function. ``repair`` says what the repair
     does.
     """
 
-    def made(look: Look) -> Check:
-        return Check(
+    def registered(look: Look) -> Check:
+        new = Check(
             name=name,
             group=group,
             question=question,
-            ground=ground,
+            model=model,
             look=look,
             repair_text=repair,
             severity=severity,
             lock=lock,
         )
+        _checks.append(new)
+        return new
 
-    return made
+    return registered
 
 
-def ground_rows(ground: type[Model]) -> Rows:
+def all_checks() -> list[Check]:
+    """Return the registered checks in the order in which they run."""
+    return sorted(_checks, key=lambda check: GROUPS.index(check.group))
+
+
+def rows_of(model: type[Model]) -> Rows:
     """Return a queryset of all rows of a model, ordered by primary key."""
-    rows = ground._default_manager.using(tables.database()).order_by("pk")
+    rows = model._default_manager.using(tables.database()).order_by("pk")
     return rows.unguarded() if isinstance(rows, GuardedQuerySet) else rows
 
 
@@ -497,9 +493,9 @@ class Page:
     part: float
 
 
-def pages(ground: type[Model]) -> Iterator[Page]:
+def pages(model: type[Model]) -> Iterator[Page]:
     """Yield the rows that exist now in pages; at least one page, so that missing rows are found."""
-    rows, size = ground_rows(ground), NARROW.get(ground, PAGE)
+    rows, size = rows_of(model), NARROW.get(model, PAGE)
     keys = rows.values_list("pk", flat=True)
     first, last = keys.first(), keys.last()
     if last is None:
@@ -527,13 +523,13 @@ def _part(first: Any, here: Any, last: Any) -> float:
 # Locks --------------------------------------------------------------------------------------------
 
 
-def lock_rows(ground: type[Model], keys: Iterable[Any]) -> list[Any]:
+def lock_rows(model: type[Model], keys: Iterable[Any]) -> list[Any]:
     """Lock rows in primary-key order, inside ``atomic()``, and skip rows locked by other
     transactions.
 
     Return the keys of the locked rows.
     """
-    these = ground_rows(ground).filter(pk__in=list(keys))
+    these = rows_of(model).filter(pk__in=list(keys))
     return list(tables.locked_for_change(these, skip_locked=True).values_list("pk", flat=True))
 
 
@@ -555,9 +551,7 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
 def lock_edges(keys: Sequence[int]) -> list[int]:
     """Lock the tasks at both ends of these edges; return the edges whose tasks could be locked."""
     ends = list(
-        ground_rows(TaskDependency)
-        .filter(pk__in=keys)
-        .values_list("pk", "task_id", "depends_on_id")
+        rows_of(TaskDependency).filter(pk__in=keys).values_list("pk", "task_id", "depends_on_id")
     )
     free = free_tasks(task for _, *two in ends for task in two)
     return [pk for pk, *two in ends if free.issuperset(task for task in two if task is not None)]

@@ -24,8 +24,8 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.contrib.verify import runner
-from django_durable_tasks.contrib.verify.check import Finding
-from django_durable_tasks.contrib.verify.runner import CHECKS, MOST, Answer, RepairResult, groups
+from django_durable_tasks.contrib.verify.check import GROUPS, Finding
+from django_durable_tasks.contrib.verify.runner import CHECKS, MOST, Answer, RepairResult
 
 _SHOWN = ("check", "looked_at", "findings", "repaired", "question")
 _BAR = 30
@@ -174,7 +174,7 @@ def _summary(report_data: dict[str, Any]) -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    known = f"Checks: {', '.join(CHECKS)}. Groups: {', '.join(groups())}."
+    known = f"Checks: {', '.join(CHECKS)}. Groups: {', '.join(GROUPS)}."
     parser.add_argument(
         "--only",
         metavar="CHECK",

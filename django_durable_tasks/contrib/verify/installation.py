@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.db.models import Case, Exists, Model, OuterRef, Q, Value, When
@@ -13,14 +13,12 @@ from django_durable_tasks.choices import OPEN
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
-    Check,
-    Finding,
     Rows,
     Severity,
     VerifyContext,
     Wrong,
     check,
-    ground_rows,
+    rows_of,
 )
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
@@ -64,7 +62,7 @@ _HOUR = 3_600.0
     lock=list,
     repair="insert it",
 )
-def missing(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def missing(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
@@ -72,62 +70,46 @@ def missing(context: VerifyContext, rows: Rows) -> list[Wrong]:
         ("lease", SchedulerLease, lease_name()),
         ("tenant", Tenant, DEFAULT_TENANT_ID),
     )
-    return [
-        Wrong(str(key), "row", None, "the row that the migrations insert", table=table)
-        for table, model, key in wanted
-        if not ground_rows(model).filter(pk=key).exists()
-    ]
+    for table, model, key in wanted:
+        if not rows_of(model).filter(pk=key).exists():
+            yield Wrong(str(key), "row", None, "the row that the migrations insert", table=table)
 
 
-@missing.repaired_by
-def _write_nodes(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+@missing.repaired_by("inserted")
+def _write_nodes(context: VerifyContext, keys: Sequence[Any]) -> None:
     tables.write_first_rows(using=tables.database())
-    return dict.fromkeys((one.key for one in findings), "inserted")
 
 
 @check("leases", SchedulerLease, "Can a scheduler become leader?", group="nodes")
-def leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Leases that expire too far in the future, and expired leases that no running
     scheduler takes.
     """
-    found = [
-        Wrong(
-            name,
-            "expires_at",
-            until,
-            f"at most {_LONGEST:g} s ahead",
-            repair="let it expire, so that a scheduler takes it",
-        )
-        for name, until in rows.filter(expires_at__gt=context.ago(-_LONGEST)).values_list(
-            "name", "expires_at"
-        )
-    ]
+    far = rows.filter(expires_at__gt=context.ago(-_LONGEST))
+    for name, until in far.values_list("name", "expires_at"):
+        repair = "let it expire, so that a scheduler takes it"
+        yield Wrong(name, "expires_at", until, f"at most {_LONGEST:g} s ahead", repair=repair)
     seen = context.ago(nodes.timeout())
-    schedulers = ground_rows(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
+    schedulers = rows_of(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
     settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=context.ago(PATIENCE))
     lease_names = {lease_name(region) for region in settled.values_list("region", flat=True)}
     over = rows.filter(expires_at__lt=context.ago(PATIENCE)).values_list("name", "expires_at")
-    return found + [
-        Wrong(
-            name,
-            "expires_at",
-            until,
-            "taken over by a running scheduler",
-            severity=Severity.LATE,
-            advice="Look at the schedulers' logs: none of them can take the lease.",
-        )
-        for name, until in over
-        if name in lease_names
-    ]
+    for name, until in over:
+        if name in lease_names:
+            yield Wrong(
+                name,
+                "expires_at",
+                until,
+                "taken over by a running scheduler",
+                severity=Severity.LATE,
+                advice="Look at the schedulers' logs: none of them can take the lease.",
+            )
 
 
-@leases.repaired_by
-def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    ended = [one.key for one in findings if one.repair]
-    ground_rows(SchedulerLease).filter(pk__in=ended, expires_at__gt=context.ago(-_LONGEST)).update(
-        expires_at=after(-1)
-    )
-    return dict.fromkeys(ended, "ended")
+@leases.repaired_by("ended")
+def _end(context: VerifyContext, keys: Sequence[Any]) -> None:
+    leases = rows_of(SchedulerLease).filter(pk__in=keys, expires_at__gt=context.ago(-_LONGEST))
+    leases.update(expires_at=after(-1))
 
 
 # Nodes --------------------------------------------------------------------------------------------
@@ -141,67 +123,50 @@ def _end(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, st
     repair="declare it dead; the leader then marks its runs LOST",
     severity=Severity.LATE,
 )
-def without_heartbeat(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Nodes that missed their heartbeats for long and were not declared dead."""
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not context.led or not context.is_steady_for(patience):
-        return []
+        return
     found = rows.filter(
         stopped_at__isnull=True,
         last_seen_at__lt=context.ago(patience),
         region=conf.settings().REGION,
     )
-    return [
-        Wrong(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
-        for pk, seen in found.values_list("pk", "last_seen_at")
-    ]
+    for pk, seen in found.values_list("pk", "last_seen_at"):
+        yield Wrong(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
 
 
-@without_heartbeat.repaired_by
-def _declare_dead(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
+@without_heartbeat.repaired_by("declared dead")
+def _declare_dead(context: VerifyContext, keys: Sequence[Any]) -> None:
     nodes.declare_dead(keys)
-    return dict.fromkeys(keys, "declared dead")
 
 
 # Rows whose owner was deleted ---------------------------------------------------------------------
 
 
-def _orphan_check(name: str, question: str, ground: type[Model], column: str) -> Check:
-    owner: Any = ground._meta.get_field(column).related_model
+def _check_orphans(name: str, of: str, model: type[Model], column: str) -> None:
+    owner: Any = model._meta.get_field(column).related_model
 
-    @check(name, ground, question, group="orphans", repair="delete it")
-    def orphans(context: VerifyContext, rows: Rows) -> list[Wrong]:
-        found = rows.filter(~Exists(ground_rows(owner).order_by().filter(pk=OuterRef(column))))
-        right = f"a {owner._meta.verbose_name} that exists"
-        return [
-            Wrong(pk, column, key, right) for pk, key in found.values_list("pk", f"{column}_id")
-        ]
+    @check(name, model, f"Does the {of} exist?", group="orphans", repair="delete it")
+    def orphans(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
+        found = rows.filter(~Exists(rows_of(owner).order_by().filter(pk=OuterRef(column))))
+        for pk, key in found.values_list("pk", f"{column}_id"):
+            yield Wrong(pk, column, key, f"a {owner._meta.verbose_name} that exists")
 
-    @orphans.repaired_by
-    def _delete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-        keys = [one.key for one in findings]
-        ground_rows(ground).filter(pk__in=keys).delete()
-        return dict.fromkeys(keys, "deleted")
-
-    return orphans
+    @orphans.repaired_by("deleted")
+    def _delete(context: VerifyContext, keys: Sequence[Any]) -> None:
+        rows_of(model).filter(pk__in=keys).delete()
 
 
-ORPHANS = tuple(
-    _orphan_check(name, f"Does the {of} exist?", ground, column)
-    for name, of, ground, column in (
-        ("orphan-log-entries", "task of each log entry", TaskExecutionLog, "task"),
-        ("orphan-edges", "task of each edge", TaskDependency, "task"),
-        (
-            "orphan-ledger-entries",
-            "schedule of each ledger entry",
-            OccurrenceRecord,
-            "recurring_task",
-        ),
-        ("orphan-overrides", "schedule of each override", OccurrenceOverride, "recurring_task"),
-    )
+_check_orphans("orphan-log-entries", "task of each log entry", TaskExecutionLog, "task")
+_check_orphans("orphan-edges", "task of each edge", TaskDependency, "task")
+_check_orphans(
+    "orphan-ledger-entries", "schedule of each ledger entry", OccurrenceRecord, "recurring_task"
 )
-
+_check_orphans(
+    "orphan-overrides", "schedule of each override", OccurrenceOverride, "recurring_task"
+)
 
 # Checks of shards: each task is in the shard of its id, and the running schedulers serve every
 # shard.
@@ -220,22 +185,18 @@ ORPHANS = tuple(
     group="shards",
     repair="write it",
 )
-def wrong_keys(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Open tasks whose shard does not match their id."""
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
-    return [
-        Wrong(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
-        for pk, shard in found
-        if shard != shard_of(pk)
-    ]
+    for pk, shard in found:
+        if shard != shard_of(pk):
+            yield Wrong(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
 
 
-@wrong_keys.repaired_by
-def _write_shards(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
+@wrong_keys.repaired_by("written")
+def _write_shards(context: VerifyContext, keys: Sequence[Any]) -> None:
     right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
-    return dict.fromkeys(keys, "written")
 
 
 # The shards of the schedulers ---------------------------------------------------------------------
@@ -249,7 +210,7 @@ def _schedulers(context: VerifyContext) -> dict[str, list[Node]]:
     """Return the schedulers that have not stopped, or stopped recently, by region."""
     present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=context.ago(_settled_after()))
     found: dict[str, list[Node]] = defaultdict(list)
-    for node in ground_rows(Node).filter(present, kind=NodeKind.SCHEDULER):
+    for node in rows_of(Node).filter(present, kind=NodeKind.SCHEDULER):
         found[node.region].append(node)
     return found
 
@@ -265,27 +226,25 @@ def _restricted_to(node: Node) -> frozenset[int] | None:
     group="shards",
     severity=Severity.LATE,
 )
-def unserved(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def unserved(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Regions whose schedulers are all restricted to some shards and leave others unserved."""
     schedulers = _schedulers(context)
     found = {
         name: _unserved_shards(context, schedulers[region_of(name)])
         for name in rows.values_list("name", flat=True)
     }
-    return [
-        Wrong(
-            name,
-            "unserved shards",
-            spell_shards(missing),
-            f"none, because their tasks start {UNSERVED_AFTER:g} s late",
-            advice=(
-                f"Run a scheduler with --shards {spell_shards(missing)}, or one without --shards,"
-                " which serves the shards that no other serves."
-            ),
-        )
-        for name, missing in found.items()
-        if missing
-    ]
+    for name, missing in found.items():
+        if missing:
+            yield Wrong(
+                name,
+                "unserved shards",
+                spell_shards(missing),
+                f"none, because their tasks start {UNSERVED_AFTER:g} s late",
+                advice=(
+                    f"Run a scheduler with --shards {spell_shards(missing)}, or one without"
+                    " --shards, which serves the shards that no other serves."
+                ),
+            )
 
 
 def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
@@ -311,7 +270,7 @@ def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) ->
     group="shards",
     severity=Severity.LATE,
 )
-def contradicted(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Schedulers whose shards do not match the division computed for their region, which has not
     changed recently.
     """
@@ -322,17 +281,15 @@ def contradicted(context: VerifyContext, rows: Rows) -> list[Wrong]:
         for region in _schedulers(context).values()
         for pk, right in _division(context, region).items()
     }
-    return [
-        Wrong(
-            node.pk,
-            "shards",
-            spell_shards(node.shards),
-            f"{spell_shards(right)}, by the division among the running schedulers",
-            advice="Restart it: it does not read the other schedulers.",
-        )
-        for pk, (node, right) in maps.items()
-        if pk in wanted and node.shards is not None and frozenset(node.shards) != right
-    ]
+    for pk, (node, right) in maps.items():
+        if pk in wanted and node.shards is not None and frozenset(node.shards) != right:
+            yield Wrong(
+                node.pk,
+                "shards",
+                spell_shards(node.shards),
+                f"{spell_shards(right)}, by the division among the running schedulers",
+                advice="Restart it: it does not read the other schedulers.",
+            )
 
 
 def _division(
@@ -348,14 +305,3 @@ def _division(
             return {}
     kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
     return {node.pk: (node, shards_of(node.pk, kept)) for node in nodes_of_region}
-
-
-CHECKS = (
-    missing,
-    leases,
-    without_heartbeat,
-    *ORPHANS,
-    wrong_keys,
-    unserved,
-    contradicted,
-)

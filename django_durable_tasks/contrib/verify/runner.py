@@ -6,38 +6,41 @@ Called by the command and by the scheduled verification task.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, IntegrityError
+from django.db.models import Model
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import record_start
-from django_durable_tasks.contrib.verify import installation, schedules, tasks, workflows
+from django_durable_tasks.contrib.verify import (  # noqa: F401 - they register the checks
+    installation,
+    schedules,
+    tasks,
+    workflows,
+)
 from django_durable_tasks.contrib.verify.check import (
+    GROUPS,
     Check,
     Finding,
     Page,
+    all_checks,
     batches,
     distinct,
+    pages,
     read_context,
+    rows_of,
 )
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
+from django_durable_tasks.store import tables
 
 logger = logging.getLogger("django_durable_tasks.verify")
 
-CHECKS: dict[str, Check] = {
-    check.name: check
-    for check in (
-        *workflows.CHECKS,
-        *tasks.CHECKS,
-        *schedules.CHECKS,
-        *installation.CHECKS,
-    )
-}
+CHECKS: dict[str, Check] = {check.name: check for check in all_checks()}
 """All checks by name."""
 MOST = 1_000
 """The default number of findings per check; a check stops when it reaches it."""
@@ -74,11 +77,6 @@ class RepairResult:
     left: str = ""
 
 
-def groups() -> tuple[str, ...]:
-    """Return the groups of all checks."""
-    return tuple(dict.fromkeys(check.group for check in CHECKS.values()))
-
-
 def chosen(names: Iterable[str] = ()) -> list[Check]:
     """Return the checks of these names or groups, or all checks if none is given.
 
@@ -86,9 +84,9 @@ def chosen(names: Iterable[str] = ()) -> list[Check]:
     """
     wanted: dict[str, Check] = {}
     for name in names:
-        found = {one.name: one for one in CHECKS.values() if name in (one.name, one.group)}
+        found = {key: check for key, check in CHECKS.items() if name in (key, check.group)}
         if not found:
-            hint = did_you_mean(name, [*CHECKS, *groups()], cutoff=0.4)
+            hint = did_you_mean(name, [*CHECKS, *GROUPS], cutoff=0.4)
             raise InvalidOption(f"There is no check {name!r}. {hint}".strip())
         wanted |= found
     return list((wanted or CHECKS).values())
@@ -104,23 +102,24 @@ def verify(
     """
     wanted = chosen() if checks is None else checks
     answers = {check.name: Answer(check) for check in wanted}
-    grounds: dict[type[Any], list[Answer]] = {}
+    of_model: dict[type[Model], list[Answer]] = {}
     for answer in answers.values():
-        grounds.setdefault(answer.check.ground, []).append(answer)
-    for group in grounds.values():
-        _read_table(group, limit, progress)
+        of_model.setdefault(answer.check.model, []).append(answer)
+    for model, of_this in of_model.items():
+        _read_table(model, of_this, limit, progress)
     return list(answers.values())
 
 
-def _read_table(answers: Sequence[Answer], limit: int, progress: Progress | None) -> None:
-    one = answers[0].check
+def _read_table(
+    model: type[Model], answers: Sequence[Answer], limit: int, progress: Progress | None
+) -> None:
     try:
-        for page in one.walk():
+        for page in pages(model):
             for answer in answers:
                 if answer.continues:
                     _look(answer, page, limit)
             if progress is not None:
-                progress(one.plural, page.part)
+                progress(str(model._meta.verbose_name_plural), page.part)
             if not any(answer.continues for answer in answers):
                 return
     except Error as error:
@@ -193,7 +192,7 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResul
     others.
     """
     try:
-        with check.guarded():
+        with tables.atomic():
             return _repair_locked(check, findings)
     except (DurableTasksError, IntegrityError) as refused:
         keys = distinct(findings)
@@ -209,32 +208,35 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResul
 
 
 def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResult]:
-    moment = read_context()
-    rows = check.lock_rows(distinct(findings))
-    still = [one for one in check.find(moment, rows) if one.repair]
-    done = check.repair(moment, still) if still and check.repair is not None else {}
-    remaining, locked = (
-        {(one.key, one.field) for one in still},
-        check.theirs(distinct(findings), rows),
-    )
-    return [
-        _result(one, done, one.key in locked, (one.key, one.field) in remaining) for one in findings
-    ]
-
-
-def _result(one: Finding, done: Mapping[Any, str], theirs: bool, still: bool) -> RepairResult:
-    if still:
-        left = (
-            "It cannot be repaired yet: repair the other findings of the row first, or correct it"
-            " manually."
-        )
-        return (
-            RepairResult(one, done=done[one.key])
-            if one.key in done
-            else RepairResult(one, left=left)
-        )
-    return (
-        RepairResult(one, left="The row is locked by another transaction. Run the check again.")
-        if theirs
-        else RepairResult(one, done="it is correct meanwhile")
-    )
+    context, keys = read_context(), distinct(findings)
+    rows = check.lock_rows(keys)
+    remaining = [finding for finding in check.find(context, rows) if finding.repair]
+    repaired: Collection[Any] = ()
+    if remaining and check.repair is not None:
+        given = distinct(remaining)
+        corrected = check.repair(context, given)
+        repaired = given if corrected is None else corrected
+    present = rows_of(check.model).filter(pk__in=keys)
+    locked = set(rows.values_list("pk", flat=True))
+    locked_by_others = set(present.values_list("pk", flat=True)) - locked
+    still_wrong = {(finding.key, finding.field) for finding in remaining}
+    results = []
+    for finding in findings:
+        if (finding.key, finding.field) not in still_wrong:
+            result = (
+                RepairResult(
+                    finding, left="The row is locked by another transaction. Run the check again."
+                )
+                if finding.key in locked_by_others
+                else RepairResult(finding, done="it is correct meanwhile")
+            )
+        elif finding.key in repaired:
+            result = RepairResult(finding, done=check.done)
+        else:
+            result = RepairResult(
+                finding,
+                left="It cannot be repaired yet: repair the other findings of the row first, or"
+                " correct it manually.",
+            )
+        results.append(result)
+    return results

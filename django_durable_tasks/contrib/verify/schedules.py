@@ -4,7 +4,7 @@ the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
-    Finding,
     NextRun,
     Rows,
     Severity,
@@ -22,7 +21,7 @@ from django_durable_tasks.contrib.verify.check import (
     Wrong,
     WrongField,
     check,
-    ground_rows,
+    rows_of,
     wrong_next_run,
 )
 from django_durable_tasks.exceptions import DurableTasksError
@@ -45,30 +44,21 @@ _ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
     RecurringTask,
     "Is the next run of each schedule the one its timetable gives?",
     group="recurring",
+    repair="recompute it under the lock of the row",
 )
-def wrong_plans(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def wrong_plans(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Schedules whose next fire time or watermark does not match their agenda."""
-    found, schedules = [], list(rows)
+    schedules = list(rows)
     calendars = calendars_of(schedules)
     for row in schedules:
         try:
             wrong = _wrong(row, calendars, context.now)
         except DurableTasksError as broken:
-            found.append(
-                Wrong(row.pk, "timetable", str(broken), "a timetable that can fire", advice=_ADVICE)
-            )
+            text = "a timetable that can fire"
+            yield Wrong(row.pk, "timetable", str(broken), text, repair="", advice=_ADVICE)
             continue
         if wrong is not None:
-            found.append(
-                Wrong(
-                    row.pk,
-                    wrong.field,
-                    wrong.found,
-                    wrong.right,
-                    repair="recompute it under the lock of the row",
-                )
-            )
-    return found
+            yield wrong.of(row.pk)
 
 
 def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> WrongField | None:
@@ -99,12 +89,10 @@ def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
     return following.at if following else None
 
 
-@wrong_plans.repaired_by
-def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    schedules = list(
-        ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings if one.repair])
-    )
-    calendars, done = calendars_of(schedules), dict[Any, str]()
+@wrong_plans.repaired_by("recomputed")
+def _plan(context: VerifyContext, keys: Sequence[Any]) -> None:
+    schedules = list(rows_of(RecurringTask).filter(pk__in=keys))
+    calendars = calendars_of(schedules)
     for row in schedules:
         row.watermark_at = min(row.watermark_at, context.now)
         if row.status == RecurringStatus.ACTIVE:
@@ -114,8 +102,6 @@ def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
             row.next_run_at = row.paused_until if row.status == RecurringStatus.PAUSED else None
         row.updated_at = context.now
         writes.rewrite(row)
-        done[row.pk] = "recomputed"
-    return done
 
 
 @check(
@@ -125,64 +111,21 @@ def _plan(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     group="recurring",
     severity=Severity.LATE,
 )
-def late(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def late(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Schedules that have been due for more than PATIENCE seconds under a leader."""
     if not context.led or not context.is_steady_for(PATIENCE):
-        return []
+        return
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
         next_run_at__lt=context.ago(PATIENCE)
     )
-    return [
-        Wrong(
+    for pk, due in found.values_list("pk", "next_run_at"):
+        yield Wrong(
             pk,
             "next_run_at",
             due,
             "processed when it was due",
             advice="Look at the leader's log: its job may be stuck or fail.",
         )
-        for pk, due in found.values_list("pk", "next_run_at")
-    ]
-
-
-@check(
-    "runs-counts",
-    RecurringTask,
-    "Does the run count of each schedule equal that of its ledger?",
-    group="recurring",
-    repair="write the recount under the row's lock",
-)
-def miscounted(context: VerifyContext, rows: Rows) -> list[Wrong]:
-    """Schedules whose run count does not match their complete ledger."""
-    counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
-    return [
-        Wrong(pk, "runs_count", stored, f"{recorded}, according to its ledger")
-        for pk, (stored, recorded) in counted.items()
-        if stored != recorded
-    ]
-
-
-def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
-    stored = dict(rows.values_list("pk", "runs_count"))
-    entries = ledger.ledger().filter(
-        recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
-    )
-    recorded = dict(
-        entries.exclude(reason__startswith="backfilled")
-        .order_by()
-        .values_list("recurring_task")
-        .annotate(number=Count("pk"))
-    )
-    return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
-
-
-@miscounted.repaired_by
-def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    these = ground_rows(RecurringTask).filter(pk__in=[one.key for one in findings])
-    counted = _counted(these)
-    for row in these:
-        row.runs_count, row.updated_at = counted[row.pk][1], context.now
-        writes.rewrite(row)
-    return dict.fromkeys(counted, "recounted")
 
 
 @check(
@@ -191,7 +134,7 @@ def _recount(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any
     "Does the task of each fire time that ran exist?",
     group="recurring",
 )
-def without_task(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def without_task(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Ledger entries of runs that have no task, or whose task was deleted before its retention was
     over.
     """
@@ -201,16 +144,14 @@ def without_task(context: VerifyContext, rows: Rows) -> list[Wrong]:
     found = rows.filter(outcome__in=(*_RAN, FireOutcome.MANUAL)).filter(
         Q(task__isnull=True) | missing
     )
-    return [
-        Wrong(
+    for pk, task, fire in found.values_list("pk", "task_id", "fire_time"):
+        yield Wrong(
             pk,
             "task",
             task,
             f"the task of the fire time {fire.isoformat()}",
             advice="Run `manage.py durable run-now NAME`, if the run is still needed.",
         )
-        for pk, task, fire in found.values_list("pk", "task_id", "fire_time")
-    ]
 
 
 @check(
@@ -219,14 +160,14 @@ def without_task(context: VerifyContext, rows: Rows) -> list[Wrong]:
     "Does each task of a fire time have exactly one ledger entry?",
     group="recurring",
 )
-def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = entries.filter(unique_fire_time=OuterRef("fire_time"))
     by_hand = entries.filter(
         unique_fire_time__isnull=True, fire_time=OuterRef("fire_time"), task=OuterRef("pk")
     )
-    schedule = ground_rows(RecurringTask).filter(
+    schedule = rows_of(RecurringTask).filter(
         Q(ledger_from__isnull=True) | Q(ledger_from__lt=OuterRef("fire_time")),
         pk=OuterRef("recurring_task"),
     )
@@ -239,8 +180,8 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Wrong]:
         fire_time__isnull=False,
         created_at__gt=kept_from,
     ).annotate(other=Exists(own.filter(task__isnull=False)))
-    return [
-        Wrong(
+    for pk, fire, other in found.values_list("pk", "fire_time", "other"):
+        yield Wrong(
             pk,
             "fire_time",
             fire,
@@ -248,13 +189,11 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> list[Wrong]:
             repair="" if other else "add a ledger entry",
             advice="The fire time ran twice: check both tasks." if other else "",
         )
-        for pk, fire, other in found.values_list("pk", "fire_time", "other")
-    ]
 
 
-@without_ledger_entry.repaired_by
-def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    rows = tables.tasks().filter(pk__in=[one.key for one in findings if one.repair]).order_by("pk")
+@without_ledger_entry.repaired_by("entered")
+def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
+    rows = tables.tasks().filter(pk__in=keys).order_by("pk")
     written = set()
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
@@ -285,13 +224,42 @@ def _add_entries(context: VerifyContext, findings: Sequence[Finding]) -> Mapping
                 )
             ]
         )
-    return dict.fromkeys(written, "entered")
+    return written
 
 
-CHECKS = (
-    wrong_plans,
-    late,
-    without_task,
-    without_ledger_entry,
-    miscounted,
+@check(
+    "runs-counts",
+    RecurringTask,
+    "Does the run count of each schedule equal that of its ledger?",
+    group="recurring",
+    repair="write the recount under the row's lock",
 )
+def miscounted(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
+    """Schedules whose run count does not match their complete ledger."""
+    counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
+    for pk, (stored, recorded) in counted.items():
+        if stored != recorded:
+            yield Wrong(pk, "runs_count", stored, f"{recorded}, according to its ledger")
+
+
+def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
+    stored = dict(rows.values_list("pk", "runs_count"))
+    entries = ledger.ledger().filter(
+        recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
+    )
+    recorded = dict(
+        entries.exclude(reason__startswith="backfilled")
+        .order_by()
+        .values_list("recurring_task")
+        .annotate(number=Count("pk"))
+    )
+    return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
+
+
+@miscounted.repaired_by("recounted")
+def _recount(context: VerifyContext, keys: Sequence[Any]) -> None:
+    these = rows_of(RecurringTask).filter(pk__in=keys)
+    counted = _counted(these)
+    for row in these:
+        row.runs_count, row.updated_at = counted[row.pk][1], context.now
+        writes.rewrite(row)

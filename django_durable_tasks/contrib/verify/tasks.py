@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -17,14 +15,13 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Resolution, Status
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
-    Finding,
     Rows,
     Severity,
     VerifyContext,
     Wrong,
     check,
     free_tasks,
-    ground_rows,
+    rows_of,
     wrong_attempts,
     wrong_completion,
     wrong_marker,
@@ -64,24 +61,21 @@ _ACCEPTED = (
     group="tasks",
     repair="open one",
 )
-def without_dead_letter(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def without_dead_letter(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """FAILED tasks without an open dead letter whose last one was not discarded either."""
-    letters = ground_rows(DeadLetter).filter(task=OuterRef("pk"))
+    letters = rows_of(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
         resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
     )
     found = rows.filter(status=Status.FAILED).filter(
-        ~Exists(ground_rows(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
+        ~Exists(rows_of(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
     )
-    return [
-        Wrong(pk, "dead_letters", "none that is open", "one, because it is FAILED")
-        for pk in found.values_list("pk", flat=True)
-    ]
+    for pk in found.values_list("pk", flat=True):
+        yield Wrong(pk, "dead_letters", "none that is open", "one, because it is FAILED")
 
 
-@without_dead_letter.repaired_by
-def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
+@without_dead_letter.repaired_by("opened a dead letter")
+def _open(context: VerifyContext, keys: Sequence[Any]) -> None:
     cases = []
     for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
         outcome = Outcome(
@@ -93,7 +87,6 @@ def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
             (attempt_log.AttemptResult(task=row, log=LogStatus.FAILED, outcome=outcome), reason)
         )
     attempt_log.open_dead_letters(cases)
-    return dict.fromkeys(keys, "opened a dead letter")
 
 
 @check(
@@ -103,28 +96,24 @@ def _open(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     group="tasks",
     repair="close it as REPLAYED",
 )
-def stale_dead_letters(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Open dead letters of tasks that are not FAILED."""
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
-    return [
-        Wrong(pk, "open_task", task, f"closed, because the task is {status}")
-        for pk, task, status in found.values_list("pk", "open_task", "task__status")
-    ]
+    for pk, task, status in found.values_list("pk", "open_task", "task__status"):
+        yield Wrong(pk, "open_task", task, f"closed, because the task is {status}")
 
 
 @stale_dead_letters.locked_by
 def _lock_letters(keys: Sequence[int]) -> list[int]:
-    of = dict(ground_rows(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
+    of = dict(rows_of(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
     free = free_tasks(of.values())
     return [pk for pk, task in of.items() if task in free]
 
 
-@stale_dead_letters.repaired_by
-def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
-    tasks = list(ground_rows(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
+@stale_dead_letters.repaired_by("closed")
+def _close(context: VerifyContext, keys: Sequence[Any]) -> None:
+    tasks = list(rows_of(DeadLetter).filter(pk__in=keys).values_list("task_id", flat=True))
     attempt_log.close_replayed_letters(tasks, by=BY, reason="its task is not FAILED")
-    return dict.fromkeys(keys, "closed")
 
 
 # Columns ------------------------------------------------------------------------------------------
@@ -137,7 +126,7 @@ def _close(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
     group="tasks",
     repair="write it, unless another open task owns the key",
 )
-def markers(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def markers(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Ended tasks that still own a key, and open tasks that do not own theirs."""
     differs = Q()
     for marker, key in _MARKERS.items():
@@ -147,25 +136,23 @@ def markers(context: VerifyContext, rows: Rows) -> list[Wrong]:
             Q(status__in=OPEN) & (other | Q(**{f"{marker}__isnull": False, f"{key}__isnull": True}))
         )
     columns = ("pk", "status", "attempts", *_MARKERS, *_MARKERS.values())
-    found = []
     for row in rows.filter(differs).values(*columns):
         for marker, key in _MARKERS.items():
             wrong = wrong_marker(marker, row[marker], row[key], row["status"], row["attempts"])
             if wrong is not None:
-                found.append(Wrong(row["pk"], marker, wrong.found, wrong.right))
-    return found
+                yield wrong.of(row["pk"])
 
 
-@markers.repaired_by
-def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    done: dict[Any, str] = {}
-    for one in findings:
-        this = tables.tasks().filter(pk=one.key)
-        this.filter(status__in=TERMINAL).update(**{one.field: None})
+@markers.repaired_by("written")
+def _mark(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
+    written = set()
+    for wrong in list(markers.look(context, tables.tasks().filter(pk__in=keys))):
+        this = tables.tasks().filter(pk=wrong.key)
+        this.filter(status__in=TERMINAL).update(**{wrong.field: None})
         with suppress(IntegrityError), tables.atomic():
-            this.filter(status__in=OPEN).update(**{one.field: F(_MARKERS[one.field])})
-            done[one.key] = "written"
-    return done
+            this.filter(status__in=OPEN).update(**{wrong.field: F(_MARKERS[wrong.field])})
+            written.add(wrong.key)
+    return written
 
 
 @check(
@@ -175,7 +162,7 @@ def _mark(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, s
     group="tasks",
     repair="write the time of its last change, or NULL if it is open",
 )
-def completions(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def completions(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Ended tasks without a completion time, and open tasks with one."""
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
@@ -184,19 +171,16 @@ def completions(context: VerifyContext, rows: Rows) -> list[Wrong]:
         (pk, wrong_completion(status, completed_at))
         for pk, status, completed_at in rows.filter(odd).values_list("pk", "status", "completed_at")
     )
-    return [
-        Wrong(pk, wrong.field, wrong.found, wrong.right)
-        for pk, wrong in checked
-        if wrong is not None
-    ]
+    for pk, wrong in checked:
+        if wrong is not None:
+            yield Wrong(pk, wrong.field, wrong.found, wrong.right)
 
 
-@completions.repaired_by
-def _complete(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    these = tables.tasks().filter(pk__in=[one.key for one in findings])
+@completions.repaired_by("written")
+def _complete(context: VerifyContext, keys: Sequence[Any]) -> None:
+    these = tables.tasks().filter(pk__in=keys)
     these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
     these.filter(status__in=OPEN).update(completed_at=None)
-    return dict.fromkeys((one.key for one in findings), "written")
 
 
 def _wrong_attempts(rows: Rows) -> Rows:
@@ -219,13 +203,18 @@ def _wrong_attempts(rows: Rows) -> Rows:
     return odd
 
 
-@check("attempts", Task, "Does each attempt have at most one accepted ending?", group="tasks")
-def attempts(context: VerifyContext, rows: Rows) -> list[Wrong]:
+@check(
+    "attempts",
+    Task,
+    "Does each attempt have at most one accepted ending?",
+    group="tasks",
+    repair="raise it to the number of its last attempt",
+)
+def attempts(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Tasks with more accepted endings than attempts.
 
     A success that an operator sets has no run and is not counted as the ending of an attempt.
     """
-    found = []
     for pk, number, status, *counts in _wrong_attempts(rows).values_list(
         "pk", "attempts", "status", "endings", "kinds", "highest"
     ):
@@ -237,26 +226,13 @@ def attempts(context: VerifyContext, rows: Rows) -> list[Wrong]:
             highest=counts[2],
         )
         if wrong is not None:
-            found.append(
-                Wrong(
-                    pk,
-                    wrong.field,
-                    wrong.found,
-                    wrong.right,
-                    repair="raise it to the number of its last attempt" if wrong.safe else "",
-                    advice=(
-                        ""
-                        if wrong.safe
-                        else "Read its attempt log: an attempt ended twice and may have run twice."
-                    ),
-                )
+            yield wrong.of(
+                pk, "Read its attempt log: an attempt ended twice and may have run twice."
             )
-    return found
 
 
-@attempts.repaired_by
-def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys: list[uuid.UUID] = [one.key for one in findings]
+@attempts.repaired_by("raised")
+def _raise(context: VerifyContext, keys: Sequence[Any]) -> None:
     accepted = TaskExecutionLog.objects.using(tables.database()).filter(
         task__in=keys, run_id__isnull=False, status__in=_ACCEPTED
     )
@@ -265,7 +241,6 @@ def _raise(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, 
         this = tables.tasks().filter(pk=pk)
         this.filter(status=Status.RUNNING, attempts__lte=number).update(attempts=number + 1)
         this.exclude(status=Status.RUNNING).filter(attempts__lt=number).update(attempts=number)
-    return dict.fromkeys(keys, "raised")
 
 
 # Checks of tasks that make no progress: expired leases, unpublished tasks, and waits for a free
@@ -290,21 +265,19 @@ _LOST = Outcome(
     group="tasks",
     severity=Severity.LATE,
 )
-def expired_leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
     patience = max(PATIENCE, conf.settings().LEASE)
     if not context.is_steady_for(patience):
-        return []
-    gone = Exists(
-        ground_rows(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience))
-    )
+        return
+    gone = Exists(rows_of(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience)))
     found = (
         rows.filter(status=Status.RUNNING)
         .annotate(gone=gone)
         .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     )
-    return [
-        Wrong(
+    for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone"):
+        yield Wrong(
             pk,
             "node" if left else "lease_until",
             node if left else lease,
@@ -312,18 +285,11 @@ def expired_leases(context: VerifyContext, rows: Rows) -> list[Wrong]:
             repair="mark the run LOST" if context.led else "",
             advice="" if context.led else NO_LEADER,
         )
-        for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone")
-    ]
 
 
-@expired_leases.repaired_by
-def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
-    verdicts = tasks_attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST)
-    return {
-        key: f"the run is marked LOST, the task is {verdict.status}"
-        for key, verdict in verdicts.items()
-    }
+@expired_leases.repaired_by("the run is marked LOST")
+def _mark_lost(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
+    return tasks_attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST).keys()
 
 
 @check(
@@ -334,7 +300,7 @@ def _mark_lost(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[A
     repair="publish it",
     severity=Severity.LATE,
 )
-def not_republished(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def not_republished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """QUEUED tasks beside workers with free processes that should have been republished long ago.
 
     A task may wait for any time while all workers of its queue are busy. Without a leader, nothing
@@ -342,58 +308,53 @@ def not_republished(context: VerifyContext, rows: Rows) -> list[Wrong]:
     """
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not context.is_steady_for(patience):
-        return []
+        return
     found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
     if context.led:
         free = backpressure.fleet().free
         found = found.filter(queue__in=[queue for queue, number in free.items() if number])
-    return [
-        Wrong(
+    for pk, due_at in found.values_list("pk", "due_at"):
+        yield Wrong(
             pk,
             "due_at",
             due_at,
             "republished at that time",
             advice="" if context.led else NO_LEADER,
         )
-        for pk, due_at in found.values_list("pk", "due_at")
-    ]
 
 
-@not_republished.repaired_by
-def _publish(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
+@not_republished.repaired_by("published")
+def _publish(context: VerifyContext, keys: Sequence[Any]) -> None:
     publish_after_commit(
         claim.republish(tables.tasks().filter(pk__in=keys), context.now, len(keys))
     )
-    return dict.fromkeys(keys, "published")
 
 
 @check("unpublished", Task, "Are due tasks published?", group="tasks", severity=Severity.LATE)
-def unpublished(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
     patience = conf.settings().OLDEST_DUE_MAX
     if not context.led or not context.is_steady_for(max(PATIENCE, patience)):
-        return []
+        return
     either = Q(in_batch=False) | Q(in_batch=True)  # so that the partial indexes are usable
     late = rows.filter(either, status=Status.PENDING, due_at__lt=context.ago(patience))
     overdue = list(late.values_list("pk", "queue", "due_at"))
     if not overdue:
-        return []
+        return
     snapshot = backpressure.snapshot()
     idle = {queue for _, queue, _ in overdue if snapshot.capacity(queue)} - _active_queues(
         {queue for _, queue, _ in overdue}, context
     )
-    return [
-        Wrong(
-            pk,
-            "due_at",
-            due_at,
-            f"published within {patience:g} s, because queue {queue} is open and below its limits",
-            advice="Look at the schedulers' logs, and at `manage.py durable status`.",
-        )
-        for pk, queue, due_at in overdue
-        if queue in idle
-    ]
+    for pk, queue, due_at in overdue:
+        if queue in idle:
+            yield Wrong(
+                pk,
+                "due_at",
+                due_at,
+                f"published within {patience:g} s, because queue {queue} is open and below its"
+                " limits",
+                advice="Look at the schedulers' logs, and at `manage.py durable status`.",
+            )
 
 
 def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
@@ -418,10 +379,10 @@ def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
     repair="make the oldest task of the key due",
     severity=Severity.LATE,
 )
-def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
     if not context.is_steady_for(PATIENCE):
-        return []
+        return
     waiting = list(
         rows.filter(
             status=Status.PENDING,
@@ -433,7 +394,7 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Wrong]:
     )
     wanted = {overlap_key for _, overlap_key, _ in waiting}
     if not wanted:
-        return []
+        return
     free = {
         overlap_key
         for overlap_key, several in overlap.open_runs(wanted).items()
@@ -442,11 +403,11 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> list[Wrong]:
     recent = _recently_changed(
         free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
     )
-    return [
-        Wrong(pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER)
-        for pk, overlap_key, _ in waiting
-        if overlap_key in free - recent
-    ]
+    for pk, overlap_key, _ in waiting:
+        if overlap_key in free - recent:
+            yield Wrong(
+                pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER
+            )
 
 
 def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
@@ -472,21 +433,18 @@ def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: dat
     return found
 
 
-@stuck_on_overlap.repaired_by
-def _make_due(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    of: dict[Any, list[Any]] = defaultdict(list)
-    for one in findings:
-        of[one.found].append(one.key)
+@stuck_on_overlap.repaired_by("the oldest task of its key is due")
+def _make_due(context: VerifyContext, keys: Sequence[Any]) -> None:
+    waiting = tables.tasks().filter(pk__in=keys)
     oldest = [
         several[0].task_id
-        for several in overlap.open_runs(of).values()
+        for several in overlap.open_runs(
+            set(waiting.values_list("overlap_key", flat=True))
+        ).values()
         if all(task.held for task in several)
     ]
     these = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
     transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
-    return dict.fromkeys(
-        (key for keys in of.values() for key in keys), "the oldest task of its key is due"
-    )
 
 
 # Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
@@ -504,7 +462,7 @@ _NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_schedul
     group="tasks",
     repair="release the waiting tasks and delete the limit",
 )
-def limit_columns(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def limit_columns(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
     key.
     """
@@ -513,17 +471,13 @@ def limit_columns(context: VerifyContext, rows: Rows) -> list[Wrong]:
     wrong = (Q(waiting_for_limit__isnull=False) & ~waits) | (
         Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & waiting
     )
-    return [
-        Wrong(pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others")
-        for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit")
-    ]
+    for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit"):
+        yield Wrong(pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others")
 
 
-@limit_columns.repaired_by
-def _repair_columns(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
-    keys = [one.key for one in findings]
+@limit_columns.repaired_by("it no longer waits for a limit")
+def _repair_columns(context: VerifyContext, keys: Sequence[Any]) -> None:
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
-    return dict.fromkeys(keys, "it no longer waits for a limit")
 
 
 @check(
@@ -534,12 +488,12 @@ def _repair_columns(context: VerifyContext, findings: Sequence[Finding]) -> Mapp
     repair="release the most urgent",
     severity=Severity.LATE,
 )
-def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Wrong]:
+def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     """Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
     if not context.is_steady_for(PATIENCE):
-        return []
+        return
     waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
     waiting = waiting.filter(updated_at__lt=context.ago(PATIENCE))
     found = [
@@ -548,20 +502,18 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> list[Wrong]:
         if scope is not None
     ]
     if not found:
-        return []
+        return
     plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
     idle = set(plan.rows.values()) - _active_scopes(context)
-    return [
-        Wrong(
-            pk,
-            "waiting_for_limit",
-            scope,
-            "released, because the limit has capacity",
-            advice="" if context.led else _NO_SCHEDULER,
-        )
-        for pk, scope in found
-        if scope in idle
-    ]
+    for pk, scope in found:
+        if scope in idle:
+            yield Wrong(
+                pk,
+                "waiting_for_limit",
+                scope,
+                "released, because the limit has capacity",
+                advice="" if context.led else _NO_SCHEDULER,
+            )
 
 
 def _active_scopes(context: VerifyContext) -> set[str]:
@@ -579,24 +531,10 @@ def _active_scopes(context: VerifyContext) -> set[str]:
     return moving
 
 
-@stuck_on_limit.repaired_by
-def _release(context: VerifyContext, findings: Sequence[Finding]) -> Mapping[Any, str]:
+@stuck_on_limit.repaired_by("the most urgent tasks of its limit were released")
+def _release(context: VerifyContext, keys: Sequence[Any]) -> None:
     batch = conf.settings().BATCH_SIZE
-    plan = release.plan_release(sorted({str(one.found) for one in findings}), context.now, batch)
+    waiting = tables.tasks().filter(pk__in=keys).values_list("waiting_for_limit", flat=True)
+    limits = sorted({scope for scope in waiting if scope is not None})
+    plan = release.plan_release(limits, context.now, batch)
     transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
-    return {one.key: "the most urgent tasks of its limit were released" for one in findings}
-
-
-CHECKS = (
-    without_dead_letter,
-    stale_dead_letters,
-    markers,
-    completions,
-    attempts,
-    expired_leases,
-    not_republished,
-    unpublished,
-    stuck_on_overlap,
-    limit_columns,
-    stuck_on_limit,
-)

@@ -12,7 +12,6 @@ from django.utils import timezone
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.models import AuditEntry, DeadLetter, RecurringTask, Task
-from django_durable_tasks.targets.answers import Delivery
 from django_durable_tasks.tasks import key_rotation
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.encryption.keys import SECRET, assert_nowhere, queued, raw, use
@@ -62,36 +61,25 @@ def test_a_rotation_encrypts_everything_again(settings: Any) -> None:
     assert AuditEntry.objects.latest("pk").operation == "installation.rotate_keys"
 
 
-def _delivery(task: Task) -> Delivery:
-    texts = dict.fromkeys(("failure", "reason", "response_body"), "")
-    return Delivery(
-        task_id=task.pk,
-        tenant_id=task.tenant_id,
-        attempt_number=1,
-        run_id=uuid.uuid4(),
-        outcome="DONE",
-        started_at=timezone.now(),
-        method="POST",
-        url="https://example.com/",
-        endpoint="https://example.com",
-        request_headers=[["X-Card", SECRET]],
-        request_bytes=0,
-        status=200,
-        retry_delay=None,
-        response_headers=[["X-Echo", SECRET]],
-        response_truncated=False,
-        dns_seconds=None,
-        connect_seconds=None,
-        tls_seconds=None,
-        first_byte_seconds=None,
-        total_seconds=0.1,
-        **texts,
-    )
-
-
 def test_headers_of_requests_are_encrypted_and_rotated(settings: Any) -> None:
     task = a_task("SUCCESS")
-    endpoints.record_delivery(_delivery(task))
+    endpoints.record_delivery(
+        DeliveryAttempt(
+            task=task,
+            tenant_id=task.tenant_id,
+            attempt_number=1,
+            run_id=uuid.uuid4(),
+            outcome="DONE",
+            started_at=timezone.now(),
+            method="POST",
+            url="https://example.com/",
+            endpoint="https://example.com",
+            request_headers=[["X-Card", SECRET]],
+            status=200,
+            response_headers=[["X-Echo", SECRET]],
+            total_seconds=0.1,
+        )
+    )
     assert SECRET not in raw("durable_tasks_delivery_attempt")
     use(settings, "second", "first")
     assert json_of("rotate-keys")["changed"] == 1

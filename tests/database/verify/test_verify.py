@@ -128,7 +128,7 @@ def test_many_corruptions_at_once_are_all_repaired() -> None:
 
 def test_a_suspicion_that_the_second_read_does_not_confirm_is_no_finding() -> None:
     check, key = CHECKS["dependency-counts"], DAMAGES["dependency-counts"]()
-    suspects = check.find(verify_check.read_context(), check.rows())
+    suspects = check.find(verify_check.read_context(), verify_check.rows_of(check.model))
     assert [finding.key for finding in suspects] == [key]
     assert [finding.key for finding in check.confirmed(suspects, 10)] == [key]
     Task.objects.unguarded().filter(pk=key).update(unresolved_dependencies_count=1)

@@ -15,7 +15,6 @@ from django_durable_tasks.contrib.callbacks.http import (
     Deadline,
     HttpClient,
     Lookup,
-    OutgoingRequest,
     Resolver,
 )
 from django_durable_tasks.exceptions import InvalidTarget
@@ -26,6 +25,8 @@ from django_durable_tasks.targets.addresses import (
     parsed_url,
     why_refused,
 )
+from django_durable_tasks.targets.answers import RetryStatuses
+from django_durable_tasks.targets.http_request import HttpRequest
 from tests.http_servers import Listener, answer, answering, listening
 from tests.unit.targets.urls import ATTACKS, PUBLIC, PUBLIC_ADDRESS, lookup
 
@@ -46,7 +47,15 @@ def _client(policy: AddressPolicy, lookup: Lookup = lookup) -> HttpClient:
 
 def _send(client: HttpClient, url: str, timeout: float = 5.0) -> int:
     parsed = parsed_url(url)
-    request = OutgoingRequest(method="GET", url=parsed, headers={}, body=b"", timeout=timeout)
+    request = HttpRequest(
+        method="GET",
+        url=parsed,
+        headers={},
+        body=b"",
+        timeout=timeout,
+        retried=RetryStatuses(),
+        endpoint="",
+    )
     return client.send(request).status
 
 

@@ -21,10 +21,11 @@ from django_durable_tasks.contrib.callbacks.http import (
     CallFailure,
     Exchange,
     HttpClient,
-    OutgoingRequest,
     Resolver,
 )
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
+from django_durable_tasks.targets.answers import RetryStatuses
+from django_durable_tasks.targets.http_request import HttpRequest
 from tests.http_servers import WAIT, Behaviour, answer, answering, listening
 
 MEGABYTE = 1_000_000
@@ -48,7 +49,15 @@ def _send(
     )
     method = "POST" if body else "GET"
     return client.send(
-        OutgoingRequest(method=method, url=parsed, headers={}, body=body, timeout=timeout)
+        HttpRequest(
+            method=method,
+            url=parsed,
+            headers={},
+            body=body,
+            timeout=timeout,
+            retried=RetryStatuses(),
+            endpoint="",
+        )
     )
 
 
@@ -363,5 +372,13 @@ def test_addresses_of_both_families_are_tried_in_turn() -> None:
             body_max=KEPT,
             tenant_id=1,
         )
-        request = OutgoingRequest(method="GET", url=url, headers={}, body=b"", timeout=5.0)
+        request = HttpRequest(
+            method="GET",
+            url=url,
+            headers={},
+            body=b"",
+            timeout=5.0,
+            retried=RetryStatuses(),
+            endpoint="",
+        )
         assert client.send(request).status == 200
