@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.contrib import admin
@@ -29,6 +30,14 @@ _PAGES = {
 }
 OTHERS = ("task.create", "schedule.create", "schedule.save", "schedule.change", "tenant.save")
 """Operations that are no entries of the registry."""
+
+
+class AgeFilter(filters.CreatedFilter):
+    """Filter by age. The ids of entries are numbers, so this reads their time."""
+
+    def first(self, at: datetime) -> Q:
+        """Return the condition for entries from this instant on."""
+        return Q(at__gte=at)
 
 
 class OperationFilter(filters.ScreenFilter):
@@ -76,7 +85,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     """Audit entries."""
 
     list_display = ("id", _AT, "operation", "about", "actor", "source", "address", "why")
-    list_filter = (OperationFilter, filters.TenantFilter)
+    list_filter = (AgeFilter, OperationFilter, filters.TenantFilter)
     list_select_related = ("tenant",)
     sortable_by = ()
     search_fields = ("actor",)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import operator
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -224,7 +224,11 @@ class CreatedFilter(ScreenFilter):
         if value not in _SPANS:
             return rows.none()
         first = database_now() - timedelta(seconds=_SPANS[value])
-        return rows.filter(pk__gte=first_uuid7_of(int(first.timestamp() * 1_000)))
+        return rows.filter(self.first(first))
+
+    def first(self, at: datetime) -> Q:
+        """Return the condition for rows that were created at this instant or later."""
+        return Q(pk__gte=first_uuid7_of(int(at.timestamp() * 1_000)))
 
 
 class ConditionFilter(ScreenFilter):

@@ -7,7 +7,7 @@ from typing import Any
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import OBJECT_TYPES
-from django_durable_tasks.command.arguments import add_operations, count, values
+from django_durable_tasks.command.arguments import add_operations, count, moment, values
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
@@ -49,6 +49,8 @@ def audit(options: Options, out: Output) -> int:
         "object_id": options["object"],
         "tenant__slug": options["tenant"],
         "pk__lt": options["after"],
+        "at__gte": options["since"],
+        "at__lt": options["until"],
     }
     found = found.filter(**{name: value for name, value in filters.items() if value is not None})
     if options["object"] is not None:
@@ -65,6 +67,8 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--actor", help="Only this user, key or program.")
     parser.add_argument("--object", help="Only entries about the object with this id or name.")
     parser.add_argument("--tenant", help="Only this tenant (its slug).")
+    parser.add_argument("--since", type=moment, help="Only entries from this instant on, ISO 8601.")
+    parser.add_argument("--until", type=moment, help="Only entries before this instant, ISO 8601.")
     parser.add_argument("--limit", type=count, default=50, help="How many entries. Default: 50.")
     parser.add_argument("--after", type=count, help="Continue after the last id of a page.")
 
@@ -76,6 +80,7 @@ AUDIT = Subcommand(
         "audit",
         "audit --operation tasks.cancel --limit 20",
         "audit --actor ada --format json",
+        "audit --since 2026-03-07T00:00:00Z --until 2026-03-08T00:00:00Z",
         "audit --object 0193b0e0-0000-7000-8000-000000000000",
     ),
     arguments=_arguments,

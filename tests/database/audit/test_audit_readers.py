@@ -57,6 +57,34 @@ def test_a_command_records_the_user_of_the_system_and_by() -> None:
     assert (_newest().source, _newest().actor) == ("COMMAND", "ada")
 
 
+def test_the_command_selects_entries_by_time() -> None:
+    now = timezone.now()
+    for queue, hours in (("old", 30), ("edge", 20), ("new", 1)):
+        QueueControl.objects.pause(queue, by="ada", reason="maintenance")
+        AuditEntry.objects.unguarded().filter(object_id=queue).update(
+            at=now - timedelta(hours=hours)
+        )
+
+    def shown(*options: str) -> set[str]:
+        return {one["object_id"] for one in json_of("audit", *options)}
+
+    edge = (now - timedelta(hours=20)).isoformat()
+    assert shown("--since", edge) == {"edge", "new"}
+    assert shown("--until", edge) == {"old"}
+    assert shown("--since", edge, "--until", now.isoformat(), "--actor", "bob") == set()
+
+
+def test_the_admin_filters_entries_by_age(ann: Client) -> None:
+    for queue, hours in (("old-queue", 30), ("new-queue", 1)):
+        QueueControl.objects.pause(queue, by="ada", reason="maintenance")
+        AuditEntry.objects.unguarded().filter(object_id=queue).update(
+            at=timezone.now() - timedelta(hours=hours)
+        )
+    for span, names in (("day", {"new-queue"}), ("week", {"old-queue", "new-queue"})):
+        rows = ann.get(list_of("auditentry") + f"?created={span}").context["cl"].queryset
+        assert {row.object_id for row in rows} == names
+
+
 def test_the_page_of_a_task_shows_what_was_done_with_it(ann: Client) -> None:
     row, other = a_task("FAILED"), a_task("FAILED")
     Task.objects.filter(pk=row.pk).replay(by="ada", reason="first")
