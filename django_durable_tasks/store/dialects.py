@@ -30,6 +30,7 @@ class Verb(Generic[P, R]):
 
     def __init__(self, form: Callable[P, R]) -> None:
         functools.update_wrapper(self, form)
+        self.name = f"{form.__module__}.{form.__qualname__}".removeprefix("django_durable_tasks.")
         self.orm = form
         self.forms: dict[str, Callable[P, R]] = {}
 

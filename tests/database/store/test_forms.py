@@ -68,11 +68,6 @@ BY_DESIGN = {
 """Why the forms of a function differ. Tests of its package cover it."""
 
 
-def name_of(verb: Verb[..., Any]) -> str:
-    """Return the name of a function with several forms, without that of the package."""
-    return f"{verb.__module__}.{verb.__name__}".removeprefix("django_durable_tasks.")
-
-
 def of(*names: str, left_out: tuple[str, ...] = ()) -> Callable[[Scenario], Scenario]:
     """Decorator: the function creates rows, and returns what is done with the forms of these
     functions. ``left_out``: models with random values.
@@ -90,7 +85,7 @@ def of(*names: str, left_out: tuple[str, ...] = ()) -> Callable[[Scenario], Scen
 @contextmanager
 def _only_orm(scenario: Scenario) -> Iterator[None]:
     """Switch off the own forms of the functions of a scenario."""
-    verbs = [verb for verb in VERBS if scenario in SCENARIOS.get(name_of(verb), ())]
+    verbs = [verb for verb in VERBS if scenario in SCENARIOS.get(verb.name, ())]
     forms = [dict(verb.forms) for verb in verbs]
     for verb in verbs:
         verb.forms.clear()
@@ -150,11 +145,11 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb in VERBS if name_of(verb) not in BY_DESIGN], ids=name_of
+    "verb", [verb for verb in VERBS if verb.name not in BY_DESIGN], ids=lambda verb: verb.name
 )
 def test_the_form_of_the_database_does_what_the_orm_form_does(verb: Verb[..., Any]) -> None:
-    assert SCENARIOS.get(name_of(verb)), "write a scenario for each function with several forms"
-    for scenario in SCENARIOS[name_of(verb)]:
+    assert SCENARIOS.get(verb.name), "write a scenario for each function with several forms"
+    for scenario in SCENARIOS[verb.name]:
         with transaction.atomic():
             act, now = scenario(), database_now()
             seen = []
@@ -170,7 +165,7 @@ def test_the_form_of_the_database_does_what_the_orm_form_does(verb: Verb[..., An
 
 
 def test_the_names_belong_to_functions_with_several_forms() -> None:
-    assert {*SCENARIOS, *BY_DESIGN} == {name_of(verb) for verb in VERBS}
+    assert {*SCENARIOS, *BY_DESIGN} == {verb.name for verb in VERBS}
 
 
 def test_what_a_database_has_is_not_asked_in_vain() -> None:
@@ -626,18 +621,16 @@ def _a_repeated_request() -> Act:
 
 @of("contrib.notifications.capture._insert")
 def _events() -> Act:
-    insert = next(
-        verb for verb in VERBS if name_of(verb) == "contrib.notifications.capture._insert"
-    )
+    insert = next(verb for verb in VERBS if verb.name == "contrib.notifications.capture._insert")
     now = database_now()
     event = {"setting_id": 1, "type": "FAILURE", "subject": "é", "data": {"a": [1.5, None]}}
     rows = [event | {"created_at": now, "due_at": now + timedelta(hours=one)} for one in range(2)]
     return lambda: insert(rows)
 
 
-def _endpoint(key: str, **fields: Any) -> Endpoint:
-    found: Endpoint = Endpoint.objects.unguarded().create(key=key, **fields)
-    return found
+def _endpoint(key: str, **fields: Any) -> None:
+    endpoints_: Any = Endpoint.objects.unguarded()
+    endpoints_.create(key=key, **fields)
 
 
 @of("contrib.callbacks.endpoints._open_endpoint", left_out=("Task",))
@@ -655,4 +648,9 @@ def _answers_of_endpoints() -> Act:
     hour = timedelta(hours=1)
     _endpoint("failed", failures=3, openings=1, open_until=database_now() + hour)
     _endpoint("gone", gone_at=database_now() - 48 * hour)
-    return lambda: [endpoints.succeeded(key) for key in ("failed", "gone", "none")]
+
+    def act() -> None:
+        for key in ("failed", "gone", "none"):
+            endpoints.succeeded(key)
+
+    return act
