@@ -17,8 +17,8 @@ from django.utils.dateparse import parse_datetime
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import config
-from django_durable_tasks.limits.scopes import scope_of_tenant, share_of, workers_of
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, QueueControl
+from django_durable_tasks.limits.scopes import share_of, workers_of
+from django_durable_tasks.models import Node, QueueControl
 from django_durable_tasks.models.fields import InstantField
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.background_refresh import Refresher
@@ -267,17 +267,9 @@ def places_of_customer(
     queue: str, tenant_id: int, current: config.LimitConfig, fleet_now: Fleet | None = None
 ) -> int | None:
     """Return how many tasks of a queue this tenant may have QUEUED and RUNNING because it is one of
-    several; None without such a limit.
-
-    The default tenant has none, and a tenant with a concurrency limit of its own, and no tenant in
-    a queue with a concurrency limit, whose shares are parts of that limit. ``fleet_now``: the
-    workers, if the caller has read them.
+    several; None without such a limit. ``fleet_now``: the workers, if the caller has read them.
     """
-    if tenant_id == DEFAULT_TENANT_ID or not current.tenants:
-        return None
-    if any(current.of(scope).places is not None for scope in current.wide(queue)):
-        return None
-    if current.of(scope_of_tenant(tenant_id)).places is not None:
+    if not current.shares_processes(queue, tenant_id):
         return None
     if fleet_now is None:
         fleet_now = process_state.of(LastSnapshot).with_recent_fleet().fleet

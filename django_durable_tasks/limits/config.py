@@ -144,6 +144,20 @@ class LimitConfig:
             found.append(limits_scopes.scope_of_key(limit_key))
         return found
 
+    def shares_processes(self, queue: str, tenant_id: int) -> bool:
+        """Return whether this tenant may occupy a part of the processes of a queue only, because it
+        is one of several.
+
+        The default tenant may have all, and a tenant with a concurrency limit of its own. In a
+        queue with a concurrency limit the shares are parts of that limit.
+        """
+        return (
+            self.tenants
+            and tenant_id != DEFAULT_TENANT_ID
+            and all(self.of(scope).places is None for scope in self.wide(queue))
+            and self.of(limits_scopes.scope_of_tenant(tenant_id)).places is None
+        )
+
     def freed(self, name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
         """Return the scopes in which the end of such a task frees capacity for tasks that wait.
 
@@ -152,11 +166,14 @@ class LimitConfig:
         """
         if self.wide(queue):
             return []
-        return [
+        found = [
             scope
             for scope in self.narrow(name, tenant_id, limit_key)
             if (one := self.among(scope, [name])).places is not None and one.rate is None
         ]
+        if self.shares_processes(queue, tenant_id):
+            found.append(limits_scopes.scope_of_share(queue, tenant_id))
+        return found
 
     def takes_turns(self, queue: str) -> bool:
         """Whether tenants are served round-robin in this queue: it has a rate, or all queues have

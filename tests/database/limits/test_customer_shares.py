@@ -17,9 +17,12 @@ from django_durable_tasks.limits import backpressure
 from django_durable_tasks.limits.backpressure import FastPath
 from django_durable_tasks.limits.scopes import workers_of
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
+from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import transitions
+from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
+from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
 
@@ -79,6 +82,32 @@ def test_a_customer_below_its_share_takes_the_fast_path(concurrency: int) -> Non
     assert not path.is_open(NOOP, QUEUE, noisy)
     assert path.is_open(NOOP, QUEUE, quiet)
     assert path.is_open(NOOP, QUEUE, DEFAULT_TENANT_ID)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("concurrency", [2, 6])
+def test_the_end_of_a_customer_s_run_publishes_its_next_waiting_task(concurrency: int) -> None:
+    _a_worker(concurrency)
+    most, tenant_id = max(1, concurrency // 2), a_tenant().pk
+    many_tasks(most + 3, tenant_id=tenant_id, due=-9)
+    claim()
+    left = most + 3
+    while left:
+        assert _under_way() == {tenant_id: min(left, most)}
+        deliver(Task.objects.queued().order_by("pk")[0])
+        left -= 1
+    assert Task.objects.filter(status=Status.SUCCESS).count() == most + 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_scheduler_looks_rarely_while_customers_wait_for_the_ends_of_their_runs() -> None:
+    _a_worker(2)
+    many_tasks(3, tenant_id=a_tenant().pk, due=-9)
+    claim()
+    scheduler = Scheduler("looks")
+    scheduler.dispatching.poll_soon()
+    assert scheduler.releasing.round() == 1.0
+    dedicated.close_all()
 
 
 @pytest.mark.django_db(transaction=True)
