@@ -35,6 +35,7 @@ examples:
   python -m benchmarks lag --peers celery,oban                 how late one-off tasks start, at 100 to 1,000/s
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks lanes --peers none                      each mechanism for speed, with and without it
+  python -m benchmarks neighbour --peers none                  how late a tenant's tasks start beside another's
   python -m benchmarks limit --peers none                      short tasks per second with max_concurrency=4
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
   python -m benchmarks large -n 10000000                       claim, start and end beside 10 M and 10 M rows

@@ -99,6 +99,7 @@ PARTS = (
     ),
     Part("lanes", "each mechanism for speed, with and without it", 1_000, 100, 3, 240, peers=()),
     Part("limit", "short tasks with max_concurrency=4", 200, 20, 1, 20),
+    Part("neighbour", "a tenant beside one that is loud", 200, 20, 1, 110, peers=()),
     Part("graph", "fan-in and fan-out", 10_000, 50, 1, 120, ("chain", "validate")),
     Part("queues", "one poll with due tasks in many queues", 1_000, 50, 1, 25, ("tenants: 20",)),
     Part("claim", "a claim beside a large table", 1_000_000, 20_000, 1, 25),

@@ -18,6 +18,7 @@ from benchmarks.lanes import lanes
 from benchmarks.large_tables import LargeTables
 from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
+from benchmarks.neighbour import neighbour
 from benchmarks.recurring import recurring
 from benchmarks.stage import SLOW, Stage, a_contender, database_queues
 from benchmarks.web_programme import admin, api
@@ -32,6 +33,7 @@ DEFAULT_N = {
     "lag": 2_000,
     "lanes": 2_000,
     "limit": 400,
+    "neighbour": 200,
     "claim": 1_000_000,
     "large": 1_000_000,
     "queues": 1_000,
@@ -278,6 +280,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "lag": lag,
     "lanes": lanes,
     "limit": limit,
+    "neighbour": neighbour,
     "claim": claim,
     "large": large,
     "queues": queues,
