@@ -265,7 +265,7 @@ class Alert(GuardedModel):
     leader sends neither event again. ``subject`` is the queue, schedule or host.
     """
 
-    instead: ClassVar[str] = "The leader's job watch_alerts writes it."
+    instead: ClassVar[str] = "deliveries.watch_alerts(...), a job of the leader, writes it."
 
     id = models.BigAutoField(primary_key=True)
     kind = ExactCharField(_("kind"), max_length=30)
