@@ -119,14 +119,15 @@ _CATCH_UP = {
 def _columns_of(group: Any, texts: Mapping[str, str]) -> None:
     """Declare options of schedules that are columns."""
     for option, text in texts.items():
-        column = RecurringTask._meta.get_field(COLUMNS.get(option, option))
+        column: Any = RecurringTask._meta.get_field(COLUMNS.get(option, option))
         described: dict[str, Any] = {"choices": CHOICES.get(option) and [*CHOICES[option]]}
         if isinstance(column, FloatField):
             described |= {"type": float, "metavar": "SECONDS"}
         elif isinstance(column, IntegerField):
             described |= {"type": int, "metavar": "N"}
         if column.has_default() and "default:" not in text:
-            text += f" (default: {column.default})"
+            default = column.default
+            text += f" (default: {f'{default:g}' if isinstance(default, float) else default})"
         group.add_argument(f"--{option.replace('_', '-')}", help=text, **described)
 
 
@@ -180,7 +181,7 @@ def _keywords(options: Options) -> dict[str, Any]:
         return {**keywords, "interval": float(interval[1]) * _UNITS[interval[2]]}
     if period := _PERIOD.fullmatch(every):
         return {**keywords, "every": period[2], "count": int(period[1] or 1)}
-    refuse(
+    return refuse(
         f"--every {every!r}: give 90, 15m, 2h or 1d for elapsed time, or day, week, '2 months',"
         " quarter, year."
     )
@@ -332,9 +333,8 @@ def preview(options: Options, out: Output) -> int:
 
     def fires(draft: ScheduleDraft) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        following, cursor = draft.agenda.next, start - TICK
-        if backwards:
-            following, cursor = draft.agenda.previous, start
+        following = draft.agenda.previous if backwards else draft.agenda.next
+        cursor = start if backwards else start - TICK
         while len(rows) < most and (run := following(cursor)) is not None:
             if end is not None and run.at > end and not backwards:
                 break
@@ -368,11 +368,9 @@ def preview(options: Options, out: Output) -> int:
 def _compare(
     before: list[dict[str, Any]], after: list[dict[str, Any]], options: Options, out: Output
 ) -> None:
-    times = {fire["effective"] for fire in before}, {fire["effective"] for fire in after}
-    rows = [
-        {**fire, "change": "same" if fire["effective"] in times[0] else "new"} for fire in after
-    ]
-    rows += [{**fire, "change": "gone"} for fire in before if fire["effective"] not in times[1]]
+    old, new = ({fire["effective"] for fire in fires} for fires in (before, after))
+    rows = [{**fire, "change": "same" if fire["effective"] in old else "new"} for fire in after]
+    rows += [{**fire, "change": "gone"} for fire in before if fire["effective"] not in new]
     rows.sort(key=lambda row: row["effective"], reverse=options["previous"])
     out.emit({"before": before, "after": after}, _listed(("change", *_FIRE), rows))
 
@@ -420,8 +418,7 @@ def simulate(options: Options, out: Output) -> int:
         drafts = {"schedule": before} if after is None else {"before": before, "after": after}
     results = {title: _simulated(draft, start, end) for title, draft in drafts.items()}
     texts = [_result_text(title, results[title], draft.row) for title, draft in drafts.items()]
-    out.emit({"outage": {"from": start, "to": end}, **results}, "\n\n".join(texts))
-    return OK
+    return out.emit({"outage": {"from": start, "to": end}, **results}, "\n\n".join(texts))
 
 
 def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str, Any]:
@@ -523,8 +520,7 @@ def dst_report(options: Options, out: Output) -> int:
             rows += _touched(row, changes[row.time_zone], calendars, out)
     remarks = [f"  {row['name']}: {row['remark']}" for row in rows]
     lines = [table(_DST, rows, "no schedule is touched"), *(["", *remarks] if remarks else [])]
-    out.emit(rows, "\n".join(lines))
-    return OK
+    return out.emit(rows, "\n".join(lines))
 
 
 def _of_wall_clocks() -> RecurringTaskQuerySet:
@@ -592,8 +588,7 @@ def tzdata(options: Options, out: Output) -> int:
         for moved in recompute.moved_fire_times(options["limit"])
     ]
     text = f"tzdata {tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
-    out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
-    return OK
+    return out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
 
 
 # explain ------------------------------------------------------------------------------------------
@@ -612,5 +607,4 @@ def explain(options: Options, out: Output) -> int:
     """
     row = named(options)
     account = hidden(row.explain(options["at"]))
-    out.emit({"name": row.name, "at": options["at"], "account": account}, account)
-    return OK
+    return out.emit({"name": row.name, "at": options["at"], "account": account}, account)

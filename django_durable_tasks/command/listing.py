@@ -10,14 +10,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
 from django.db.models import Count, F
 
-from django_durable_tasks import conf, registry
-from django_durable_tasks.audit import OBJECT_TYPES, of_task
+from django_durable_tasks.audit import OBJECT_TYPES, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import (
     OPEN,
@@ -35,10 +33,12 @@ from django_durable_tasks.command.schedules import (
     schedules,
     tenant_of_schedule,
 )
+from django_durable_tasks.command.status import COUNTS, OF_NODE
 from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
+    columns_of,
     details,
     facts_of,
     filtered,
@@ -55,9 +55,9 @@ from django_durable_tasks.command.tasks import (
     tasks,
 )
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.masking import masked_positional
 from django_durable_tasks.models import (
     AuditEntry,
+    DeadLetter,
     Node,
     OccurrenceOverride,
     OccurrenceRecord,
@@ -96,52 +96,11 @@ _SCHEDULE = (
     "runs_count",
     "status_reason",
 )
-_MORE_OF_SCHEDULE = (
-    "id",
-    "queue",
-    "timetable",
-    "max_runs",
-    "overlap",
-    "catch_up_mode",
-    "source",
-)
+_MORE_OF_SCHEDULE = ("id", "queue", "timetable", "max_runs", "overlap", "catch_up_mode", "source")
 _LETTER = ("id", "task_id", "name", "reason", "fingerprint", "attempts", "created_at", "state")
-_LETTER_FACTS = (
-    "id",
-    "reason",
-    "fingerprint",
-    "created_at",
-    "resolved_at",
-    "resolution",
-    "resolved_by",
-    "comment",
-)
-_QUEUE = (
-    "queue",
-    "pending",
-    "due",
-    "limited",
-    "queued",
-    "unanswered",
-    "running",
-    "late",
-    "oldest_due_at",
-    "workers",
-    "concurrency",
-    "paused_by",
-    "reason",
-)
-_NODE = (
-    "name",
-    "kind",
-    "host",
-    "pid",
-    "pool",
-    "concurrency",
-    "queues",
-    "last_seen_at",
-    "stopped_at",
-)
+_OF_LETTER = columns_of(DeadLetter, "tenant", "args", "kwargs")
+_QUEUE = ("queue", *COUNTS, "oldest_due_at", "workers", "concurrency", "paused_by", "reason")
+_NODE = (*OF_NODE, "queues", "last_seen_at", "stopped_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +125,7 @@ class _Listing:
 def _letters(options: Options) -> Any:
     letters = dead_letters() if options["all"] else dead_letters().open()
     names = {"name": F("task__name"), "queue": F("task__queue")}
-    return letters.values(*_LETTER_FACTS, "task_id", "attempts", "error_message", **names)
+    return letters.values(*_OF_LETTER, **names)
 
 
 def _queues(options: Options) -> list[dict[str, Any]]:
@@ -285,8 +244,7 @@ def list_rows(options: Options, out: Output) -> int:
     found = listing.rows(options)
     if listing.key is None:
         rows = [listing.row(row) for row in found[: options["limit"]]]
-        out.emit(rows, table(listing.columns, rows))
-        return OK
+        return out.emit(rows, table(listing.columns, rows))
     if after is not None:
         if not isinstance(after, listing.key):
             refuse(f"--after {listing.key_is}.")
@@ -296,8 +254,7 @@ def list_rows(options: Options, out: Output) -> int:
         {name: hidden(value) for name, value in listing.row(row).items()}
         for row in found[: options["limit"]]
     ]
-    out.page(rows, listing.columns, options)
-    return OK
+    return out.page(rows, listing.columns, options)
 
 
 # show: a task -------------------------------------------------------------------------------------
@@ -314,6 +271,9 @@ _TIMELINE = (
     "seconds",
     "worker",
     "error_message",
+)
+_LETTER_OF_TASK = columns_of(
+    DeadLetter, "tenant", "task", "args", "kwargs", "error_message", "attempts"
 )
 # What ``graph`` shows of a task.
 _IN_GRAPH = (
@@ -365,18 +325,18 @@ def show(options: Options, out: Output) -> int:
         return _show_schedule(schedule, out)
     if key is None:
         refuse(f"{text!r} is not the id of a task (a UUID), and no recurring task has that name.")
-    refuse(f"There is no task and no workflow run {text}: it never was, or its retention is over.")
+    return refuse(
+        f"There is no task and no workflow run {text}: it never was, or its retention is over."
+    )
 
 
 def _show_task(task: Task, out: Output) -> int:
     """Show the row, its attempts and dead letters, with secrets masked."""
     why = [sentence.text for sentence in sentences(task)]
-    facts = facts_of(task, without=_IN_GRAPH)
-    facts["args"] = masked_positional(
-        task.args, _parameters(task.name), conf.settings().SECRET_NAMES
-    )
+    facts = facts_of(task, *_IN_GRAPH)
+    facts |= masked_arguments(task.name, task.args, task.kwargs)
     logs = [
-        {**facts_of(log, without=("tenant",)), "seconds": log.duration}
+        {**facts_of(log, "tenant"), "seconds": log.duration}
         for log in task.executions.using(task._state.db).order_by("pk")
     ]
     graph = _graph_of(task)
@@ -384,7 +344,7 @@ def _show_task(task: Task, out: Output) -> int:
     audit_entries = [
         {name: getattr(entry, name) for name in _AUDIT_OF_TASK} for entry in of_task(task)
     ]
-    letters = list(task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_FACTS))
+    letters = list(task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_OF_TASK))
     timeline = [
         {**log, "seconds": None if log["seconds"] is None else round(log["seconds"], 3)}
         for log in logs
@@ -398,28 +358,11 @@ def _show_task(task: Task, out: Output) -> int:
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
     for name, (_read, columns) in TASK_TABLES.items():
         lines += ["", table(columns, optional[name])] if optional[name] else []
-    lines += ["", table(_LETTER_FACTS, letters)] if letters else []
+    lines += ["", table(_LETTER_OF_TASK, letters)] if letters else []
     lines += ["", table(_AUDIT_OF_TASK, audit_entries)] if audit_entries else []
     data = {"why": why[0], "sentences": why, **facts, "graph": graph, "executions": logs}
     data |= {**optional, "audit": audit_entries, "dead_letters": letters}
-    out.emit(data, "\n".join(lines))
-    return OK
-
-
-def _parameters(name: str) -> list[str] | None:
-    """Return the names of the positional parameters; None if the task is not registered, so that
-    every value is masked.
-    """
-    known = registry.find(name)
-    if known is None:
-        return None
-    positional = (
-        Parameter.POSITIONAL_ONLY,
-        Parameter.POSITIONAL_OR_KEYWORD,
-        Parameter.VAR_POSITIONAL,
-    )
-    parameters = known.signature.parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind in positional]
+    return out.emit(data, "\n".join(lines))
 
 
 def _graph_of(task: Task) -> dict[str, Any]:
@@ -514,26 +457,18 @@ def _show_run(run: WorkflowRun, out: Output) -> int:
     lines += ["", f"open, the first {_FEW_STEPS}:", table(_STEP, opened)] if opened else []
     lines += ["", "runs inside:", table((*_RUN, "reason"), inside)] if inside else []
     facts |= {"inside": inside, "statuses": statuses, "open_tasks": opened, "failed_tasks": failed}
-    out.emit(facts, "\n".join(lines))
-    return OK
+    return out.emit(facts, "\n".join(lines))
 
 
 _FIRE = ("nominal", "effective", "remarks")
 _OVERRIDE = ("fire_time", "action", "move_to", "reason", "by")
+_OF_ENTRY = columns_of(OccurrenceRecord, "id", "tenant", "recurring_task")
 _LEDGER = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
-_MORE_OF_LEDGER = (
-    "blocked_by",
-    "effective_at",
-    "count_is_exact",
-    "request_id",
-    "term",
-    "created_at",
-)
 
 
 def _show_schedule(row: RecurringTask, out: Output) -> int:
     """Show the row, its next fires, its overrides and the last entries of its ledger."""
-    facts = {**facts_of(row, without=("declaration",)), "schedule": _in_words(row.timetable)}
+    facts = {**facts_of(row, "declaration"), "schedule": _in_words(row.timetable)}
     fires, facts["problem"] = [], ""
     try:
         upcoming = explain.upcoming(row, _FEW_FIRES, database_now())
@@ -553,14 +488,13 @@ def _show_schedule(row: RecurringTask, out: Output) -> int:
     lines += ["", "overrides:", table(_OVERRIDE, overrides)] if overrides else []
     lines += ["", "last ledger entries:", table(_LEDGER, entries)]
     facts |= {"overrides": overrides, "next_fires": fires, "ledger": entries}
-    out.emit(facts, "\n".join(lines))
-    return OK
+    return out.emit(facts, "\n".join(lines))
 
 
 def _ledger_of(row: RecurringTask) -> Any:
     """Return the ledger of a recurring task, the newest entry first."""
     entries = OccurrenceRecord.objects.using(database()).filter(recurring_task=row.pk)
-    return entries.order_by("-fire_time", "-pk").values(*_LEDGER, *_MORE_OF_LEDGER)
+    return entries.order_by("-fire_time", "-pk").values(*_OF_ENTRY)
 
 
 # graph, ledger, audit -----------------------------------------------------------------------------
@@ -634,8 +568,9 @@ def ledger(options: Options, out: Output) -> int:
     """
     lookups = {"outcome": "outcome", "before": "fire_time__lt"}
     rows = list(filtered(_ledger_of(named(options)), options, lookups)[: options["limit"]])
-    out.page(rows, _LEDGER, options, nothing="no ledger entries", after="--before", key="fire_time")
-    return OK
+    return out.page(
+        rows, _LEDGER, options, nothing="no ledger entries", after="--before", key="fire_time"
+    )
 
 
 _AUDIT = ("id", "at", "operation", "object_type", "object_id", "count", "actor", "source", "reason")
@@ -668,7 +603,6 @@ def audit(options: Options, out: Output) -> int:
     entries = filtered(AuditEntry.objects.using(database()), options, lookups)
     if options["object"] is not None:
         entries = entries.filter(object_type__in=OBJECT_TYPES)
-    columns = (*_AUDIT, "address", "before", "after")
+    columns = columns_of(AuditEntry, "tenant", "object_ids")
     rows = list(entries.order_by("-pk").values(*columns)[: options["limit"]])
-    out.page(rows, _AUDIT, options, nothing="there are no such entries")
-    return OK
+    return out.page(rows, _AUDIT, options, nothing="there are no such entries")

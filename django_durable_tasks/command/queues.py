@@ -44,13 +44,12 @@ def pause(options: Options, out: Output) -> int:
         pause mail --reason 'the mail server is being moved'
         pause --recurring nightly-report --reason 'month end' --until 2026-12-01T06:00:00Z
     """
-    data = {"command": "pause", "paused": True, "reason": options["reason"]}
+    data = {"paused": True, "reason": options["reason"]}
     if options["recurring"] is not None:
         row = schedule_named(options["recurring"], options["tenant"])
         outcome = perform(lifecycle.pause, row, options)
         data |= {"recurring": row.name, "until": options["until"]}
-        out.emit(data, f"{row.name}: {outcome.message}")
-        return OK
+        return out.report(f"{row.name}: {outcome.message}", **data)
     if options["until"] is not None or options["tenant"] is not None:
         refuse("--until and --tenant need --recurring.")
     queue = options["queue"]
@@ -60,8 +59,7 @@ def pause(options: Options, out: Output) -> int:
         out.note(
             f"No task waits in queue {queue!r} and no worker consumes it. It is paused anyway."
         )
-    out.emit({**data, "queue": queue}, outcome.message)
-    return OK
+    return out.report(outcome.message, **data, queue=queue)
 
 
 @subcommand(_queue_or_schedule, tenant_of_schedule, operations=(queues.resume, lifecycle.resume))
@@ -85,8 +83,8 @@ def resume(options: Options, out: Output) -> int:
             refuse("--run-missed, --pace and --tenant need --recurring.")
         outcome = perform(queues.resume, options["queue"], options)
         data, text = {"queue": options["queue"]}, outcome.message
-    out.emit({"command": "resume", **data, "resumed": bool(outcome.changed)}, text)
-    return OK if outcome.changed else REFUSED
+    code = OK if outcome.changed else REFUSED
+    return out.report(text, code, **data, resumed=bool(outcome.changed))
 
 
 @subcommand(
@@ -114,24 +112,26 @@ def republish(options: Options, out: Output) -> int:
     ).value
     if options["dry_run"]:
         lines = [f"{queue}: {number} messages" for queue, number in result.queued.items()]
-        data = {"command": "republish", "dry_run": True, "would_republish": result.queued}
-        out.emit(data, "\n".join(lines) or "nothing is queued")
-        return OK
+        text = "\n".join(lines) or "nothing is queued"
+        return out.report(text, dry_run=True, would_republish=result.queued)
     done = result.published.total()
-    data = {"command": "republish", "republished": dict(result.published)}
+    data = {"republished": dict(result.published)}
     if result.error:
         out.note(
             f"The broker does not accept messages ({result.error}). The tasks are published again"
             " when it does."
         )
         text = f"{done} of {sum(result.queued.values())} messages published"
-        out.emit({**data, "complete": False}, text)
-        return UNHEALTHY
+        return out.report(text, UNHEALTHY, **data, complete=False)
     for queue, number in result.rejected.items():
         out.note(f"The broker rejects the messages of queue {queue}: {number} tasks wait.")
-    data |= {"rejected": dict(result.rejected), "complete": not result.rejected}
-    out.emit(data, f"{done} messages published")
-    return UNHEALTHY if result.rejected else OK
+    return out.report(
+        f"{done} messages published",
+        UNHEALTHY if result.rejected else OK,
+        **data,
+        rejected=dict(result.rejected),
+        complete=not result.rejected,
+    )
 
 
 @subcommand(operations=(retention.prune_all,))
@@ -146,12 +146,9 @@ def prune(options: Options, out: Output) -> int:
     outcome = perform(retention.prune_all, None, options, dry_run=dry_run, progress=out.note)
     if dry_run:
         lines = [f"{status}: {number} tasks" for status, number in outcome.value.items()]
-        data = {"command": "prune", "dry_run": True, "would_delete": outcome.value}
-        out.emit(data, "\n".join(lines) or "no retention is set: nothing is deleted")
-        return OK
-    deleted = outcome.changed
-    out.emit({"command": "prune", "deleted": deleted}, f"{deleted} tasks deleted")
-    return OK
+        text = "\n".join(lines) or "no retention is set: nothing is deleted"
+        return out.report(text, dry_run=True, would_delete=outcome.value)
+    return out.report(f"{outcome.changed} tasks deleted", deleted=outcome.changed)
 
 
 _LIMIT = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "waiting")
@@ -179,18 +176,15 @@ def limit(options: Options, out: Output) -> int:
     inspect.load_tasks()
     if options["action"] == "list":
         rows = [dataclasses.asdict(usage) for usage in operator_limits.limit_usages()]
-        out.emit(rows, table(_LIMIT, rows, "nothing is limited"))
-        return OK
+        return out.emit(rows, table(_LIMIT, rows, "nothing is limited"))
     scope = options["scope"] or refuse(f"Name the scope: {SCOPE_FORMS}.")
-    data = {"command": "limit", "scope": scope}
     if options["action"] == "set":
         outcome = perform(operator_limits.set_limit, scope, options)
-        data |= {**values(options, operator_limits.set_limit), "reason": options["reason"]}
-        out.emit(data, outcome.message)
-        return OK
+        fields = values(options, operator_limits.set_limit)
+        return out.report(outcome.message, scope=scope, **fields, reason=options["reason"])
     outcome = perform(operator_limits.remove_limit, scope, options)
-    out.emit({**data, "removed": bool(outcome.changed)}, outcome.message)
-    return OK if outcome.changed else REFUSED
+    removed = bool(outcome.changed)
+    return out.report(outcome.message, OK if removed else REFUSED, scope=scope, removed=removed)
 
 
 # Characters of the bar in front of the numbers.
@@ -218,19 +212,18 @@ def rotate_keys(options: Options, out: Output) -> int:
         key_rotation.rotate_keys, None, options, dry_run=dry_run, progress=progress
     ).value
     remain = sum(result.remaining.values())
-    data = {
-        "command": "rotate-keys",
-        "dry_run": dry_run,
-        "changed": result.changed,
-        "failed": result.failed,
-        "remaining": result.remaining,
-        "error": result.error,
-    }
     lines = [] if dry_run else [f"{result.changed} rows were encrypted again."]
     lines += [f"{name}: {number} rows remain" for name, number in result.remaining.items()]
     if result.error:
         lines.append(f"{result.failed} rows could not be decrypted. The first: {result.error}")
     elif not remain:
         lines.append("All encrypted rows have the first key: the others can be removed.")
-    out.emit(data, "\n".join(lines))
-    return UNHEALTHY if remain and not dry_run else OK
+    return out.report(
+        "\n".join(lines),
+        UNHEALTHY if remain and not dry_run else OK,
+        dry_run=dry_run,
+        changed=result.changed,
+        failed=result.failed,
+        remaining=result.remaining,
+        error=result.error,
+    )

@@ -111,11 +111,14 @@ def run_now(options: Options, out: Output) -> int:
     """
     row = named(options)
     task = perform(manual_runs.trigger_now, row, options).value
-    data = {"task": task.pk, "status": task.status, "held": task.is_waiting}
     waits = ", waiting until earlier runs with its overlap key have ended"
-    text = f"{row.name} runs as task {task.pk} ({task.status}{waits if task.is_waiting else ''})"
-    out.emit({"command": "run-now", "name": row.name, **data}, text)
-    return OK
+    return out.report(
+        f"{row.name} runs as task {task.pk} ({task.status}{waits if task.is_waiting else ''})",
+        name=row.name,
+        task=task.pk,
+        status=task.status,
+        held=task.is_waiting,
+    )
 
 
 @subcommand(*NAMED, operations=(lifecycle.snooze,))
@@ -127,9 +130,7 @@ def snooze(options: Options, out: Output) -> int:
     """
     row = named(options)
     outcome = perform(lifecycle.snooze, row, options)
-    data = {"command": "snooze", "name": row.name, "until": row.paused_until}
-    out.emit(data, f"{row.name}: {outcome.message}")
-    return OK
+    return out.report(f"{row.name}: {outcome.message}", name=row.name, until=row.paused_until)
 
 
 @subcommand(
@@ -170,19 +171,17 @@ def override(options: Options, out: Output) -> int:
         override nightly-report 2026-12-25T02:30:00Z --remove
     """
     row, when = named(options), options["fire_time"]
-    data = {"command": "override", "name": row.name, "fire_time": when}
+    data = {"name": row.name, "fire_time": when}
     if options["remove"]:
         outcome = perform(lifecycle.withdraw_override, row, options)
-        removed = bool(outcome.changed)
-        out.emit({**data, "removed": removed}, f"{row.name}: {outcome.message}")
-        return OK if removed else REFUSED
+        removed, text = bool(outcome.changed), f"{row.name}: {outcome.message}"
+        return out.report(text, OK if removed else REFUSED, **data, removed=removed)
     options = {**options, "action": options["action"] or Action.MOVE}
     made = perform(lifecycle.override, row, options).value
     where = f" to {plain(made.move_to)}" if made.move_to else ""
     data |= {"action": made.action, "move_to": made.move_to, "next_run_at": row.next_run_at}
     text = f"{row.name}: {made.action} {plain(when)}{where}. Next run: {plain(row.next_run_at)}"
-    out.emit(data, text)
-    return OK
+    return out.report(text, **data)
 
 
 _BACKFILLED = ("fire_time", "action", "why", "task_id")
@@ -208,8 +207,7 @@ def backfill(options: Options, out: Output) -> int:
     lines = [f"{'would be: ' if report.dry_run else ''}{text}"]
     lines += [table(_BACKFILLED, steps)] if steps else []
     lines += [report.remark] if report.remark else []
-    out.emit({"command": "backfill", **data, "remark": report.remark}, "\n".join(lines))
-    return OK
+    return out.report("\n".join(lines), **data, remark=report.remark)
 
 
 @subcommand(*NAMED, operations=(lifecycle.cancel,))
@@ -221,9 +219,7 @@ def end_schedule(options: Options, out: Output) -> int:
     """
     row = named(options)
     outcome = perform(lifecycle.cancel, row, options)
-    data = {"command": "end-schedule", "name": row.name, "status": row.status}
-    out.emit(data, f"{row.name}: {outcome.message}")
-    return OK
+    return out.report(f"{row.name}: {outcome.message}", name=row.name, status=row.status)
 
 
 # Calendars ----------------------------------------------------------------------------------------
@@ -305,21 +301,19 @@ def calendars(options: Options, out: Output) -> int:
         queryset = filtered(queryset, options, {"tenant": "tenant__slug"})
         queryset = queryset.annotate(dates=Count("days")).order_by("name", "pk")
         rows = list(queryset.values("id", *_CALENDAR))
-        out.emit(rows, table(_CALENDAR, rows))
-        return OK
+        return out.emit(rows, table(_CALENDAR, rows))
     if act == "import":
         return _import_calendar(options, out)
     if not name:
         refuse("delete needs --name.")
     tenant = tenant_named(options["tenant"]) if options["tenant"] else DEFAULT_TENANT_ID
     row = queryset.filter(name=name, tenant=tenant).first()
-    data = {"command": "calendars", "act": "delete", "name": name}
-    if row is None:
-        out.emit({**data, "deleted": False}, f"There is no calendar {name}.")
-        return REFUSED
-    outcome = perform(calendar_operations.delete, row, options)
-    out.emit({**data, "deleted": bool(outcome.changed)}, outcome.message)
-    return OK if outcome.changed else REFUSED
+    text, deleted = f"There is no calendar {name}.", False
+    if row is not None:
+        outcome = perform(calendar_operations.delete, row, options)
+        text, deleted = outcome.message, bool(outcome.changed)
+    code = OK if deleted else REFUSED
+    return out.report(text, code, act="delete", name=name, deleted=deleted)
 
 
 def _import_calendar(options: Options, out: Output) -> int:
@@ -336,13 +330,14 @@ def _import_calendar(options: Options, out: Output) -> int:
         origin=source,
         tenant=tenant_named(options["tenant"]) if options["tenant"] else None,
     )
-    data = {"name": name, "dates": len(special), "revision": outcome.value.revision}
     years = f"{first} to {first + options['years'] - 1}"
-    out.emit(
-        {"command": "calendars", "act": "import", **data},
+    return out.report(
         f"{name} has {len(special)} dates of {years}. Import it again before they run out.",
+        act="import",
+        name=name,
+        dates=len(special),
+        revision=outcome.value.revision,
     )
-    return OK
 
 
 # ``durable sync``, and the sync of declared schedules after ``migrate`` ---------------------------
@@ -374,8 +369,7 @@ def load_declarations() -> None:
     operations=(sync_schedules.apply,),
 )
 def sync(options: Options, out: Output) -> int:
-    """Show the differences between declared and stored schedules, or remove them by changing the
-    stored ones.
+    """Change stored schedules to what code and settings declare, or show the differences.
 
     Examples:
         sync --dry-run

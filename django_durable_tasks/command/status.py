@@ -21,6 +21,7 @@ from django_durable_tasks.command.subcommand import (
     Options,
     Output,
     cell,
+    facts_of,
     subcommand,
     table,
 )
@@ -31,102 +32,14 @@ from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.tasks.explanations import ago
 
-# ``durable health``: whether a node should be restarted, for liveness probes.
-
-
-_TIMEOUTS = TimeLimits(statement=2.0, lock=1.0, idle=2.0)
-_HEALTH = ("name", "kind", "host", "pid", "state", "fault")
-_OF_NODE = ("name", "kind", "host", "pid", "last_seen_at", "last_scan_at", "last_start_at")
-
-
-@subcommand(
-    one_of(
-        argument(
-            "--node",
-            metavar="NAME",
-            help="the node of this name, as `status` and the admin show it",
-        ),
-        argument("--here", action="store_true", help="every node of this host (the default)"),
-    )
-)
-def health(options: Options, out: Output) -> int:
-    """Check for a liveness probe that the nodes of this host are alive and work; exit with 1 if one
-    must be restarted.
-
-    Examples:
-        health
-        health --here --format json
-        health --node scheduler-a
-    """
-    name = options["node"]
-    wanted = {"name": name} if name else {"host": platform.node()}
-    try:
-        with dedicated_connection(_TIMEOUTS):
-            found = vitals(Node.objects.filter(**wanted))
-    except Error as error:
-        # That is not a reason to restart a process that waits for the database.
-        out.note(f"The database is not available, so the state of the nodes is unknown: {error}")
-        out.emit({"healthy": None, "nodes": []}, "unknown")
-        return OK
-    healthy = bool(found) and not any(vital.fault for vital in found)
-    rows = [
-        {
-            **{column: getattr(vital.node, column) for column in _OF_NODE},
-            "state": vital.state,
-            "fault": vital.fault,
-        }
-        for vital in found
-    ]
-    place = f"no node is named {name}" if name else f"no node runs on {platform.node()}"
-    verdict = "healthy" if healthy else "UNHEALTHY"
-    out.emit({"healthy": healthy, "nodes": rows}, f"{verdict}\n{table(_HEALTH, rows, place)}")
-    return OK if healthy else UNHEALTHY
-
-
 # ``durable status`` -------------------------------------------------------------------------------
 
 
-_QUEUE = (
-    "queue",
-    "pending",
-    "due",
-    "limited",
-    "queued",
-    "unanswered",
-    "running",
-    "late",
-    "oldest_due",
-    "workers",
-    "concurrency",
-    "paused_by",
-    "rejected",
-    "misrouted",
-)
-_NODE = (
-    "name",
-    "kind",
-    "host",
-    "pid",
-    "pool",
-    "concurrency",
-    "running",
-    "queues",
-    "skew",
-    "last_seen_at",
-    "state",
-)
-_MORE_OF_NODE = (
-    "region",
-    "shards",
-    "versions",
-    "active",
-    "last_scan_at",
-    "last_start_at",
-    "draining",
-    "index_state",
-    "wakeups_state",
-    "failing",
-)
+COUNTS = ("pending", "due", "limited", "queued", "unanswered", "running", "late")
+OF_NODE = ("name", "kind", "host", "pid", "pool", "concurrency")
+_OF_QUEUE = ("oldest_due", "workers", "concurrency", "paused_by", "rejected", "misrouted")
+_QUEUE = ("queue", *COUNTS, *_OF_QUEUE)
+_NODE = (*OF_NODE, "running", "queues", "skew", "last_seen_at", "state")
 _REACH = ("name", "index_state", "wakeups_state")
 _ALERT = ("kind", "subject", "detail", "since")
 
@@ -220,10 +133,9 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
             f" {ago(step['since'])} ({step['error']}); see its log."
             for step in node.failing or ()
         ]
-    texts += [
-        f"Node {node.name} missed its heartbeats." for node in seen.nodes if seen.is_silent(node)
-    ]
-    versions = [node.versions for node in seen.nodes if node.versions and not seen.is_silent(node)]
+    silent = [node for node in seen.nodes if seen.is_silent(node)]
+    texts += [f"Node {node.name} missed its heartbeats." for node in silent]
+    versions = [node.versions for node in seen.nodes if node.versions and node not in silent]
     for part in ("package", "tzdata"):
         releases = sorted({str(version.get(part)) for version in versions})
         if len(releases) > 1:
@@ -283,7 +195,7 @@ def _connections(seen: Overview) -> str:
 
 
 def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(node, name, None) for name in (*_NODE, *_MORE_OF_NODE)}
+    row = facts_of(node, "names")
     row["running"] = None if node.active is None else node.active.get("number")
     row["skew"] = None if node.skew is None else round(node.skew, 3)
     states = {
@@ -293,7 +205,7 @@ def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
         "leads": seen.is_led and node == seen.leader,
     }
     state = next((state for state, holds in states.items() if holds), "alive")
-    return {"id": node.pk, **row, "state": state}
+    return {**row, "state": state}
 
 
 @subcommand(
@@ -383,5 +295,59 @@ def status(options: Options, out: Output) -> int:
     ]
     lines += ["", table(_ALERT, alerts)] if alerts else []
     lines += ["", table(_REACH, reach)] if reach else []
-    out.emit(data, "\n".join(lines))
-    return OK if healthy else UNHEALTHY
+    return out.emit(data, "\n".join(lines), OK if healthy else UNHEALTHY)
+
+
+# ``durable health``: whether a node should be restarted, for liveness probes ---------------------
+
+
+# Seconds. A probe must answer before the time limit of the liveness check.
+_TIMEOUTS = TimeLimits(statement=2.0, lock=1.0, idle=2.0)
+_HEALTH = ("name", "kind", "host", "pid", "state", "fault")
+_PROBED = ("name", "kind", "host", "pid", "last_seen_at", "last_scan_at", "last_start_at")
+
+
+@subcommand(
+    one_of(
+        argument(
+            "--node",
+            metavar="NAME",
+            help="the node of this name, as `status` and the admin show it",
+        ),
+        argument("--here", action="store_true", help="every node of this host (the default)"),
+    )
+)
+def health(options: Options, out: Output) -> int:
+    """Check for a liveness probe that the nodes of this host are alive and work; exit with 1 if one
+    must be restarted.
+
+    Examples:
+        health
+        health --here --format json
+        health --node scheduler-a
+    """
+    name = options["node"]
+    wanted = {"name": name} if name else {"host": platform.node()}
+    try:
+        with dedicated_connection(_TIMEOUTS):
+            found = vitals(Node.objects.filter(**wanted))
+    except Error as error:
+        # That is not a reason to restart a process that waits for the database.
+        out.note(f"The database is not available, so the state of the nodes is unknown: {error}")
+        return out.emit({"healthy": None, "nodes": []}, "unknown")
+    healthy = bool(found) and not any(vital.fault for vital in found)
+    rows = [
+        {
+            **{column: getattr(vital.node, column) for column in _PROBED},
+            "state": vital.state,
+            "fault": vital.fault,
+        }
+        for vital in found
+    ]
+    place = f"no node is named {name}" if name else f"no node runs on {platform.node()}"
+    verdict = "healthy" if healthy else "UNHEALTHY"
+    return out.emit(
+        {"healthy": healthy, "nodes": rows},
+        f"{verdict}\n{table(_HEALTH, rows, place)}",
+        OK if healthy else UNHEALTHY,
+    )

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from textwrap import fill
@@ -26,7 +26,19 @@ from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import Operation, OperationResult
 from django_durable_tasks.store.tables import database
 
-# Output of the subcommands: tables for people, JSON for programs, remarks on stderr.
+OK, UNHEALTHY, REFUSED = 0, 1, 2
+EXIT_CODES = (
+    "exit codes:\n"
+    "  0  done; `status`: everything is within its thresholds; `health`: healthy or unknown\n"
+    "  1  `status` exceeded a threshold, `health` found a node to restart, `sync --check`,\n"
+    "     `shadow` or `verify` found something, `check-url` refused the URL, or the database or\n"
+    "     broker does not answer\n"
+    "  2  wrong usage, no such object, nothing could be changed, or `verify` could not check\n"
+)
+Options = Mapping[str, Any]
+
+
+# Output: tables for people, JSON for programs, remarks on stderr ----------------------------------
 
 
 # Characters of a cell. Longer values are cut, so that a table of ten columns stays readable.
@@ -34,18 +46,26 @@ _WIDEST = 80
 
 
 class Output:
-    """The output of a subcommand: ``emit`` writes the answer once, ``note`` writes a remark to
-    stderr.
+    """The output of a subcommand: ``emit`` and ``report`` write the answer, once, ``note`` writes
+    a remark to stderr.
     """
 
-    def __init__(self, stdout: Any, stderr: Any, *, as_json: bool) -> None:
-        self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
+    def __init__(self, command: str, stdout: Any, stderr: Any, *, as_json: bool) -> None:
+        self.command, self.as_json = command, as_json
+        self.stdout, self.stderr = stdout, stderr
 
-    def emit(self, data: Any, text: str) -> None:
-        """Write the answer: the data as JSON, or the text."""
+    def emit(self, data: Any, text: str, code: int = OK) -> int:
+        """Write the answer: the data as JSON, or the text. Return the exit code."""
         content = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
         # Bytes of Redis that are not UTF-8 are surrogates here, which a UTF-8 stream cannot encode.
         self.stdout.write(content.encode(errors="backslashreplace").decode())
+        return code
+
+    def report(self, text: str, /, code: int = OK, **data: Any) -> int:
+        """Write what has changed, or would change: the name of the command and the data as JSON, or
+        the text. Return the exit code.
+        """
+        return self.emit({"command": self.command, **data}, text, code)
 
     def note(self, text: str) -> None:
         """Write a remark to stderr."""
@@ -60,13 +80,16 @@ class Output:
         nothing: str = "nothing",
         after: str = "--after",
         key: str = "id",
-    ) -> None:
-        """Write one page of a list, and how to get the next one if the page is full."""
+    ) -> int:
+        """Write one page of a list, and how to get the next one if the page is full. Return the
+        exit code.
+        """
         self.emit(rows, table(columns, rows, nothing))
         if len(rows) == options["limit"]:
             last = rows[-1][key]
             last = last.isoformat() if isinstance(last, datetime) else last
             self.note(f"There may be more: add {after} {last}")
+        return OK
 
 
 def plain(value: Any) -> Any:
@@ -136,30 +159,25 @@ def hidden(value: Any) -> Any:
     return masked(value, conf.settings().SECRET_NAMES)
 
 
-def facts_of(row: Model, without: Collection[str] = ()) -> dict[str, Any]:
+def columns_of(model: type[Model], *without: str) -> list[str]:
+    """Return the columns of a table for people, except those that only the engine reads: they are
+    not editable.
+    """
+    return [
+        field.attname
+        for field in model._meta.concrete_fields
+        if (field.editable or field.primary_key) and field.name not in without
+    ]
+
+
+def facts_of(row: Model, *without: str) -> dict[str, Any]:
     """Return the columns of a row with their secrets masked, and its tenant by its slug."""
-    facts = {
-        field.attname: hidden(getattr(row, field.attname))
-        for field in row._meta.concrete_fields
-        if field.name not in without
-    }
+    facts = {name: hidden(getattr(row, name)) for name in columns_of(type(row), *without)}
     tenant_id = facts.pop("tenant_id", None)
     return facts if tenant_id is None else {**facts, "tenant": row.tenant.slug}  # type: ignore[attr-defined]
 
 
 # The definition -----------------------------------------------------------------------------------
-
-
-OK, UNHEALTHY, REFUSED = 0, 1, 2
-EXIT_CODES = (
-    "exit codes:\n"
-    "  0  done; `status`: everything is within its thresholds; `health`: healthy or unknown\n"
-    "  1  `status` exceeded a threshold, `health` found a node to restart, `sync --check`,\n"
-    "     `shadow` or `verify` found something, `check-url` refused the URL, or the database or\n"
-    "     broker does not answer\n"
-    "  2  wrong usage, no such object, nothing could be changed, or `verify` could not check\n"
-)
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +292,9 @@ def operator() -> str:
         return f"uid {os.getuid()}"
 
 
-def perform(operation: Operation, subject: Any, options: Options, **more: Any) -> OperationResult:
+def perform(
+    operation: Operation, subject: Any, options: Options, /, **more: Any
+) -> OperationResult:
     """Perform an operation with its fields from the options, by the person and for the reason that
     they name. ``more`` are further arguments of its function, and fields that are no options.
     """

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -174,7 +175,7 @@ def _change(
     """
     if bool(options["ids"]) == _has_filter(options):
         refuse("Select the tasks either by their ids or by filters.")
-    command, ids = options["subcommand"], _task_ids(options["ids"])
+    command, ids = out.command, _task_ids(options["ids"])
     of_letters = operation.target == Target.DEAD_LETTERS
     every: QuerySet[Any] = dead_letters() if of_letters else tasks()
     columns, task, lookups = (
@@ -197,10 +198,8 @@ def _change(
         left = _left_unchanged(ids, chosen)
     if options["dry_run"]:
         lines = [f"{command} would change {len(rows)} rows:", table(columns, rows)]
-        data = {"dry_run": True, "would_change": rows, "left_alone": left}
         text = "\n".join([*(lines if rows else ["nothing would change"]), *_left_lines(left)])
-        out.emit({"command": command, **data}, text)
-        return OK
+        return out.report(text, dry_run=True, would_change=rows, left_alone=left)
     if operation.confirm and not (ids or len(rows) < 2 or options["yes"]):
         _require_confirmation(command, len(rows))
 
@@ -224,8 +223,8 @@ def _change(
             out.note(f"{min(start + size, len(keys))} of {len(keys)}")
     done = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
     text = "\n".join([f"{command}: {done or 'nothing changed'}", *_left_lines(left)])
-    out.emit({"command": command, **counts, "left_alone": left}, text)
-    return REFUSED if ids and not counts.total() else OK
+    code = REFUSED if ids and not counts.total() else OK
+    return out.report(text, code, **counts, left_alone=left)
 
 
 def _require_confirmation(command: str, number: int) -> None:
@@ -237,9 +236,6 @@ def _left_lines(left: Sequence[dict[str, Any]]) -> list[str]:
 
 
 # Operations on graphs -----------------------------------------------------------------------------
-
-
-_GRAPH_CHANGE = ("id", "step", "name", "before", "after", "reason")
 
 
 def _change_graph(
@@ -258,7 +254,7 @@ def _change_graph(
     if operation.confirm and operation.sweeps and not (options["dry_run"] or options["yes"]):
         number = act(True).total
         if number > 1:
-            _require_confirmation(options["subcommand"], number)
+            _require_confirmation(out.command, number)
     return _emit_graph(act(options["dry_run"]), options, out)
 
 
@@ -272,9 +268,8 @@ def _change_named(
     chosen = list(tasks().filter(eligible, pk__in=ids).values_list("pk", flat=True))
     left = _left_unchanged(ids, chosen)
     if not chosen:
-        text = "\n".join([f"{options['subcommand']} changed 0 rows", *_left_lines(left)])
-        out.emit({"command": options["subcommand"], "left_alone": left}, text)
-        return REFUSED
+        text = "\n".join([f"{out.command} changed 0 rows", *_left_lines(left)])
+        return out.report(text, REFUSED, left_alone=left)
     report: GraphReport = perform(
         operation, tasks().filter(pk__in=chosen), options, dry_run=options["dry_run"]
     ).value
@@ -287,8 +282,9 @@ def _emit_graph(
     options: Options,
     out: Output,
     left: Sequence[dict[str, Any]] = (),
-    counts: dict[str, int] | None = None,
+    counts: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
+    columns = ("id", "step", "name", "before", "after", "reason")
     rows = [
         {
             "id": change.task_id,
@@ -300,19 +296,17 @@ def _emit_graph(
         }
         for change in report.changes
     ]
-    stopped, dry_run, data = list(report.stop_requested), options["dry_run"], dict[str, Any]()
-    if dry_run:
-        data |= {"dry_run": True, "would_change": rows, "would_request_stop": stopped}
-    else:
-        data |= {**(counts or {}), "changed": rows, "stop_requested": stopped}
-    head = f"{options['subcommand']} {'would change' if dry_run else 'changed'} {len(rows)} row"
+    stopped, dry_run = list(report.stop_requested), options["dry_run"]
+    head = f"{out.command} {'would change' if dry_run else 'changed'} {len(rows)} row"
     lines = [f"{head}{'' if len(rows) == 1 else 's'}{':' if rows else ''}"]
-    lines += [table(_GRAPH_CHANGE, rows)] if rows else []
+    lines += [table(columns, rows)] if rows else []
     stop = "stop would be requested" if dry_run else "stop was requested"
     lines += [*(f"  {stop}: {key}" for key in stopped), *_left_lines(left)]
-    data = {"command": options["subcommand"], **data, "left_alone": list(left)}
-    out.emit(data, "\n".join(lines))
-    return OK if dry_run or report.total else REFUSED
+    data: dict[str, Any] = {**counts, "changed": rows, "stop_requested": stopped}
+    if dry_run:
+        data = {"dry_run": True, "would_change": rows, "would_request_stop": stopped}
+    code = OK if dry_run or report.total else REFUSED
+    return out.report("\n".join(lines), code, **data, left_alone=list(left))
 
 
 # Subcommands --------------------------------------------------------------------------------------
@@ -397,7 +391,7 @@ _MODES = graph_operations.retry_workflow.modes
 )
 def replay(options: Options, out: Output) -> int:
     """Run ended tasks again, or the tasks of a workflow run, or a task with everything that depends
-    on it. Filters select tasks with an open dead letter unless --status or --key is given.
+    on it; filters select tasks with an open dead letter unless --status or --key is given.
 
     Examples:
         replay 0193b0e0-0000-7000-8000-000000000000

@@ -57,26 +57,28 @@ def api_key(options: Options, out: Output) -> int:
             }
             for row in keys.select_related("tenant").order_by("tenant_id", "name", "pk")[:_MOST]
         ]
-        out.emit(rows, table(_API_KEY, rows, "there are no API keys"))
-        return OK
+        return out.emit(rows, table(_API_KEY, rows, "there are no API keys"))
     if options["action"] == "create":
+        if options["dry_run"]:
+            refuse("--dry-run shows which key `revoke` would revoke.")
         if not options["name"]:
             refuse("Name what uses the key: --name billing.")
         tenant = tenant_named(options["tenant"] or _DEFAULT)
         outcome = perform(access.create_key, tenant, options)
         out.note(outcome.message)
-        data = {"created": outcome.value.row.prefix, "tenant": tenant.slug}
-        text = outcome.value.text
-        out.emit({"command": "api-key", **data, "key": text}, text)
-        return OK
+        row, text = outcome.value.row, outcome.value.text
+        return out.report(text, created=row.prefix, tenant=tenant.slug, key=text)
     if options["key"] is None:
         refuse("Name the key by its first part, for example ddt_live_0a1b2c3d.")
-    identifier = (options["key"].split("_")[2:3] or [options["key"]])[0]
-    outcome = perform(access.revoke_key, keys.filter(identifier=identifier), options)
+    keys = keys.filter(identifier=(options["key"].split("_")[2:3] or [options["key"]])[0])
+    if options["dry_run"]:
+        live = [row.prefix for row in keys.live(estimated_now())]
+        text = f"would revoke: {', '.join(live) or 'nothing'}"
+        return out.report(text, dry_run=True, would_revoke=live)
+    outcome = perform(access.revoke_key, keys, options)
     revoked = bool(outcome.changed)
-    data = {"command": "api-key", "key": options["key"], "revoked": revoked}
-    out.emit(data, outcome.message if revoked else "There is no such live key.")
-    return OK if revoked else REFUSED
+    text = outcome.message if revoked else "There is no such live key."
+    return out.report(text, OK if revoked else REFUSED, key=options["key"], revoked=revoked)
 
 
 @subcommand(
@@ -102,8 +104,7 @@ def quota(options: Options, out: Output) -> int:
         for usage in quotas.usage(tenant)
     ]
     rows.append(requests)
-    out.emit(rows, table(("quota", "limit", "used"), rows))
-    return OK
+    return out.emit(rows, table(("quota", "limit", "used"), rows))
 
 
 @subcommand(
@@ -155,5 +156,4 @@ def _list_staff(out: Output) -> int:
         for user in access.unlimited_users(_MOST)
     ]
     columns = ("user", "tenant", "assigned_by", "reason")
-    out.emit(rows, table(columns, rows, "there are no staff users"))
-    return OK
+    return out.emit(rows, table(columns, rows, "there are no staff users"))

@@ -33,8 +33,8 @@ _LOOKUP_TIMEOUT = 10.0
 
 @subcommand(argument("url", metavar="URL"))
 def check_url(options: Options, out: Output) -> int:
-    """Check whether an HTTP callback to a URL would be sent, with the reason for each address of its
-    host; exit with 1 if it would be refused. No request is sent.
+    """Check whether an HTTP callback to a URL would be sent, with the reason for each address of
+    its host; exit with 1 if it would be refused.
 
     Examples:
         check-url https://hooks.example.com/orders
@@ -54,8 +54,11 @@ def check_url(options: Options, out: Output) -> int:
     text = f"REFUSED: {reason}" if reason else "allowed"
     if rows:
         text = f"{text}\n{table(('address', 'refused'), rows)}"
-    out.emit({"allowed": not reason, "reason": reason, "addresses": rows}, text)
-    return UNHEALTHY if reason else OK
+    return out.emit(
+        {"allowed": not reason, "reason": reason, "addresses": rows},
+        text,
+        UNHEALTHY if reason else OK,
+    )
 
 
 @subcommand(
@@ -78,8 +81,7 @@ def signing_secret(options: Options, out: Output) -> int:
     found = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
-    out.emit({"secrets": found}, "\n".join(found))
-    return OK
+    return out.emit({"secrets": found}, "\n".join(found))
 
 
 # The requests of a task in ``durable show``.

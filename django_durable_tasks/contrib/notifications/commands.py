@@ -80,8 +80,7 @@ def _list(options: Options, out: Output) -> int:
         }
         for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]
     ]
-    out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
-    return OK
+    return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
 
 
 def _to(row: NotificationSetting) -> Any:
@@ -106,8 +105,7 @@ def _test(options: Options, out: Output) -> int:
     result = _awaited(outcome.value, options["wait"])
     shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
     text = _sentence(outcome.value, result)
-    out.emit(shown, text)
-    return OK if result["sent"] else UNHEALTHY
+    return out.emit(shown, text, OK if result["sent"] else UNHEALTHY)
 
 
 def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:

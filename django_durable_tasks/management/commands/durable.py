@@ -60,10 +60,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand and exit with its code."""
-        out = Output(self.stdout, self.stderr, as_json=options["format"] == "json")
+        subcommand = SUBCOMMANDS[options["subcommand"]]
+        as_json = options["format"] == "json"
+        out = Output(subcommand.name, self.stdout, self.stderr, as_json=as_json)
         try:
             with acting(AuditSource.COMMAND, operator()):
-                code = SUBCOMMANDS[options["subcommand"]].run(options, out)
+                code = subcommand.run(options, out)
         except (DurableTasksError, InvalidSetting) as refused:
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:
