@@ -61,7 +61,7 @@ class Output:
         self.stdout.write(content.encode(errors="backslashreplace").decode())
         return code
 
-    def report(self, text: str, /, code: int = OK, **data: Any) -> int:
+    def report(self, text: str, code: int = OK, /, **data: Any) -> int:
         """Write what has changed, or would change: the name of the command and the data as JSON, or
         the text. Return the exit code.
         """
@@ -113,7 +113,7 @@ def cell(value: Any) -> str:
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
-    line = " ".join(str(value).partition("\n")[0].split())
+    line = " ".join(str(value).strip().partition("\n")[0].split())
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
 
