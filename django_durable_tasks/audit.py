@@ -182,7 +182,7 @@ def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
     parameters; all positional values if this process does not know the task.
     """
     task, names = registry.find(name), conf.settings().SECRET_NAMES
-    parameters = None if task is None else list(task.signature.parameters)
+    parameters = None if task is None else task.positional_parameters
     return {
         "args": masked_positional(args, parameters, names) if isinstance(args, list) else MASK,
         "kwargs": masked(kwargs, names) if isinstance(kwargs, dict) else MASK,

@@ -56,6 +56,15 @@ class Registered:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", CallShape(self.signature))
 
+    @property
+    def positional_parameters(self) -> list[str]:
+        """The names of the parameters of positional arguments; ``*values`` is the last of them."""
+        return [
+            parameter.name
+            for parameter in self.signature.parameters.values()
+            if parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        ]
+
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Check that a call fits the signature; raises InvalidArguments."""
         if not self.shape.fits(args, kwargs):

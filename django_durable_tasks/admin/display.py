@@ -4,7 +4,6 @@ style sheet.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -230,13 +229,7 @@ def parameters_of(name: str) -> list[str] | None:
     if registry.find(name) is None:
         celery_inspect.load_tasks()
     known = registry.find(name)
-    if known is None:
-        return None
-    return [
-        parameter.name
-        for parameter in known.signature.parameters.values()
-        if parameter.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    ]
+    return None if known is None else known.positional_parameters
 
 
 # Other packages -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import uuid
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable
-from inspect import Parameter
 from typing import Any, NoReturn
 
 from django.db.models import Count, F
@@ -583,7 +582,9 @@ reads them, and the columns of their table.
 def facts_of(task: Task) -> dict[str, Any]:
     """Return the row, its attempts and dead letters, with secrets masked."""
     row = {name: getattr(task, name) for name in _FACTS}
-    row["args"] = masked_positional(task.args, _parameters(task.name), conf.settings().SECRET_NAMES)
+    known = registry.find(task.name)
+    parameters = None if known is None else known.positional_parameters
+    row["args"] = masked_positional(task.args, parameters, conf.settings().SECRET_NAMES)
     row |= {name: hidden(row[name]) for name in ("kwargs", "options", "progress", "result")}
     row["last_error"] = clean(task.last_error)
     attempts = []
@@ -600,21 +601,6 @@ def facts_of(task: Task) -> dict[str, Any]:
         task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_FACTS)
     )
     return row
-
-
-def _parameters(name: str) -> list[str] | None:
-    """Return the names of the positional parameters; None if the task is not registered, so that
-    every value is masked.
-    """
-    known = registry.find(name)
-    if known is None:
-        return None
-    positional = (
-        Parameter.POSITIONAL_ONLY,
-        Parameter.POSITIONAL_OR_KEYWORD,
-        Parameter.VAR_POSITIONAL,
-    )
-    return [one.name for one in known.signature.parameters.values() if one.kind in positional]
 
 
 def _text(facts: dict[str, Any], why: list[Sentence]) -> str:

@@ -9,6 +9,8 @@ import pytest
 from django.test import Client
 
 from django_durable_tasks import durable_task
+from django_durable_tasks.audit import masked_arguments
+from django_durable_tasks.masking import MASK
 from django_durable_tasks.models import RecurringTask, Task, Tenant
 from tests.database.admin.site import list_of, page_of, staff
 from tests.database.api.client import SETTINGS, a_client, a_tenant
@@ -27,6 +29,16 @@ def login(user: str, password: str, **more: Any) -> dict[str, str]:
         raise ValueError(f'{{"password": "{password}"}}')
     except ValueError as cause:
         raise RuntimeError(f"password={password}", {"token": password}) from cause
+
+
+@durable_task(name="tests.masking.store")
+def store(*passwords: str, note: str = "") -> None:
+    """Take any number of secrets."""
+
+
+def test_positional_values_are_masked_by_the_parameter_that_takes_them() -> None:
+    shown = masked_arguments("tests.masking.store", [SECRET, SECRET], {"note": "two"})
+    assert shown == {"args": [MASK, MASK], "kwargs": {"note": "two"}}
 
 
 @pytest.fixture
