@@ -64,6 +64,8 @@ def _list_api_keys(options: Options, out: Output) -> int:
 def _create(options: Options, out: Output) -> int:
     if not options["name"]:
         refuse("Name what uses the key: --name billing.")
+    if options["dry_run"]:
+        refuse("create has no --dry-run: only revoke shows what it would change.")
     outcome = access.create_key.perform(
         _tenant(options), **by_and_reason(options), **values(options, access.create_key)
     )
@@ -78,8 +80,15 @@ def _revoke(options: Options, out: Output) -> int:
     if options["key"] is None:
         refuse("Name the key by its first part, for example ddt_live_0a1b2c3d.")
     identifier = options["key"].split("_")[2:3] or [options["key"]]
+    selected = _rows().filter(identifier=identifier[0])
+    if options["dry_run"]:
+        now = estimated_now()
+        live = [row.prefix for row in selected if row.is_live(now)]
+        would = {"command": "api-key", "dry_run": True, "would_revoke": live}
+        out.emit(would, f"would revoke {live[0]}" if live else "There is no such live key.")
+        return OK
     outcome = access.revoke_key.perform(
-        _rows().filter(identifier=identifier[0]),
+        selected,
         **by_and_reason(options),
         **values(options, access.revoke_key),
     )

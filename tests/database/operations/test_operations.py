@@ -27,7 +27,16 @@ from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
-from django_durable_tasks.models import AuditEntry, RecurringTask, Task, Tenant
+from django_durable_tasks.models import (
+    ApiKey,
+    AuditEntry,
+    DeadLetter,
+    RecurringTask,
+    Task,
+    TaskDependency,
+    Tenant,
+    WorkflowRun,
+)
 from django_durable_tasks.operations.operation import APP, OPERATIONS, Operation, Reason, Target
 from tests.database.admin.site import operator
 from tests.database.api.client import SETTINGS, a_client
@@ -161,6 +170,25 @@ def test_the_command_line_does_the_same_as_python(key: str) -> None:
     entry, shape = _performed(key, act)
     assert (entry.actor, entry.reason, entry.source) == ("ada", "a test", AuditSource.COMMAND)
     assert shape == _by_python(key)
+
+
+def _dump() -> list[Any]:
+    models = (Task, DeadLetter, TaskDependency, WorkflowRun, RecurringTask, ApiKey, AuditEntry)
+    return [list(model._base_manager.order_by("pk").values()) for model in models]
+
+
+@pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.command])
+def test_a_dry_run_on_the_command_line_writes_nothing(key: str) -> None:
+    found, words = CASES[key].make(), CASES[key].command
+    given = shlex.split(words.format(key=key_of(found)))
+    before = _dump()
+    answer = durable(*given, "--dry-run", "--reason", "a test")
+    operation = OPERATIONS[key]
+    if operation.dry_run or operation.target.is_queryset:
+        assert answer.code == 0, answer
+    else:
+        assert "--dry-run" in answer.err
+    assert _dump() == before
 
 
 @pytest.mark.parametrize("key", [key for key, case in CASES.items() if case.api])
