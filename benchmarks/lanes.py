@@ -147,9 +147,9 @@ LANES = {
     "an INSERT of its own for single tasks": Lane(
         500, _delay, partial(switched_off, "states.transitions", "create", _each_by_recordset)
     ),
-    "COPY, 100 tasks": Lane(
+    "COPY, 200 tasks": Lane(
         5_000,
-        partial(_bulk, 100),
+        partial(_bulk, 200),
         partial(switched_off, "states.inserts", "copy_time", lambda: None),
     ),
     "COPY, 20,000 tasks": Lane(

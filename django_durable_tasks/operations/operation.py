@@ -171,7 +171,7 @@ class Operation:
     The function takes the object (a queryset for ``Target.TASKS``, ``DEAD_LETTERS`` and
     ``API_KEYS``, the name of a queue, the scope of a limit, otherwise the row), the fields as
     keywords, ``mode=`` if there are modes, and ``dry_run=`` if it has a dry run. It raises
-    DurableTasksError if it refuses. ``audit.current_actor()`` tells it who acts and why.
+    DurableTasksError if it refuses. ``audit.current_actor()`` returns who acts and why.
 
     ``counted``: the word for what the function returns the number of (or a list of, or one), or a
     function from the returned value to the numbers by word. ``done``: the sentence about it, a

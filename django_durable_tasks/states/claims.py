@@ -593,9 +593,9 @@ def return_to_pending(
         )
 
 
-def messages_for(tasks: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[TaskMessage]:
+def messages_for(queued: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[TaskMessage]:
     """Return the messages of these QUEUED tasks, in their order."""
-    return [_message(task) for task in tasks]
+    return [_message(task) for task in queued]
 
 
 def _message(task: ClaimedTask | NewTask) -> TaskMessage:
