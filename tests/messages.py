@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
+from datetime import datetime
 from typing import Any
 
 from celery import current_app
 
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, Envelope, parse
+from django_durable_tasks.states.demand import QueueDemand
 
 
 def take_messages(queue: str) -> list[Any]:
@@ -31,3 +35,10 @@ def take_task_messages(queue: str) -> list[Envelope]:
         assert envelope is not None, f"a foreign message: {message.headers}"
         found.append(envelope)
     return found
+
+
+def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID) -> int:
+    """Publish at most ``limit`` due tasks of a queue; return how many the broker accepted."""
+    done = publisher.Dispatched()
+    publisher.dispatch_of(done, [QueueDemand(queue, limit)], now, limit, node)
+    return done.sent.total()

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from celery.exceptions import Retry as CeleryRetry
 from celery.utils.serialization import get_pickleable_exception
 from django.db import Error, close_old_connections
 
-from django_durable_tasks import conf, ports, registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import endings, gate, publisher, worker_node, worker_repairs
 from django_durable_tasks.celery.endings import outcome_of, text_of
 from django_durable_tasks.celery.gate import STATE, CallState, state_of
@@ -61,21 +61,6 @@ def _receivers(signal: Any, sender: Any) -> list[Callable[..., Any]]:
     ]
 
 
-def follow_success(task: Any) -> bool:
-    """Return whether something is called after a success of this task: receivers of the project or
-    hooks of its class. The success is recorded first then.
-    """
-    return bool(
-        _receivers(signals.task_success, task)
-        or _receivers(signals.task_postrun, task)
-        or any(_is_overridden(task, hook) for hook in ("on_success", "after_return"))
-    )
-
-
-def _is_overridden(task: Any, hook: str) -> bool:
-    return getattr(type(task), hook) is not getattr(CeleryTask, hook)
-
-
 class TaskEvents:
     """The receivers and hooks of one task."""
 
@@ -94,9 +79,14 @@ class TaskEvents:
         self._hooks = {
             name
             for name in ("on_success", "on_failure", "on_retry", "after_return")
-            if _is_overridden(task, name)
+            if getattr(type(task), name) is not getattr(CeleryTask, name)
         }
-        self.follow_success = follow_success(task)
+        # Whether something is called after a success of this task. It is recorded first then.
+        self.follow_success = bool(
+            self._signals["task_success"]
+            or self._signals["task_postrun"]
+            or self._hooks & {"on_success", "after_return"}
+        )
 
     def before(self, live: LiveRun) -> None:
         """Call the receivers before the function, and the method of the project's loader."""
@@ -171,22 +161,21 @@ class TaskEvents:
 
     def _send(self, name: str, **named: Any) -> None:
         for receiver in self._signals[name]:
-            try:
-                receiver(signal=getattr(signals, name), sender=self._task, **named)
-            except SystemExit:
-                raise
-            except BaseException:
-                logger.exception("The receiver %r of %s raised an exception.", receiver, name)
+            call = partial(receiver, signal=getattr(signals, name), sender=self._task, **named)
+            self._guard(call, "The receiver %r of %s", receiver, name)
 
     def _call(self, hook: str, *given: Any) -> None:
-        if hook not in self._hooks:
-            return
+        if hook in self._hooks:
+            call = partial(getattr(self._task, hook), *given)
+            self._guard(call, "%s of %s", hook, self._task.name)
+
+    def _guard(self, call: Callable[[], Any], text: str, *values: object) -> None:
         try:
-            getattr(self._task, hook)(*given)
+            call()
         except SystemExit:
             raise
         except BaseException:
-            logger.exception("%s of %s raised an exception.", hook, self._task.name)
+            logger.exception(f"{text} raised an exception.", *values)  # noqa: G004 - no value
 
 
 # The runs of one batch that were not called yet, and its successes that are not recorded yet.
@@ -367,6 +356,10 @@ class BatchThread:
     """The thread of this process that acts on its batches while their functions run."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the thread and the batches of the parent process; called in a forked child."""
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._pause = threading.Event()  # never set: waiting for it is a pause
         self._batches: set[BatchInProgress] = set()
@@ -403,20 +396,9 @@ class BatchThread:
                     logger.exception("The thread of batches failed; their own threads continue.")
 
 
-class _OfProcess:
-    thread = BatchThread()
-
-
-def batch_thread() -> BatchThread:
-    """Return the thread of this process."""
-    return _OfProcess.thread
-
-
-def _forget() -> None:
-    _OfProcess.thread = BatchThread()
-
-
-os.register_at_fork(after_in_child=_forget)
+batch_thread = BatchThread()
+"""The thread of this process."""
+os.register_at_fork(after_in_child=batch_thread.clear)
 
 
 # The Celery task ``run_batch`` receives the batch messages. A message contains a queue and a task
@@ -619,16 +601,16 @@ class _Message:
         Those runs stay RUNNING until they are marked LOST. This message does not call them again.
         """
         lives = self._lives(runs)
-        batch, thread = BatchInProgress(lives, self._place.worker), batch_thread()
+        batch = BatchInProgress(lives, self._place.worker)
         try:
             process_runs.leases.add(*lives)
-            self._call_all(batch, thread)
+            self._call_all(batch)
         except EndingNotRecorded:
             return False  # logged where the time was over
         finally:
             # A time limit can interrupt any instruction. The runs must leave the heartbeat anyway.
             process_runs.leases.remove(*lives)
-            thread.remove(batch)
+            batch_thread.remove(batch)
         return True
 
     def _lives(self, runs: Sequence[Run]) -> list[LiveRun]:
@@ -643,10 +625,10 @@ class _Message:
             for run in runs
         ]
 
-    def _call_all(self, batch: BatchInProgress, thread: BatchThread) -> None:
+    def _call_all(self, batch: BatchInProgress) -> None:
         _task_stack.push(self._task)
         try:
-            thread.add(batch)
+            batch_thread.add(batch)
             while (live_run := batch.next_run()) is not None:
                 self._call(batch, live_run)
         finally:
@@ -745,26 +727,16 @@ class _Message:
         """Return the value of the function after its success was recorded or collected; raise what
         the gate would raise to Celery after another ending.
         """
-        try:
-            with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
-                return self._body(batch, live)
-        except (EndingNotRecorded, SystemExit):
-            raise
-        except BaseException as error:
-            ended = gate.closed_by(self._task, live, error)
-            if ended is None:
-                return live.value
-            if ended is error:
-                raise  # with its own cause
-            raise ended from ended.__cause__
 
-    def _body(self, batch: BatchInProgress, live: LiveRun) -> Any:
-        if live.cancel_requested:
-            raise RunCancelled
-        if self._options.atomic:
-            return gate.atomic_body(self._task, live)
-        gate.call_function(self._task, live)
-        return self._succeed(batch, live)
+        def body(task: Any, live: LiveRun) -> Any:
+            if live.cancel_requested:
+                raise RunCancelled
+            if self._options.atomic:
+                return gate.atomic_body(task, live)
+            gate.call_function(task, live)
+            return self._succeed(batch, live)
+
+        return gate.run_body(body, self._task, live, not_closed=(EndingNotRecorded, SystemExit))
 
     def _succeed(self, batch: BatchInProgress, live: LiveRun) -> Any:
         outcome, followups = live.decided

@@ -103,10 +103,6 @@ class QueueBackoff:
         """Replace the lock after a fork: a thread that holds it does not exist in the child."""
         self._lock = threading.Lock()
 
-    def allows(self, queue: str) -> bool:
-        """Return whether to publish to this queue now."""
-        return self.remaining(queue) <= 0.0
-
     def remaining(self, queue: str) -> float:
         """Return the seconds until this queue is tried again; 0.0 if it may be tried now."""
         found = self._rejected.get(queue)
@@ -130,10 +126,6 @@ class QueueBackoff:
             for queue, found in self._rejected.copy().items()
             if found.until > now
         }
-
-    def waiting(self) -> list[str]:
-        """Return the names of the queues whose delay is not over."""
-        return sorted(self.delays())
 
     def reasons(self) -> dict[str, str]:
         """Return every rejected queue with the broker's error."""
@@ -199,18 +191,16 @@ def capacity() -> int:
 
 def capacity_of(queue: str) -> int:
     """Return how many tasks of this queue may be published at once; 0 while it is backed off."""
-    if not backoff.has_rejected():
+    if not backoff.is_rejected(queue):
         return capacity()
-    if not backoff.allows(queue):
-        return 0
-    return min(capacity(), 1 if backoff.is_rejected(queue) else conf.settings().BATCH_SIZE)
+    return 0 if backoff.remaining(queue) else min(capacity(), 1)
 
 
 def is_open_for(queue: str | None = None) -> bool:
     """Return whether to publish a new task of this queue after COMMIT, instead of inserting it as
     PENDING.
     """
-    if queue is not None and not backoff.allows(queue):
+    if queue is not None and backoff.remaining(queue):
         return False
     return breaker.closed() or breaker.may_probe()
 

@@ -142,13 +142,6 @@ def members_of(part: Any) -> list[Any]:
     return members
 
 
-def grouped(part: Any) -> Any:
-    """Return the group that these chunks are."""
-    return chunks(
-        signature(part["kwargs"]["task"]), part["kwargs"]["it"], part["kwargs"]["n"]
-    ).group()
-
-
 def check_handed_on(part: Any) -> None:
     """Refuse chunks whose results are used: the results of one task would not be equal after JSON
     encoding.
@@ -475,10 +468,5 @@ class _Translation:
     def _chunks(self, part: Any, before: _Flow, around: _Around) -> _Flow:
         if part["options"]:
             refuse("chunks with options", "Celery drops them; set them on .group()")
-        return self.lay(grouped(part), before, around)
-
-
-# Parts --------------------------------------------------------------------------------------------
-
-
-# Callbacks and options ----------------------------------------------------------------------------
+        task, items, size = (part["kwargs"][name] for name in ("task", "it", "n"))
+        return self.lay(chunks(signature(task), items, size).group(), before, around)

@@ -9,7 +9,7 @@ the same binding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -140,31 +140,24 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
             channel._inplace_augment_message(one.prepared, DEFAULT_EXCHANGE, one.queue)
             priority = channel._get_message_priority(one.prepared, reverse=False)
         lists.setdefault((one.queue, priority), []).append(one)
-    pushes = [
-        (channel._q_for_pri(*place), *(_text(one.prepared) for one in some))
-        for place, some in lists.items()
-    ]
-    if len(pushes) == 1:
+    pushes = []
+    for (queue, priority), some in lists.items():
+        built = (one.prepared for one in some)
+        texts = [one if isinstance(one, str) else dumps(one) for one in built]
+        pushes.append((channel._q_for_pri(queue, priority), *texts))
+    answers: Sequence[Any]
+    if len(pushes) == 1:  # a pipeline would cost more than the command
         try:
-            broker.redis.lpush(*pushes[0])
+            answers = [broker.redis.lpush(*pushes[0])]
         except broker.failures as error:
-            return _rejected_by_redis(broker, lists.values(), [error])
-        return []
-    with broker.redis.pipeline(transaction=False) as pipe:
-        for push in pushes:
-            pipe.lpush(*push)
-        return _rejected_by_redis(broker, lists.values(), pipe.execute(raise_on_error=False))
-
-
-def _text(prepared: Any) -> Any:
-    return prepared if isinstance(prepared, str) else dumps(prepared)
-
-
-def _rejected_by_redis(
-    broker: BrokerConnection, lists: Iterable[Sequence[_Prepared]], answers: Sequence[Any]
-) -> list[Rejection]:
+            answers = [error]
+    else:
+        with broker.redis.pipeline(transaction=False) as pipe:
+            for push in pushes:
+                pipe.lpush(*push)
+            answers = pipe.execute(raise_on_error=False)
     rejections = []
-    for some, answer in zip(lists, answers, strict=True):
+    for some, answer in zip(lists.values(), answers, strict=True):
         if isinstance(answer, Exception):
             if broker.is_lost(answer):
                 raise answer
@@ -173,93 +166,55 @@ def _rejected_by_redis(
 
 
 def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared]) -> list[Rejection]:
-    """Publish all messages, then wait until the broker has confirmed or refused each of them."""
-    confirms = _Confirms(broker, prepared)
-    channel = broker.batch_channel
-    confirms.connect(channel)
+    """Publish all messages, then wait until the broker has confirmed or refused each of them.
+
+    ``basic.ack``: accepted. ``basic.nack``: refused, for example by a full queue. ``basic.return``:
+    the queue does not exist.
+    """
+    channel = broker.batch_channel  # before the tags: a new channel restarts them at 1
+    missing = dict(zip(broker.next_tags(len(prepared)), prepared, strict=True))
+    of_ids = {celery_id_of(one.message): one for one in prepared}
+    rejected, errors = list[_Prepared](), dict[str, Exception]()
+
+    def reject(one: _Prepared, error: Exception) -> None:
+        errors.setdefault(one.queue, error)  # the first error of a queue shows its cause
+        rejected.append(one)
+
+    def settled(tag: int, multiple: bool) -> list[_Prepared]:
+        tags = [known for known in missing if known <= tag] if multiple else [tag]
+        return [one for known in tags if (one := missing.pop(known, None)) is not None]
+
+    def refused(tag: int, multiple: bool) -> None:
+        for one in settled(tag, multiple):
+            text = "The queue refuses messages (basic.nack): it is full or unavailable."
+            reject(one, QueueRejected(text))
+
+    def returned(error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        one = of_ids.get(message.properties.get("correlation_id"))
+        if one is not None:
+            # The queue was deleted. The next message declares it again.
+            broker.declared.pop(one.message.queue, None)
+            reject(one, QueueRejected("The queue does not exist (basic.return)."))
+
+    receivers = {"basic_ack": settled, "basic_nack": refused, "basic_return": returned}
+    for event, receiver in receivers.items():
+        channel.events[event].add(receiver)
     try:
         for one in prepared:
             _put(channel, one, mandatory=True)
         deadline = time.monotonic() + conf.settings().PUBLISH_TIMEOUT
-        while confirms.missing:
+        while missing:
             # drain_events(timeout=0) waits without limit.
             channel.connection.drain_events(timeout=max(deadline - time.monotonic(), 0.001))
     except broker.failures as error:
         broker.drop_batch_channel()
         if broker.is_lost(error):
             raise
-        confirms.reject_missing(error)
+        timed_out = isinstance(error, TimeoutError)
+        text = "not confirmed within PUBLISH_TIMEOUT" if timed_out else str(error)
+        for one in missing.values():
+            reject(one, QueueRejected(f"{type(error).__name__}: {text}"))
     finally:
-        confirms.disconnect(channel)
-    return confirms.rejections()
-
-
-class _Confirms:
-    """RabbitMQ's response to each message of a batch.
-
-    ``basic.ack``: accepted. ``basic.nack``: refused, for example by a full queue. ``basic.return``:
-    the queue does not exist.
-    """
-
-    def __init__(self, broker: BrokerConnection, prepared: Sequence[_Prepared]) -> None:
-        broker.batch_channel  # noqa: B018 - a new channel restarts the tags at 1
-        self._broker = broker
-        self.missing = dict(zip(broker.next_tags(len(prepared)), prepared, strict=True))
-        self._errors: dict[str, Exception] = {}
-        self._rejected: list[_Prepared] = []
-        self._of = {celery_id_of(one.message): one for one in prepared}
-
-    def connect(self, channel: Any) -> None:
-        for event, receiver in self._receivers():
-            channel.events[event].add(receiver)
-
-    def disconnect(self, channel: Any) -> None:
-        for event, receiver in self._receivers():
+        for event, receiver in receivers.items():
             channel.events[event].discard(receiver)
-
-    def _receivers(self) -> tuple[tuple[str, Any], ...]:
-        return (
-            ("basic_ack", self._acknowledged),
-            ("basic_nack", self._refused),
-            ("basic_return", self._returned),
-        )
-
-    def _acknowledged(self, tag: int, multiple: bool) -> None:
-        self._settled(tag, multiple)
-
-    def _refused(self, tag: int, multiple: bool) -> None:
-        for one in self._settled(tag, multiple):
-            self._reject(
-                one,
-                QueueRejected(
-                    "The queue refuses messages (basic.nack): it is full or unavailable."
-                ),
-            )
-
-    def _returned(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        one = self._of.get(message.properties.get("correlation_id"))
-        if one is not None:
-            # The queue was deleted. The next message declares it again.
-            self._broker.declared.pop(one.message.queue, None)
-            self._reject(one, QueueRejected("The queue does not exist (basic.return)."))
-
-    def _settled(self, tag: int, multiple: bool) -> list[_Prepared]:
-        tags = [known for known in self.missing if known <= tag] if multiple else [tag]
-        return [one for known in tags if (one := self.missing.pop(known, None)) is not None]
-
-    def reject_missing(self, error: BaseException) -> None:
-        text = (
-            "not confirmed within PUBLISH_TIMEOUT"
-            if isinstance(error, TimeoutError)
-            else str(error)
-        )
-        for one in self.missing.values():
-            self._reject(one, QueueRejected(f"{type(error).__name__}: {text}"))
-        self.missing = {}
-
-    def _reject(self, one: _Prepared, error: Exception) -> None:
-        self._errors.setdefault(one.queue, error)
-        self._rejected.append(one)
-
-    def rejections(self) -> list[Rejection]:
-        return [Rejection(one.message, self._errors[one.queue]) for one in self._rejected]
+    return [Rejection(one.message, errors[one.queue]) for one in rejected]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task as CeleryTask
@@ -45,7 +45,6 @@ from django_durable_tasks.option_values import seconds
 from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction
-from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import encode_result
 from django_durable_tasks.tasks.attempts import claim_next, frees_capacity
@@ -211,15 +210,14 @@ def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``given`` with the retry options that are attributes of a class. Those of the
     decorator take precedence.
     """
-    found = {option: getattr(base, option) for option in OPTIONS if _is_set_by(base, option)}
+    found: dict[str, Any] = {}
+    for option in OPTIONS:
+        owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
+        if owner is not CeleryTask:
+            found[option] = getattr(base, option)
     if "max_attempts" in given:
         found.pop("max_retries", None)
     return {**found, **given}
-
-
-def _is_set_by(base: type, option: str) -> bool:
-    owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
-    return owner is not CeleryTask
 
 
 def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,35 +228,25 @@ def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidOption(
             f"max_retries={given['max_retries']!r} and max_attempts=...: give one of them."
         )
-    _check_retry_kwargs(given.get("retry_kwargs") or {})
-    found: dict[str, Any] = {}
-    if "max_attempts" not in given:
-        found["max_attempts"] = _attempts(_max_retries(given))
-    if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):
-        found["retry_for"] = ()
-    return found
-
-
-def _check_retry_kwargs(retry_kwargs: Mapping[str, Any]) -> None:
+    retry_kwargs = given.get("retry_kwargs") or {}
     for option in retry_kwargs:
         if option not in _OF_A_RETRY:
             raise InvalidOption(
                 f"retry_kwargs={{{option!r}: ...}}: a durable task takes"
                 f" {' and '.join(sorted(_OF_A_RETRY))} there."
             )
-
-
-def _max_retries(given: Mapping[str, Any]) -> int | None:
-    retry_kwargs = given.get("retry_kwargs") or {}
-    found: Any = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
-    if found is not None and (
-        isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < ATTEMPTS_MAX
-    ):
-        raise InvalidOption(
-            f"max_retries={found!r}: give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
-        )
-    limit: int | None = found
-    return limit
+    found: dict[str, Any] = {}
+    if "max_attempts" not in given:
+        limit = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and 0 <= limit < ATTEMPTS_MAX):
+            raise InvalidOption(
+                f"max_retries={limit!r}: give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
+            )
+        found["max_attempts"] = _attempts(limit)
+    if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):
+        found["retry_for"] = ()
+    return found
 
 
 def _attempts(max_retries: int | None) -> int:
@@ -289,40 +277,28 @@ def retry_exception(
     """Return the exception that requests another attempt. Raises ``exc`` or MaxRetriesExceededError
     if no retry is left.
     """
-    stated = _stated_attempts(task.durable_options, live.run)
+    options: TaskOptions = task.durable_options
+    # ``max_attempts``, if the call or the decorator sets it.
+    stated: int | None = live.run.options.get("max_attempts")
+    if stated is None and options.limits_retries:
+        stated = options.max_attempts
     limit = task.max_retries if max_retries is None else max_retries
     if stated is not None:
         limit = stated - 1 if max_retries is None else min(max_retries, stated - 1)
     if limit is not None and live.run.failures >= limit:
         live.max_attempts = live.run.failures + 1
-        _raise(
-            exc
-            or MaxRetriesExceededError(
-                f"Can't retry {task.name}[{live.run.task_id}]: {limit} retries."
-            )
-        )
+        text = f"Can't retry {task.name}[{live.run.task_id}]: {limit} retries."
+        error = exc or MaxRetriesExceededError(text)
+        handled = sys.exception()
+        if handled is None or handled is error:
+            raise error
+        raise error from handled  # as Celery does
     if stated is None:
         live.max_attempts = _attempts(limit)
     if isinstance(when, datetime) and when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     delay: Any = task.default_retry_delay if when is None else when
     return CeleryRetry("The task requested another attempt.", exc=exc, when=delay)
-
-
-def _stated_attempts(options: TaskOptions, run: Run) -> int | None:
-    """Return ``max_attempts`` if the call or the decorator sets it."""
-    stated: int | None = run.options.get("max_attempts")
-    if stated is None and options.limits_retries:
-        return options.max_attempts
-    return stated
-
-
-def _raise(error: BaseException) -> NoReturn:
-    """Raise with the current error as its cause, as Celery does."""
-    handled = sys.exc_info()[1]
-    if handled is None or handled is error:
-        raise error
-    raise error from handled
 
 
 # The gate calls `close` for each ending that the process of the run sees. Celery's signals record
@@ -364,7 +340,13 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
         except (DataError, DurableTasksError) as error:
             if outcome.kind is EndingKind.SUCCEEDED or isinstance(error, EndingNotRecorded):
                 raise
-            outcome = _without_texts(outcome, error)
+            # The values that the function supplied were refused: the failure without them.
+            outcome = Outcome(
+                kind=outcome.kind,
+                error=f"The error of this attempt could not be stored: {text_of(error)}",
+                retryable=outcome.retryable,
+                delay=outcome.delay,
+            )
             live.verdict = persist(lambda: write_ending(live, outcome), live)
     except EndingNotRecorded:
         process_runs.leases.remove(live)
@@ -374,16 +356,6 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
         raise
     _conclude(live, outcome)
     return live.verdict
-
-
-def _without_texts(outcome: Outcome, error: Exception) -> Outcome:
-    """Return a failure without the values that the function supplied, which were refused."""
-    return Outcome(
-        kind=outcome.kind,
-        error=f"The error of this attempt could not be stored: {text_of(error)}",
-        retryable=outcome.retryable,
-        delay=outcome.delay,
-    )
 
 
 def close_committed(live: LiveRun) -> None:
@@ -410,7 +382,12 @@ def close_fenced(live: LiveRun) -> None:
     if not live.recorded:
         live.recorded = True
         fenced = Outcome(kind=EndingKind.SUCCEEDED, error="The success was refused.")
-        persist(lambda: _fence(live, fenced), live)
+
+        def write() -> None:
+            with connection_of(live):
+                attempts.fence(live.run, live.worker, fenced.error)
+
+        persist(write, live)
         after_endings([live], fenced)
 
 
@@ -544,11 +521,6 @@ def write_ending(
         return verdict
 
 
-def _fence(live: LiveRun, outcome: Outcome) -> None:
-    with connection_of(live):
-        attempts.fence(live.run, live.worker, outcome.error)
-
-
 @contextmanager
 def connection_of(live: LiveRun) -> Iterator[None]:
     """Use a dedicated connection, or for an eager run that of the caller, which is opened again if
@@ -579,14 +551,10 @@ def is_refused(live: LiveRun, error: BaseException) -> bool:
     return has_followups and (isinstance(error, IntegrityError) or not isinstance(error, Error))
 
 
-def _never(_: Exception) -> bool:
-    return False
-
-
 def persist(
     write: Callable[[], T],
     live: LiveRun,
-    refused: Callable[[Exception], bool] = _never,
+    refused: Callable[[Exception], bool] = lambda error: False,
     *,
     seconds: float | None = None,
 ) -> T:

@@ -210,7 +210,7 @@ def run_message(task: Any, envelope: Envelope) -> Any:
             process_runs.leases.add(live)
         with process_runs.running(live):
             task.request.retries = live.run.failures
-            return _run(body, task, live)
+            return run_body(body, task, live)
     except EndingNotRecorded:
         if live.success is None or live.eager:
             raise
@@ -221,11 +221,21 @@ def run_message(task: Any, envelope: Envelope) -> Any:
         process_runs.leases.remove(live)
 
 
-def _run(body: Callable[[Any, LiveRun], Any], task: Any, live: LiveRun) -> Any:
+def run_body(
+    body: Callable[[Any, LiveRun], Any],
+    task: Any,
+    live: LiveRun,
+    *,
+    not_closed: tuple[type[BaseException], ...] = (EndingNotRecorded,),
+) -> Any:
+    """Return what ``body`` returns, or the value of the function if an error followed its success.
+    Record any other ending, and raise what Celery has to see. Exceptions of the types in
+    ``not_closed`` are raised as they are.
+    """
     try:
         with nullcontext() if ports.traces is None else ports.traces.attempt(live.run):
             return body(task, live)
-    except EndingNotRecorded:
+    except not_closed:
         raise
     except BaseException as error:
         ended = closed_by(task, live, error)
@@ -276,51 +286,40 @@ def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Ru
     error is raised: a run that was read back later could lose its lease before its first heartbeat.
     """
     row, celery_id, run_id = envelope.task_id, envelope.celery_id, uuid.uuid4()
-    start = partial(
-        _open_run,
-        task,
-        row,
-        envelope.epoch,
-        place,
-        celery_id,
-        task.durable_options.unique_for,
-        name=task.name,
-        run_id=run_id,
-    )
+    registered = registry.find(task.name)
+    read_back = partial(attempts.opened, row, run_id, celery_id)
+
+    def start() -> Run | Refusal:
+        postpone = None if registered is None else registered.target.postpone
+        if postpone and postpone(row, envelope.epoch):  # the breaker of its endpoint is open
+            return Refusal.POSTPONED
+        return attempts.open_run(
+            row,
+            envelope.epoch,
+            place,
+            celery_id,
+            task.durable_options.unique_for,
+            name=task.name,
+            run_id=run_id,
+        )
+
     deadline, pause, sent = time.monotonic() + conf.settings().HEARTBEAT, 0.0, False
     while True:
         try:
             with nullcontext() if eager else dedicated_connection():
-                again, sent = sent, True
-                return _start_or_read_back(
-                    start, partial(attempts.opened, row, run_id, celery_id), again
-                )
+                if not sent:
+                    sent = True
+                    return start()
+                opened = read_back() or start()
+                # If the first UPDATE is still in progress, the second one waits for it and then
+                # finds the task RUNNING.
+                return (read_back() or opened) if isinstance(opened, Refusal) else opened
         except Error:
             over = eager or not sent or time.monotonic() + pause > deadline
             if pause and over:
                 raise
         _idle.wait(pause)
         pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
-
-
-def _open_run(task: Any, row: uuid.UUID, epoch: int, *rest: Any, **more: Any) -> Run | Refusal:
-    """Start the run unless the breaker of the task's endpoint is open."""
-    known = registry.find(task.name)
-    if known is not None and known.target.postpone and known.target.postpone(row, epoch):
-        return Refusal.POSTPONED
-    return attempts.open_run(row, epoch, *rest, **more)
-
-
-def _start_or_read_back(
-    start: Callable[[], Run | Refusal], read_back: Callable[[], Run | None], again: bool
-) -> Run | Refusal:
-    """Start the run; ``again`` if an earlier try may have started it."""
-    if not again:
-        return start()
-    opened = read_back() or start()
-    # If the first UPDATE is still in progress, the second one waits for it and then finds the
-    # task RUNNING.
-    return (read_back() or opened) if isinstance(opened, Refusal) else opened
 
 
 def _plain_body(task: Any, live: LiveRun) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -19,7 +19,6 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, connections, transaction
 from kombu.utils.functional import maybe_list
 
-from django_durable_tasks import conf
 from django_durable_tasks.celery.prepared_messages import parse
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.conf import settings
@@ -55,9 +54,11 @@ def known(ids: Iterable[object]) -> set[str]:
     candidates = {str(value): parsed for value in ids if (parsed := _parsed(value)) is not None}
     if not candidates:
         return set()
-    ours = any(parsed.version == 7 for parsed in candidates.values())
+    ours, alias = any(parsed.version == 7 for parsed in candidates.values()), settings().DATABASE
+    # A savepoint, because PostgreSQL aborts a transaction after a failed statement.
+    is_savepoint_needed = not ours and connections[alias].in_atomic_block
     try:
-        with nullcontext() if ours else _savepoint():
+        with transaction.atomic(using=alias) if is_savepoint_needed else nullcontext():
             rows = set(_rows(candidates.values()).values_list("pk", flat=True))
     except _UNAVAILABLE:
         if ours:
@@ -71,15 +72,6 @@ def known(ids: Iterable[object]) -> set[str]:
     return {text for text, parsed in candidates.items() if parsed in rows}
 
 
-def _savepoint() -> AbstractContextManager[Any]:
-    """Return a savepoint if a transaction is open, because PostgreSQL aborts a transaction after a
-    failed statement.
-    """
-    alias = conf.settings().DATABASE
-    block: AbstractContextManager[Any] = transaction.atomic(using=alias)
-    return block if connections[alias].in_atomic_block else nullcontext()
-
-
 def _parsed(value: object) -> uuid.UUID | None:
     if isinstance(value, uuid.UUID):
         return value
@@ -90,7 +82,7 @@ def _parsed(value: object) -> uuid.UUID | None:
 
 
 def _rows(ids: Iterable[uuid.UUID]) -> TaskQuerySet:
-    rows: TaskQuerySet = Task.objects.using(conf.settings().DATABASE).filter(pk__in=list(ids))
+    rows: TaskQuerySet = Task.objects.using(settings().DATABASE).filter(pk__in=list(ids))
     return rows
 
 
@@ -141,7 +133,7 @@ def _revoke(
     durable = known(ids)
     if not durable:
         return original(self, task_id, *args, **kwargs)
-    if kwargs.get("reply") and connections[conf.settings().DATABASE].in_atomic_block:
+    if kwargs.get("reply") and connections[settings().DATABASE].in_atomic_block:
         # A worker cancels the rows too before it replies, so it would wait for the locks of this
         # transaction.
         raise WouldWaitForever(
@@ -156,7 +148,7 @@ def _revoke(
         return original(self, ids, *args, **kwargs)
     if terminate:
         send = partial(original, self, sorted(durable), *args, **kwargs)
-        transaction.on_commit(send, using=conf.settings().DATABASE)
+        transaction.on_commit(send, using=settings().DATABASE)
     return original(self, others, *args, **kwargs) if others else None
 
 
@@ -193,21 +185,13 @@ def _messages(ids: Collection[str]) -> dict[str, str]:
     """Return the ids of the messages that this worker has received for these tasks, with the ids of
     the tasks.
     """
-    wanted = {uuid.UUID(value): value for value in ids if _is_uuid(value)}
+    wanted = {parsed: value for value in ids if (parsed := _parsed(value)) is not None}
     envelopes = (parse(request_id) for request_id in list(worker_state.requests))
     return {
         found.celery_id: wanted[found.task_id]
         for found in envelopes
         if found and found.task_id in wanted
     }
-
-
-def _is_uuid(value: str) -> bool:
-    try:
-        uuid.UUID(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _cancel(ids: Collection[str]) -> set[str]:
@@ -218,8 +202,7 @@ def _cancel(ids: Collection[str]) -> set[str]:
         with dedicated_connection():
             durable = known(ids)
             if durable:
-                rows = Task.objects.using(settings().DATABASE).filter(pk__in=durable)
-                operator_actions.cancel(rows, by="revoke")
+                operator_actions.cancel(_rows(map(uuid.UUID, durable)), by="revoke")
             return durable
     except Error as error:
         _runs_logger.error(

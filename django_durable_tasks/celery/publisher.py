@@ -67,8 +67,6 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
         attempted = [one for one in messages if one.queue not in delays]
     if not attempted:
         return waiting
-    if not broker_outage.breaker.allows():
-        raise BrokerUnavailable
     rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
     return waiting + _judged(attempted, rejections)
 
@@ -78,18 +76,21 @@ def count(queue: str) -> int | None:
 
     Raises BrokerUnavailable within the time limits if the broker does not respond.
     """
-    if not broker_outage.breaker.allows():
-        raise BrokerUnavailable
-    return _answered(functools.partial(_count_once, queue), f"the count of queue {queue!r}")
 
+    def ask() -> int | None:
+        with borrowed() as broker:
+            return broker.count(queue)
 
-def _count_once(queue: str) -> int | None:
-    with borrowed() as broker:
-        return broker.count(queue)
+    return _answered(ask, f"the count of queue {queue!r}")
 
 
 def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
-    """Ask the broker, with one retry on a new connection, and record whether it responded."""
+    """Ask the broker, with one retry on a new connection, and record whether it responded.
+
+    Raises BrokerUnavailable, also while the breaker is open.
+    """
+    if not broker_outage.breaker.allows():
+        raise BrokerUnavailable
     failures = _failures(current_app._get_current_object())
     try:
         try:
@@ -155,22 +156,6 @@ def run_here(message: TaskMessage) -> None:
 # Dispatch: claim due tasks, publish them, and return those to PENDING that were not accepted.
 #
 # The claim is committed before anything is published.
-
-
-def dispatch(
-    queue: str,
-    now: datetime,
-    limit: int,
-    node: uuid.UUID,
-    shards: Collection[int] | None = None,
-    least: int = 0,
-) -> int:
-    """Publish at most ``limit`` due tasks of a queue, of these shards and of priority ``least`` or
-    higher; return how many the broker accepted. See ``dispatch_of``.
-    """
-    done = Dispatched()
-    dispatch_of(done, [QueueDemand(queue, limit, least)], now, limit, node, shards)
-    return done.sent.total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +224,13 @@ def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> 
         return 0
     with dedicated_connection():
         messages = claim.claim_these(ids, now, node)
-    return send(messages)
-
-
-def send(messages: Sequence[TaskMessage]) -> int:
-    """Publish claimed tasks, return refused ones to PENDING, and return how many were accepted."""
     return _send(messages).total()
 
 
 def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
-    """Do the same as ``send``; return how many were accepted of each queue."""
+    """Publish claimed tasks, return refused ones to PENDING, and return how many were accepted of
+    each queue.
+    """
     if not messages:
         return Counter()
     refused = publish_or_refuse(messages)

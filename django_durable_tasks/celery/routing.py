@@ -298,27 +298,21 @@ def configured_queues() -> dict[str, str]:
     """Return the queues that settings and registered tasks name, with what names each."""
     app = current_app._get_current_object()
     found: dict[str, str] = {}
+    durable = map(registry.find, registry.names())
     for source, queues in (
-        ("CELERY_TASK_QUEUES", _declared(app)),
+        ("CELERY_TASK_QUEUES", (part for pair in app.amqp.queues.items() for part in pair)),
         ("CELERY_TASK_DEFAULT_QUEUE", [app.conf.task_default_queue]),
         ("CELERY_TASK_ROUTES", _routed_queues(app)),
         ("CELERY_BEAT_SCHEDULE", map(_of_beat, (app.conf.beat_schedule or {}).values())),
         ("DURABLE_TASKS['HTTP_RETRY_QUEUE']", [conf.settings().HTTP_RETRY_QUEUE]),
         ("DURABLE_TASKS['SCHEDULES']", map(_queue_of, (conf.settings().SCHEDULES or {}).values())),
         ("a task", (getattr(task, "queue", None) for task in app.tasks.values())),
-        ("a durable task", _of_durable_tasks()),
+        ("a durable task", (task.options.queue for task in durable if task is not None)),
     ):
         for queue in queues:
             if queue is not None:
                 found.setdefault(str(getattr(queue, "name", queue)), source)
     return found
-
-
-def _declared(app: Any) -> Iterator[Any]:
-    """Yield the queues of this application by their names and aliases."""
-    for name, queue in app.amqp.queues.items():
-        yield name
-        yield queue
 
 
 def _routed_queues(app: Any) -> Iterator[Any]:
@@ -327,12 +321,6 @@ def _routed_queues(app: Any) -> Iterator[Any]:
         for table in (getattr(route, "map", {}), getattr(route, "patterns", {})):
             for target in table.values():
                 yield target if isinstance(target, str) else _queue_of(target)
-
-
-def _of_durable_tasks() -> Iterator[Any]:
-    for name in registry.names():
-        registered = registry.find(name)
-        yield None if registered is None else registered.options.queue
 
 
 def _of_beat(entry: Any) -> Any:

@@ -198,27 +198,13 @@ class _Clock:
             )
 
 
-class _Reconnections:
-    """Counts how often the consumer of this worker has connected to the broker again."""
-
-    def __init__(self) -> None:
-        self._last: Any = None
-        self._number = 0
-
-    def count(self, connection: Any) -> int:
-        """Return the number, given the consumer's current connection, or None if it has none."""
-        if connection is not None and connection is not self._last:
-            self._number += self._last is not None
-            self._last = connection
-        return self._number
-
-
 class _WorkerReport:
     """Collects the report of this worker from Celery's state in the parent process."""
 
     def __init__(self, state: Any, consumer: Any, concurrency: int) -> None:
-        self._state, self._consumer, self._reconnections = state, consumer, _Reconnections()
-        self._concurrency = concurrency
+        self._state, self._consumer, self._concurrency = state, consumer, concurrency
+        self._connection: Any = None
+        self._reconnections = 0
         self._starts, self._at = process_runs.starts(), time.monotonic()
         self._busy = 0
 
@@ -239,8 +225,10 @@ class _WorkerReport:
         just now, so that it is not considered stalled.
         """
         connection = getattr(self._consumer, "connection", None)
-        outages = self._reconnections.count(connection)
-        names = self._names()
+        if connection is not None and connection is not self._connection:
+            self._reconnections += self._connection is not None
+            self._connection = connection
+        outages, names = self._reconnections, self._names()
         if connection is None:
             return NodeReport(started=time.monotonic(), broker_outages=outages, names=names)
         try:
@@ -317,9 +305,7 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     process_runs.share_last_start()
     app = getattr(sender, "app", None) or current_app._get_current_object()
     worker_repairs.record_queues(app)
-    worker_repairs.wake_consumer(app)
-    worker_repairs.keep_prefetch_count(app)
-    worker_repairs.keep_messages_out_of_redis(app)
+    app.steps["consumer"].update(worker_repairs.STEPS)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
         shortened(str(getattr(sender, "hostname", _ThisProcess.name)), _NAME_BYTES),

@@ -130,11 +130,6 @@ class KeepPrefetchCount(bootsteps.StartStopStep):
         parent.app.conf.worker_enable_prefetch_count_reduction = False
 
 
-def keep_prefetch_count(app: Any) -> None:
-    """Add the step to the consumers of this application."""
-    app.steps["consumer"].add(KeepPrefetchCount)
-
-
 # Wakes the consumer of a worker with the pool ``threads`` when one of its threads has capacity.
 #
 # The event loop reads the next message from Redis only if fewer messages than the prefetch count
@@ -196,11 +191,6 @@ class WakeConsumer(bootsteps.StartStopStep):
         self._waking = False
 
 
-def wake_consumer(app: Any) -> None:
-    """Add the step to the consumers of this application."""
-    app.steps["consumer"].add(WakeConsumer)
-
-
 # Stops Kombu from storing the messages of durable tasks as unacknowledged in Redis.
 #
 # Kombu copies each message that a worker reads into a hash and a sorted set, and removes both
@@ -227,6 +217,5 @@ class RowMessages(bootsteps.StartStopStep):
             redis_records.keep_in_memory(qos)
 
 
-def keep_messages_out_of_redis(app: Any) -> None:
-    """Add the step to the consumers of this application."""
-    app.steps["consumer"].add(RowMessages)
+STEPS = (KeepPrefetchCount, WakeConsumer, RowMessages)
+"""The steps that repair the consumers of an application."""

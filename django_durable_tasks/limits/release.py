@@ -251,7 +251,7 @@ class FreeCapacity:
 # The number of statements does not depend on the number of tasks. This module only makes tasks
 # eligible; the claim enforces the limit. An eligible task keeps the name of its scope until it is
 # claimed, so that the capacity that a heavy task waited for stays reserved for it. Called by the
-# thread of ``scheduler/releasing.py``, by the claim, and by the process of an ended run
+# thread of ``scheduler/loop.py``, by the claim, and by the process of an ended run
 # (``tasks/attempts.py``).
 
 

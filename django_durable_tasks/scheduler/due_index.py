@@ -1,4 +1,4 @@
-"""The interface of due indexes, and the due index in the memory of one process."""
+"""The due index of a scheduler: a heap of due times, and the newest entry of each task."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
-from typing import NamedTuple, Protocol
-
-# The entry of a due index, and the interface that its implementations in memory and in Redis
-# share.
+from typing import NamedTuple
 
 
 class DueEntry(NamedTuple):
@@ -25,55 +22,18 @@ class DueEntry(NamedTuple):
     shard: int
 
 
-class DueIndex(Protocol):
-    """Index of due times; instants are truncated to milliseconds.
+# Stale entries of the heap that never cause a rebuild, so that a small heap is not rebuilt often.
+_SLACK = 64
+
+
+class DueIndex:
+    """Index of due times, in the memory of one scheduler; thread-safe. Instants are truncated to
+    milliseconds.
 
     The index is an optimization without guarantees: entries may be missing, stale, or of deleted
     tasks. A caller that pops an entry claims the task by its id, and the claim decides. No method
     raises because a server is unavailable.
     """
-
-    @property
-    def state(self) -> str:
-        """Where the entries are, or the reason and the interval of polling the database."""
-
-    def add(self, rows: Iterable[DueEntry]) -> None:
-        """Add these entries. Adding one twice has no effect; an entry replaces an older one of the
-        same task.
-        """
-
-    def discard(self, ids: Iterable[uuid.UUID]) -> int:
-        """Remove the entries of these tasks; return how many there were."""
-
-    def next_at(self) -> datetime | None:
-        """Return when the earliest entry is due (UTC); None if there is no entry."""
-
-    def pop_due(
-        self, now: datetime, limit: int, shards: frozenset[int] | None = None
-    ) -> list[DueEntry]:
-        """Remove and return at most ``limit`` entries due at ``now``, earliest first. With
-        ``shards`` only entries of these shards are returned.
-
-        No entry is returned twice, also not to concurrent callers. If a caller crashes, the poll
-        finds its tasks.
-        """
-
-    def __len__(self) -> int:
-        """Return how many entries there are."""
-
-    def close(self) -> None:
-        """Release the resources; the index may not be used afterwards."""
-
-
-# The due index in the memory of one process: a heap of due times, and the newest entry of each
-# task.
-
-
-_SLACK = 64
-
-
-class MemoryDueIndex:
-    """The ``DueIndex`` that belongs to one scheduler; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,11 +42,13 @@ class MemoryDueIndex:
 
     @property
     def state(self) -> str:
-        """Where the entries are stored."""
+        """Where the entries are, or the reason and the interval of polling the database."""
         return "in memory"
 
     def add(self, rows: Iterable[DueEntry]) -> None:
-        """Add these entries; an entry replaces an older one of the same task."""
+        """Add these entries. Adding one twice has no effect; an entry replaces an older one of the
+        same task.
+        """
         with self._lock:
             for due in rows:
                 before = self._known.get(due.task_id)
@@ -105,7 +67,7 @@ class MemoryDueIndex:
             return before - len(self._known)
 
     def next_at(self) -> datetime | None:
-        """Return when the earliest entry is due."""
+        """Return when the earliest entry is due (UTC); None if there is no entry."""
         with self._lock:
             while self._heap and self._stale(*self._heap[0]):
                 heapq.heappop(self._heap)
@@ -114,7 +76,12 @@ class MemoryDueIndex:
     def pop_due(
         self, now: datetime, limit: int, shards: frozenset[int] | None = None
     ) -> list[DueEntry]:
-        """Remove and return entries that are due."""
+        """Remove and return at most ``limit`` entries due at ``now``, earliest first. With
+        ``shards`` only entries of these shards are returned.
+
+        No entry is returned twice, also not to concurrent callers. If a caller crashes, the poll
+        finds its tasks.
+        """
         found: list[DueEntry] = []
         others: list[tuple[datetime, uuid.UUID]] = []
         with self._lock:
@@ -132,13 +99,8 @@ class MemoryDueIndex:
         return found
 
     def __len__(self) -> int:
+        """Return how many entries there are."""
         return len(self._known)
-
-    def close(self) -> None:
-        """Remove all entries."""
-        with self._lock:
-            self._known.clear()
-            self._heap.clear()
 
     def _stale(self, at: datetime, task_id: uuid.UUID) -> bool:
         due = self._known.get(task_id)

@@ -1,25 +1,38 @@
-"""The maintenance jobs of the leader. Each is idempotent and returns after a bounded slice of
-work.
+"""The maintenance jobs of the leader, and the thread that runs them. Each job is idempotent and
+returns after a bounded slice of work.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.db import Error
 
 from django_durable_tasks.audit import prune_audit
 from django_durable_tasks.celery import publisher
 from django_durable_tasks.cluster import nodes
-from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor, NodeReport
 from django_durable_tasks.conf import SKEW_MAX, settings
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
+from django_durable_tasks.scheduler.leader import Leader
+from django_durable_tasks.scheduler.reap_dead_nodes import (
+    leases,
+    mark_lost_runs,
+    mark_orphaned_runs,
+    reap_dead_nodes,
+)
+from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
 from django_durable_tasks.schedules import recompute
 from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger
+from django_durable_tasks.states.demand import shards_of
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
@@ -62,6 +75,18 @@ def register_job(name: str, make: Callable[[], Job]) -> None:
     ``make`` is called once per scheduler, so a job may keep what it knows in its object.
     """
     OPTIONAL_JOBS[name] = make
+
+
+def _for_one_slice(act: Callable[[], int]) -> int:
+    """Repeat ``act`` until it changes nothing or SLICE seconds are over; return the sum."""
+    end, changed = time.monotonic() + SLICE, 0
+    while time.monotonic() < end:
+        with dedicated_connection():
+            number = act()
+        if not number:
+            break
+        changed += number
+    return changed
 
 
 # Job: raise the priority of tasks that have waited for PRIORITY_AGING seconds.
@@ -186,14 +211,7 @@ class CorrectClockSteps:
 
 def count_endings(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Count batches of ending events for one slice."""
-    end, counted = time.monotonic() + SLICE, 0
-    while time.monotonic() < end:
-        with dedicated_connection():
-            number = runs.count_endings(4 * settings().BATCH_SIZE)
-        counted += number
-        if not number:
-            break
-    return counted
+    return _for_one_slice(lambda: runs.count_endings(4 * settings().BATCH_SIZE))
 
 
 # Job: cancel workflow runs that have passed their deadline.
@@ -229,11 +247,7 @@ class FindDeletedUpstreams:
 
 def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Release the tasks of completely written starts, and delete incomplete, abandoned ones."""
-    end, number = time.monotonic() + SLICE, 0
-    with dedicated_connection():
-        while time.monotonic() < end and (done := start.finish_starts(now, settings().BATCH_SIZE)):
-            number += done
-    return number
+    return _for_one_slice(lambda: start.finish_starts(now, settings().BATCH_SIZE))
 
 
 # Job: delete ended tasks, ledger entries, limit buckets, answers of the API, bulk operations and
@@ -359,3 +373,160 @@ class WatchDeadLetters:
             operator_actions.send_growth_signal(number)
         self._warned_at = number
         return 0
+
+
+# When the jobs run, and in which order. A job that changed something runs again soon, after the
+# other due jobs, until nothing is left.
+
+
+_JOBS_OF_ENDINGS = ("resolve_dependents", "count_endings")
+
+
+def jobs() -> tuple[Job, ...]:
+    """Return new instances of all jobs, in the order in which they run: those of optional apps
+    (``register_job``) last.
+    """
+    return (
+        Job("reap_dead_nodes", reap_dead_nodes, every=1.0),
+        Job("mark_orphaned_runs", mark_orphaned_runs, every=1.0),
+        Job("mark_lost_runs", mark_lost_runs, every=min(5.0, settings().LEASE / 4)),
+        Job("apply_requests", apply_requests, every=min(1.0, settings().POLL)),
+        Job("resolve_dependents", resolve_dependents, every=min(0.2, settings().POLL)),
+        Job("count_endings", count_endings, every=min(0.5, settings().POLL)),
+        Job("finish_starts", finish_starts, every=5.0),
+        Job("end_late_workflows", end_late_workflows, every=1.0),
+        Job("find_deleted_upstreams", FindDeletedUpstreams(), every=10.0),
+        Job("age_priorities", AgePriorities(), every=1.0),
+        Job("release_overlaps", release_overlaps, every=min(1.0, settings().POLL)),
+        Job("correct_clock_steps", CorrectClockSteps(), every=CLOCK_EVERY),
+        Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
+        Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
+        Job(
+            "prune",
+            Prune(),
+            every=10.0,
+            pause_factor=PAUSE_FACTOR,
+            dispatches=False,
+        ),
+        *(make() for make in OPTIONAL_JOBS.values()),
+    )
+
+
+class JobSchedule:
+    """When each job runs next, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._jobs = jobs()
+        self._due = {job.name: 0.0 for job in self._jobs}
+
+    def endings_recorded(self) -> None:
+        """Make the jobs that process ending events due now; safe to call from other threads."""
+        self._due.update(dict.fromkeys(_JOBS_OF_ENDINGS, 0.0))
+
+    def take_due(self) -> list[Job]:
+        """Return the due jobs in order, and schedule each again after its ``every`` seconds."""
+        now = time.monotonic()
+        found = [job for job in self._jobs if self._due[job.name] <= now]
+        for job in found:
+            self._due[job.name] = now + job.every
+        return found
+
+    def finished(self, job: Job, number: int, duration: float) -> None:
+        """Schedule a job earlier that changed ``number`` > 0 rows in ``duration`` seconds."""
+        if number:
+            soon = time.monotonic() + min(job.every, job.pause_factor * duration)
+            self._due[job.name] = min(soon, self._due[job.name])
+
+    def next_in(self) -> float:
+        """Return the seconds until the next job is due."""
+        return max(0.0, min(self._due.values()) - time.monotonic())
+
+
+# The maintenance thread of a scheduler: reads heartbeats and leases, and runs jobs if it leads.
+#
+# Dispatching has its own thread and connection, so a slow job delays no task. Jobs still work in
+# bounded slices, so that none of them delays the others for long.
+
+
+_READING_HEARTBEATS = "Reading the heartbeats"
+
+
+class Maintenance(PeriodicThread):
+    """``serve`` is called with the shards of this node, ``done`` after a job that changed tasks, to
+    dispatch them.
+    """
+
+    def __init__(
+        self,
+        node: uuid.UUID,
+        leader: Leader,
+        steps: Steps,
+        report: Callable[[], NodeReport],
+        serve: Callable[[frozenset[int]], None],
+        done: Callable[[], None],
+    ) -> None:
+        super().__init__("maintenance", self.round)
+        self.monitor, self.schedule = HeartbeatMonitor(), JobSchedule()
+        self.kept_shards: frozenset[int] | None = None
+        self._node, self._leader, self._steps = node, leader, steps
+        self._report, self._serve, self._done = report, serve, done
+        self._read_at, self._missed = 0.0, False
+
+    def missed(self) -> None:
+        """Record that another thread could not reach the database, so that no node is declared
+        dead because of that outage; safe to call from any thread.
+        """
+        self._missed = True
+
+    def endings_recorded(self) -> None:
+        """Resolve and count endings at once; safe to call from other threads."""
+        self.schedule.endings_recorded()
+        self.wake()
+
+    def round(self) -> float:
+        """Do what is due; return the seconds until the next round."""
+        try:
+            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, outages=True)
+            if not self._leader.leading():
+                return settings().POLL
+            return self._run_jobs()
+        except Error:
+            self.monitor.missed()  # the dispatching thread logs the outage
+            return settings().POLL
+
+    def _read_heartbeats(self) -> int:
+        if self._missed:
+            self._missed = False
+            self.monitor.missed()
+        if time.monotonic() < self._read_at:
+            return 0
+        self._read_at = time.monotonic() + settings().NODE_HEARTBEAT
+        with dedicated_connection():
+            # A write first: in an outage reads may still succeed while no node can write.
+            nodes.beat(self._node, self._report())
+            self.monitor.record(
+                nodes.beats(), time.monotonic(), 3 * settings().NODE_HEARTBEAT, leases()
+            )
+            self.monitor.record_broker_outages(nodes.broker_outages(), time.monotonic())
+            living = nodes.schedulers()
+        living[self._node] = self.kept_shards
+        self._serve(shards_of(self._node, living))
+        return 0
+
+    def _run_jobs(self) -> float:
+        due = self.schedule.take_due()
+        if due:
+            with dedicated_connection():
+                now, asked = database_now(), time.monotonic()
+        for job in due:
+            if self._stopping or not self._leader.leading():
+                break
+            # Between jobs too: silence is counted in reads, and a long job must not delay a read.
+            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, outages=True)
+            began = time.monotonic()
+            run = partial(job.run, now + timedelta(seconds=began - asked), self.monitor)
+            number = self._steps.attempt(f"Job {job.name}", run, job.time_limit)
+            self.schedule.finished(job, number, time.monotonic() - began)
+            if number and job.dispatches:
+                self._done()
+        return min(settings().POLL, self.schedule.next_in())

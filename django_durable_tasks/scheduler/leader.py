@@ -12,8 +12,8 @@
    its lease for nine tenths of the duration, by its own monotonic clock, counted from before the
    renewal was sent. It also resigns if one of its jobs exceeds its time limit.
 5. ``on_lead`` wakes the threads of the new leader: they run all maintenance jobs
-   (``maintenance/schedule.py``) and fire overdue schedules by their misfire policy
-   (``triggering.py``). Claims of the dead process are republished by
+   (``jobs.py``) and fire overdue schedules by their misfire policy
+   (``loop.Triggering``). Claims of the dead process are republished by
    ``maintenance/reap_dead_nodes.py``. Until then every other scheduler continues to dispatch.
 6. If two processes believe that they are the leader, they repeat work. No task is duplicated,
    because every write is guarded by status and epoch, and every fire time by a unique key.

@@ -184,6 +184,32 @@ class NotificationTransport(Protocol):
         """Close the connection."""
 
 
+class _Alarm:
+    """Calls ``act`` for notifications of one kind, at most once per ``gap`` seconds.
+
+    It is called once more after _ECHO, because the limiter of the notifying process may have
+    suppressed notifications of further changes.
+    """
+
+    def __init__(self, gap: float, act: Callable[[datetime], None]) -> None:
+        self._gap, self._act = gap, act
+        self._acted_at, self.next_at = float("-inf"), float("inf")
+        self._first, self._repeats = host_now(), False
+
+    def notified(self, now: float, first: datetime) -> None:
+        """Record a notification of a change at ``first``, received at ``now``."""
+        self._first, self._repeats = first, True
+        self.next_at = min(max(now, self._acted_at + self._gap), self.next_at)
+
+    def act_if_due(self, now: float) -> None:
+        """Call ``act`` if its time has come."""
+        if now < self.next_at:
+            return
+        self._acted_at, self.next_at = now, now + _ECHO if self._repeats else float("inf")
+        self._repeats = False
+        self._act(self._first)
+
+
 class Listener(threading.Thread):
     """Thread that receives notifications through one transport until ``stop``.
 
@@ -198,16 +224,15 @@ class Listener(threading.Thread):
     ) -> None:
         super().__init__(name=f"durable-listener-{transport.name}", daemon=True)
         self.listening, self.why = False, _UNTESTED
-        self._transport, self._wake, self._wake_leader = transport, wake, leader_work
+        self._transport = transport
+        self._alarms = {
+            NotificationKind.ROWS: _Alarm(_GAP, wake),
+            NotificationKind.LEADER_WORK: _Alarm(INTERVAL, lambda _: leader_work()),
+        }
         self._stop_requested = threading.Event()
         self._pause = _SHORTEST_PAUSE
         self._token, self._token_sent_at, self._test_at = "", 0.0, 0.0
-        self._repeat_at: float | None = None
-        self._first: datetime | None = None
         self._passed_at = 0.0
-        self._woke_at, self._waking = 0.0, False
-        self._leader_work_at: float | None = None
-        self._leader_work_woke_at, self._repeat_leader_work = 0.0, False
 
     def run(self) -> None:
         """Receive notifications; never raises if the server is unavailable."""
@@ -258,13 +283,9 @@ class Listener(threading.Thread):
                 self._lost(self._transport.failure_cause)
                 self._pause = _LONGEST_PAUSE if self._transport.doubtful() else _FAILED_TEST_PAUSE
                 return
-            self._process(
-                [
-                    notification
-                    for text in self._transport.wait(self._wait_time())
-                    if (notification := read(text))
-                ]
-            )
+            next_at = min(alarm.next_at for alarm in self._alarms.values())
+            texts = self._transport.wait(max(0.0, min(_MAX_WAIT, next_at - time.monotonic())))
+            self._process([notification for text in texts if (notification := read(text))])
 
     def _self_test(self) -> bool:
         """Test the transport if a test is due; return False if the last test failed."""
@@ -278,71 +299,21 @@ class Listener(threading.Thread):
             )
         return True
 
-    def _wait_time(self) -> float:
-        waits = [_MAX_WAIT]
-        if self._waking:
-            waits.append(self._woke_at + _GAP - time.monotonic())
-        waits += [
-            at - time.monotonic()
-            for at in (self._repeat_at, self._leader_work_at)
-            if at is not None
-        ]
-        return max(0.0, min(waits))
-
     def _process(self, notifications: Sequence[Notification]) -> None:
-        rows = [
-            notification.at
-            for notification in notifications
-            if notification.kind == NotificationKind.ROWS
-        ]
         now = time.monotonic()
-        if rows:
-            # The limiter of the notifying process may have suppressed notifications of further
-            # tasks: wake once more after its interval.
-            self._first, self._waking, self._repeat_at = min(rows), True, now + _ECHO
-        repeated = self._repeat_at is not None and now >= self._repeat_at
-        if repeated:
-            self._repeat_at = None
-        if self._first is not None and (repeated or (self._waking and now >= self._woke_at + _GAP)):
-            self._woke_at, self._waking = now, False
-            self._wake(self._first)
-        self._process_leader_work(
-            now,
-            any(
-                notification.kind == NotificationKind.LEADER_WORK for notification in notifications
-            ),
-        )
+        for kind, alarm in self._alarms.items():
+            instants = [one.at for one in notifications if one.kind == kind]
+            if instants:
+                alarm.notified(now, min(instants))
+            alarm.act_if_due(now)
         if any(
-            notification.kind == NotificationKind.TEST and notification.word == self._token
-            for notification in notifications
+            one.kind == NotificationKind.TEST and one.word == self._token for one in notifications
         ):
-            self._token, self._test_at, self._pause, self._passed_at = (
-                "",
-                now + _TEST_EVERY,
-                _SHORTEST_PAUSE,
-                now,
-            )
+            self._token, self._test_at, self._passed_at = "", now + _TEST_EVERY, now
+            self._pause = _SHORTEST_PAUSE
             if not self.listening:
                 self.listening, self.why = True, ""
                 logger.info("Notifications are received through %s.", self._transport.name)
-
-    def _process_leader_work(self, now: float, notified: bool) -> None:
-        """Process endings and schedules of the leader at once, at most once per INTERVAL seconds,
-        and repeat it once as for tasks.
-        """
-        if notified:
-            self._repeat_leader_work = True
-            soonest = max(now, self._leader_work_woke_at + INTERVAL)
-            self._leader_work_at = (
-                soonest if self._leader_work_at is None else min(soonest, self._leader_work_at)
-            )
-        if self._leader_work_at is not None and now >= self._leader_work_at:
-            self._leader_work_woke_at = now
-            self._leader_work_at, self._repeat_leader_work = (
-                now + _ECHO if self._repeat_leader_work else None,
-                False,
-            )
-            self._wake_leader()
 
     def _lost(self, why: str) -> None:
         if self.listening or self.why != why:
@@ -370,7 +341,7 @@ class Listeners:
     ) -> None:
         transports, self._why = _transports()
         self._listeners = [
-            Listener(transport, wake, leader_work or _nothing) for transport in transports
+            Listener(transport, wake, leader_work or (lambda: None)) for transport in transports
         ]
 
     @property
@@ -411,10 +382,6 @@ class Listeners:
             listener._stop_requested.set()
         for listener in self._listeners:
             listener.stop(wait)
-
-
-def _nothing() -> None:
-    """Ignore a notification for the leader."""
 
 
 def _transports() -> tuple[list[NotificationTransport], str]:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import time
 import uuid
-from datetime import datetime
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
 
 from django.db import Error
 
@@ -20,23 +23,168 @@ from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.conf import settings, unknown_task_delay
+from django_durable_tasks.limits import release, waitlist
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
+from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop, PublishWindows
+from django_durable_tasks.scheduler.jobs import Maintenance
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.listener import Listeners
-from django_durable_tasks.scheduler.maintenance import Maintenance
 from django_durable_tasks.scheduler.redis_index import due_index
-from django_durable_tasks.scheduler.releasing import Releasing
 from django_durable_tasks.scheduler.republishing import Republishing
-from django_durable_tasks.scheduler.threads import Steps, Waiter
-from django_durable_tasks.scheduler.triggering import Triggering
-from django_durable_tasks.schedules.trigger import PostponedSchedules
+from django_durable_tasks.scheduler.threads import PeriodicThread, Steps, Waiter
+from django_durable_tasks.schedules import trigger
 from django_durable_tasks.states.demand import SHARDS
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _DISPATCHING, _SLEEPING = "Dispatching", "Reading the next due time of all queues"
+# Seconds until the next round after one in which dispatching failed.
 _PAUSE = 0.1
+# Seconds after which a step of these threads makes the leader resign.
+_TIME_LIMIT = 60.0
+
+
+# Creates the occurrences of recurring tasks at their fire times, on the leader.
+
+
+_RETRY_LOCKED_AFTER = 0.1
+_RECENT = timedelta(seconds=1)
+"""While schedules are overdue by more than this, every second batch takes the schedules that became
+due within this time. A backlog, for example after an outage, therefore does not delay the schedules
+that become due now.
+"""
+
+
+class Triggering(PeriodicThread):
+    """The thread that fires schedules; ``fired`` is called after each batch to dispatch it."""
+
+    def __init__(
+        self, leader: Leader, steps: Steps, windows: PublishWindows, fired: Callable[[], None]
+    ) -> None:
+        super().__init__("triggering", self.round)
+        self._leader, self._steps, self._fired = leader, steps, fired
+        self._windows = windows
+        self._next_in = 0.0
+        self._full = self._later_first = False
+
+    def round(self) -> float:
+        """Fire one batch of due schedules; return the seconds until the next round."""
+        term = self._leader.term
+        if not self._leader.leading() or term is None:
+            return settings().POLL
+        self._next_in = min(_RETRY_LOCKED_AFTER, settings().POLL)
+        if self._steps.attempt("Firing recurring tasks", partial(self._fire, term), _TIME_LIMIT):
+            self._fired()
+        return self._next_in
+
+    def _fire(self, term: int) -> int:
+        with dedicated_connection():
+            head, now, asked = trigger.head(), database_now(), time.monotonic()
+            number = 0
+            if head is not None and head <= now:
+                number = self._batch(term, now, head)
+                head = trigger.head()
+        wait = (
+            settings().POLL
+            if head is None
+            else (head - now).total_seconds() - (time.monotonic() - asked)
+        )
+        # A due schedule that did not fire is locked by another transaction.
+        self._next_in = min(
+            settings().POLL,
+            wait if number or wait > 0 else min(_RETRY_LOCKED_AFTER, settings().POLL),
+        )
+        return number
+
+    def _batch(self, term: int, now: datetime, head: datetime) -> int:
+        """Fire the oldest due schedules or, in turns with them while there is a backlog, later
+        ones.
+
+        Many schedules that are due at the same instant, such as new ones, therefore do not delay
+        those that become due after it. Schedules with different times are fired in their order
+        until they are overdue by more than _RECENT.
+        """
+        limit, recent = settings().BATCH_SIZE, now - _RECENT
+        self._later_first = (self._full or head <= recent) and not self._later_first
+        if self._later_first:
+            after = max(head, recent)
+            number = trigger.fire_due(now, limit, term, after=after, windows=self._windows)
+            if number:
+                return number
+        number = trigger.fire_due(now, limit, term, windows=self._windows)
+        self._full = number >= limit
+        return number
+
+
+# Releases tasks that wait for a limit, on a thread of its own.
+#
+# Every scheduler does this, not only the leader. The dispatch thread claims the released tasks. If
+# two schedulers, or this thread and a claim, use the same capacity, the claim makes the tasks that
+# exceed it wait.
+#
+# While tasks wait for concurrency limits only, this is a safety net that runs once per POLL: the
+# process of an ended run hands its capacity over (``tasks/attempts.py``).
+
+
+# Seconds. Released tasks that are short free their capacity soon.
+_AFTER_RELEASE = 0.02
+# Seconds between two reads of the waitlists while tasks are dispatched, which free capacity.
+_BUSY_INTERVAL = 0.1
+
+
+class Releasing(PeriodicThread):
+    """``busy`` returns whether tasks were dispatched in the last seconds, ``released`` is called
+    after a batch to dispatch it.
+    """
+
+    def __init__(
+        self, steps: Steps, busy: Callable[[], bool], released: Callable[[], None]
+    ) -> None:
+        super().__init__("releasing", self.round)
+        self._steps, self._busy, self._released = steps, busy, released
+        self._idle = True
+
+    def tasks_dispatched(self) -> None:
+        """Read the waitlists often from now on, because dispatched tasks free capacity when they
+        end; safe to call from other threads.
+        """
+        if self._idle:
+            self.wake()
+
+    def round(self) -> float:
+        """Release one batch; return the seconds until the next round."""
+        number = self._steps.attempt(
+            "Releasing tasks that wait for a limit", self._release, _TIME_LIMIT
+        )
+        if number:
+            self._released()
+        self._idle = not number and not self._busy()
+        if not number and release.has_more_pages():
+            return min(_BUSY_INTERVAL, settings().POLL)
+        if self._idle or (not number and release.wait_for_endings()):
+            return settings().POLL
+        if number >= settings().BATCH_SIZE:
+            return 0.0
+        return min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
+
+    def _release(self) -> int:
+        try:
+            with dedicated_connection():
+                if not waitlist.scopes_after("", 1):  # the only statement while no task waits
+                    return 0
+                return release.release_waiting(database_now(), settings().BATCH_SIZE)
+        except Error:
+            try:
+                with dedicated_connection():
+                    database_now()
+            except Error:
+                return 0  # the dispatch thread logs the outage
+            raise
+
+
+# The process of a scheduler: its dispatch thread, and the threads beside it.
 
 
 class Scheduler:
@@ -142,7 +290,7 @@ class Scheduler:
             wakeups_state=self.listeners.source_state,
             failing=[
                 *self.steps.failing(),
-                *process_state.of(PostponedSchedules).failing(unknown_task_delay()),
+                *process_state.of(trigger.PostponedSchedules).failing(unknown_task_delay()),
             ],
             clock_step=self.maintenance.monitor.clock_step,
             rejected_queues=broker_outage.backoff.reasons(),

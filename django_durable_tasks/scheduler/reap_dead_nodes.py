@@ -3,7 +3,7 @@
 1. Every worker writes two things: its process increments ``Node.beats`` every NODE_HEARTBEAT
    seconds, and the process that runs tasks extends ``Task.lease_until`` of all its runs every
    HEARTBEAT seconds.
-2. Every scheduler reads both once per NODE_HEARTBEAT (``runner.Maintenance``) and counts in a
+2. Every scheduler reads both once per NODE_HEARTBEAT (``jobs.Maintenance``) and counts in a
    ``HeartbeatMonitor`` how many consecutive reads saw the same value. Values are compared
    with
    earlier values only, never with a clock, so a clock that jumps marks no run as LOST. If a

@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_durable_tasks import conf
 from django_durable_tasks.circuit_breaker import CircuitBreaker
-from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex, MemoryDueIndex
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
 
 # The Redis client of a process: short timeouts and a pause after a failure, so that callers do not
 # wait for Redis.
@@ -238,8 +238,8 @@ def from_ms(value: float) -> datetime:
     return _EPOCH + timedelta(milliseconds=math.floor(max(_EARLIEST_MS, min(value, _LATEST_MS))))
 
 
-class RedisDueIndex:
-    """A ``DueIndex`` that the schedulers of a region share. Entries that are added while Redis is
+class RedisDueIndex(DueIndex):
+    """A due index that the schedulers of a region share. Entries that are added while Redis is
     unavailable stay in the memory of this process, and are returned from there.
 
     With ``probe=False`` it does not test whether Redis is available again; another caller must do
@@ -247,9 +247,9 @@ class RedisDueIndex:
     """
 
     def __init__(self, connection: RedisConnection, *, probe: bool = True) -> None:
+        super().__init__()
         self._connection, self._probe = connection, probe
         self._set, self._details = self._keys = keys()
-        self._own = MemoryDueIndex()
         self._added: dict[uuid.UUID, DueEntry] = {}
         self._pop = connection.client.register_script(_POP)
         self.unreadable = 0
@@ -277,7 +277,7 @@ class RedisDueIndex:
             else:
                 # What was added before may be lost too.
                 self._added.clear()
-                self._own.add(batch)
+                super().add(batch)
 
     def _write(self, scores: Mapping[str, int], details: Mapping[str, str], client: Any) -> bool:
         with client.pipeline() as pipeline:
@@ -291,7 +291,7 @@ class RedisDueIndex:
     def discard(self, ids: Iterable[uuid.UUID]) -> int:
         """Remove the entries of these tasks; return how many there were."""
         gone = list(ids)
-        removed = self._own.discard(gone)
+        removed = super().discard(gone)
         for task_id in gone:
             self._added.pop(task_id, None)
         for first in range(0, len(gone), _BATCH):
@@ -310,14 +310,14 @@ class RedisDueIndex:
         first: list[tuple[str, float]] = self._request(
             lambda client: client.zrange(self._set, 0, 0, withscores=True), []
         )
-        instants = [self._own.next_at(), *(from_ms(score) for _, score in first)]
+        instants = [super().next_at(), *(from_ms(score) for _, score in first)]
         return min((at for at in instants if at is not None), default=None)
 
     def pop_due(
         self, now: datetime, limit: int, shards: frozenset[int] | None = None
     ) -> list[DueEntry]:
         """Remove and return due entries; each entry is returned to one node only."""
-        found = self._own.pop_due(now, limit, shards)
+        found = super().pop_due(now, limit, shards)
         if limit <= len(found):
             return found
         past, most = math.floor((now - _EPOCH) / timedelta(milliseconds=1)), limit - len(found)
@@ -334,11 +334,7 @@ class RedisDueIndex:
         return found
 
     def __len__(self) -> int:
-        return len(self._own) + int(self._request(lambda client: client.zcard(self._set), 0))
-
-    def close(self) -> None:
-        """Remove the entries in memory. The set stays in Redis, because other schedulers use it."""
-        self._own.close()
+        return super().__len__() + int(self._request(lambda client: client.zcard(self._set), 0))
 
     def _request(self, act: Callable[[Any], T], otherwise: T) -> T:
         """Return the result of ``act``. If Redis reports a key of another type, both keys are
@@ -385,4 +381,4 @@ def due_index() -> DueIndex:
     otherwise one in memory.
     """
     shared = connection()
-    return MemoryDueIndex() if shared is None else RedisDueIndex(shared, probe=False)
+    return DueIndex() if shared is None else RedisDueIndex(shared, probe=False)

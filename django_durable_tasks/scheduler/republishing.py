@@ -277,7 +277,7 @@ class Comparison:
         )
         if not (one.early if is_early else one.overdue) or at < look.next_at:
             return 0
-        if one.queue in broker_outage.backoff.waiting():
+        if broker_outage.backoff.remaining(one.queue):
             return 0
         if one.overdue:
             self._end_waits(one.queue)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.scheduler import redis_index
-from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex, MemoryDueIndex
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
 from django_durable_tasks.scheduler.redis_index import RedisConnection, RedisDueIndex
 from tests.backends import address
 from tests.repetitions import repetitions
@@ -35,7 +35,7 @@ def forms(request: pytest.FixtureRequest) -> Iterator[Callable[[], DueIndex]]:
     same one.
     """
     if request.param == "memory":
-        yield MemoryDueIndex
+        yield DueIndex
         return
     redis_connection = RedisConnection(REDIS)
     redis_connection.client.delete(*RedisDueIndex(redis_connection)._keys)
@@ -135,7 +135,7 @@ def test_concurrent_pops_return_no_entry_twice(
     forms: Callable[[], DueIndex], index: DueIndex
 ) -> None:
     index.add([due(-1, n, shard=n % 4) for n in range(1, 1_001)])
-    shared = index if isinstance(index, MemoryDueIndex) else None
+    shared = None if isinstance(index, RedisDueIndex) else index
     popped: list[DueEntry] = []
     failed: list[Exception] = []
 

@@ -164,7 +164,6 @@ def test_a_missing_redis_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     assert (len(index), index.next_at(), index.pop_due(NOW, 5)) == (1, NOW, [due(1)])
     assert caplog.text.count(AWAY) == 1
     assert caplog.records[0].levelno == logging.ERROR
-    index.close()
     redis_connection.close()
 
 

@@ -77,7 +77,7 @@ def test_a_rejected_queue_is_tried_again_after_its_delay_and_logged_once(
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.001}
     _, bad = names
     for _ in range(3):
-        until(lambda: broker_outage.backoff.allows(bad), within=30)
+        until(lambda: not broker_outage.backoff.remaining(bad), within=30)
         assert len(publisher.publish(messages(bad, number=2))) == 2
     assert caplog.text.count(REJECTS) == 1
     assert broker_outage.backoff.is_rejected(bad)

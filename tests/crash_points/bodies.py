@@ -97,6 +97,6 @@ def mixed(number: int) -> int:
             mock.patch.object(batch_runs, "SLOW", -1.0),
             mock.patch.object(batch_runs, "GROUP_AGE", -1.0),
         ):
-            for batch in list(batch_runs.batch_thread()._batches):
+            for batch in list(batch_runs.batch_thread._batches):
                 batch.act_beside()
     return number

@@ -77,7 +77,7 @@ def _without_recording_by_the_task_class() -> None:
 def _without_the_grace_after_an_outage() -> None:
     from django_durable_tasks.cluster.nodes import HeartbeatMonitor
     from django_durable_tasks.conf import settings
-    from django_durable_tasks.scheduler import maintenance
+    from django_durable_tasks.scheduler import jobs
 
     class Impatient(HeartbeatMonitor):
         """Measures silence by the clock, and assumes constant contact."""
@@ -114,7 +114,7 @@ def _without_the_grace_after_an_outage() -> None:
             oldest = time.monotonic() - looks * settings().NODE_HEARTBEAT
             return {task: (lease, 1_000) for task, (lease, at) in self.kept.items() if at < oldest}
 
-    setattr(maintenance, "HeartbeatMonitor", Impatient)  # noqa: B010 - mypy knows it as a class
+    setattr(jobs, "HeartbeatMonitor", Impatient)  # noqa: B010 - mypy knows it as a class
 
 
 # Recurring tasks ----------------------------------------------------------------------------------

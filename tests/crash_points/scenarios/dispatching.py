@@ -10,11 +10,11 @@ from typing import Any
 
 from django.conf import settings
 
-from django_durable_tasks.celery import publisher
 from django_durable_tasks.store.clock import database_now
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.factories import QUEUE, a_task, many_tasks
+from tests.messages import dispatch
 from tests.republishing import Leader
 
 NODE = uuid.UUID(int=1)
@@ -49,7 +49,7 @@ def the_broker_is_back(_: Any) -> None:
 
 
 def _dispatch(_: Any) -> None:
-    publisher.dispatch(QUEUE, database_now(), 10, NODE)
+    dispatch(QUEUE, database_now(), 10, NODE)
 
 
 def _republish(_: Any) -> None:

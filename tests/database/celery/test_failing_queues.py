@@ -32,7 +32,7 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_task, many_tasks
-from tests.messages import take_task_messages
+from tests.messages import dispatch, take_task_messages
 from tests.project import tasks
 from tests.republishing import Leader
 from tests.waiting import until
@@ -79,20 +79,20 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
 ) -> None:
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 2}
     rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
-    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     epochs = _epochs(rows)
     assert set(epochs.values()) == {rows[0].epoch + 2}
-    assert publisher.dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
+    assert dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
     assert _epochs(rows) == epochs
-    until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
+    until(lambda: not broker_outage.backoff.remaining(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
+    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
     assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
     current_app.amqp.queues.add(NOWHERE)
-    until(lambda: broker_outage.backoff.allows(NOWHERE), within=30)
+    until(lambda: not broker_outage.backoff.remaining(NOWHERE), within=30)
     Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
-    assert publisher.dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
+    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
+    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
     del current_app.amqp.queues[NOWHERE]
 
 

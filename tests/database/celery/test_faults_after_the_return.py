@@ -176,7 +176,7 @@ def _check(task: Any, rows: list[Task], fault: str) -> None:
             found
         )
     assert process_runs.leases._runs == {}, fault
-    assert not batch_runs.batch_thread()._batches, fault
+    assert not batch_runs.batch_thread._batches, fault
 
 
 FAULTS = [

@@ -20,7 +20,7 @@ from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.scheduler.due_index import MemoryDueIndex
+from django_durable_tasks.scheduler.due_index import DueIndex
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.listener import Listener
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -44,7 +44,7 @@ def _error(kind: type[Exception]) -> Exception:
     )
 
 
-class BrokenIndex(MemoryDueIndex):
+class BrokenIndex(DueIndex):
     """An index one of whose methods raises."""
 
     def __init__(self, method: str, error: Exception) -> None:

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_durable_tasks.scheduler import notify_on_commit, redis_index
-from django_durable_tasks.scheduler.due_index import MemoryDueIndex
+from django_durable_tasks.scheduler.due_index import DueIndex
 from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.notify_on_commit import Notification, NotificationKind
 from django_durable_tasks.scheduler.redis_index import due_index
@@ -62,7 +62,7 @@ def test_only_tasks_due_soon_are_announced(settings: Any) -> None:
 
 
 def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
-    assert isinstance(due_index(), MemoryDueIndex)
+    assert type(due_index()) is DueIndex
 
 
 def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:

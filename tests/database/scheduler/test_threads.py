@@ -16,9 +16,9 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.scheduler.jobs import JobSchedule
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.maintenance import JobSchedule
 from tests.factories import a_task, many_tasks
 from tests.process_state import new_process_state
 from tests.waiting import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.scheduler import triggering
+from django_durable_tasks.scheduler import loop
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.schedules import trigger
 from django_durable_tasks.store.clock import database_now
@@ -44,7 +44,7 @@ def test_schedules_that_become_due_during_a_backlog_are_fired_by_the_second_batc
     scheduler: Scheduler, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 3}
-    monkeypatch.setattr(triggering, "_RECENT", timedelta(seconds=300))
+    monkeypatch.setattr(loop, "_RECENT", timedelta(seconds=300))
     now = database_now()
     backlog = [
         _due_since(f"old {number}", now - timedelta(seconds=600 - number))
@@ -76,7 +76,7 @@ def test_many_schedules_of_one_instant_do_not_delay_those_that_are_due_after_the
     scheduler: Scheduler, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 3}
-    monkeypatch.setattr(triggering, "_RECENT", timedelta(days=1))
+    monkeypatch.setattr(loop, "_RECENT", timedelta(days=1))
     instant = database_now() - timedelta(seconds=5)
     same = [_due_since(f"same {number}", instant) for number in range(BACKLOG)]
     later = _due_since("later", instant + timedelta(seconds=1))

@@ -15,7 +15,7 @@ from django_durable_tasks.celery import worker_repairs
 @pytest.mark.parametrize(("pool", "is_kept"), [(Threads, True), (Prefork, False)])
 def test_the_count_is_kept_in_workers_with_threads(pool: type, is_kept: bool) -> None:
     app = Celery("test", set_as_current=False)
-    worker_repairs.keep_prefetch_count(app)
+    app.steps["consumer"].add(worker_repairs.KeepPrefetchCount)
     consumer = SimpleNamespace(app=app, pool=pool(limit=1))
     for step in app.steps["consumer"]:
         if (one := step(consumer)).include_if(consumer):
