@@ -35,7 +35,7 @@ class DurableTasksConfig(AppConfig):
             signal_handlers,
             worker_node,
         )
-        from django_durable_tasks.command.recurring import after_migrate
+        from django_durable_tasks.command.schedules import after_migrate
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations

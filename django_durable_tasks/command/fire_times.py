@@ -1,44 +1,42 @@
-"""Fire times on the command line: ``preview``, ``simulate``, ``dst-report``, ``tzdata``,
-``explain`` and ``ledger``.
+"""The fire times of schedules: ``preview``, ``simulate``, ``dst-report``, ``tzdata`` and
+``explain``. They write nothing.
+
+A schedule is described by options alone, without a database, or it is a stored one before and after
+an edit.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from django_durable_tasks import conf
+from django.db.models import FloatField, IntegerField
+
+from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
-from django_durable_tasks.command.arguments import (
-    ScheduleDraft,
-    add_catch_up,
-    add_schedule,
-    add_stored,
-    count,
-    draft,
-    edited,
-    moment,
-    stored,
-)
-from django_durable_tasks.command.recurring import (
-    LEDGER_COLUMNS,
-    LEDGER_SHOWN,
-    add_name,
-    ledger_of,
+from django_durable_tasks.command.arguments import argument, count, moment
+from django_durable_tasks.command.schedules import (
+    CALENDAR_SOURCES,
+    NAMED,
+    days_of,
     named,
+    schedule_named,
+    schedules,
 )
 from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
-    Subcommand,
-    clean,
+    hidden,
     plain,
     refuse,
+    subcommand,
     table,
 )
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
@@ -46,10 +44,18 @@ from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules import recompute
-from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
+from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun, agenda
+from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from django_durable_tasks.schedules.misfires import Choice, ChosenFire, choose, effective
-from django_durable_tasks.schedules.schedule_cache import Calendars, agenda_of, calendars_of
+from django_durable_tasks.schedules.options import CHOICES, COLUMNS, KINDS, columns
+from django_durable_tasks.schedules.schedule_cache import (
+    Calendars,
+    agenda_from,
+    agenda_of,
+    calendars_of,
+)
 from django_durable_tasks.schedules.tick_plan import policy_of
+from django_durable_tasks.schedules.timetables.builder import timetable
 from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.schedules.timetables.zones import (
     ClockChange,
@@ -58,331 +64,420 @@ from django_durable_tasks.schedules.timetables.zones import (
     zone,
 )
 
-# ``durable preview``: the next fires of a schedule. It is given by options alone, or it is a
-# stored schedule before and after an edit.
+# A schedule on the command line ------------------------------------------------------------------
 
 
-_FEW, _PREVIEW_MOST = 10, 10_000
-_SHOWN = ("nominal", "effective", "local", "dst")
-_COMPARED = ("change", *_SHOWN)
+@dataclass(frozen=True, slots=True)
+class ScheduleDraft:
+    """An unsaved or stored RecurringTask with the timetable that its fields describe."""
+
+    row: RecurringTask
+    agenda: Agenda
+
+
+_DRAFT = "preview"
+# Seconds of the units of --every.
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_PERIOD = re.compile(r"(?:(\d+) )?(day|week|month|quarter|year)s?")
+# Years of which the holidays of --calendar are read: more than a preview shows.
+_YEARS_AHEAD = 12
+# Intervals and recurrences of a preview of the past are counted from here.
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+_TIMETABLE = (
+    "cron",
+    "rrule",
+    "solar",
+    "at",
+    "seconds",
+    "latitude",
+    "longitude",
+    "offset",
+    "day",
+    "month",
+    "time",
+)
+# The help of options that are columns of RecurringTask; type, choices and default are those of the
+# column.
+_CLOCK = {
+    "timezone": "of the wall clock (default: that of new schedules)",
+    "dst_gap": "a time that the clock jumps over",
+    "dst_overlap": "a time that comes twice",
+    "roll": "what becomes of fires on closed days",
+}
+_CATCH_UP = {
+    "catch_up_mode": "what becomes of missed fires",
+    "misfire_grace": "late, but not missed",
+    "catchup_window": "what is older is not caught up",
+    "max_catchup_runs": "run at most the N newest missed fire times",
+    "catchup_order": "which runs first",
+    "catchup_pace": "between two runs that are caught up",
+    "expires_in": "after its fire time a run is too late",
+}
+
+
+def _columns_of(group: Any, texts: Mapping[str, str]) -> None:
+    """Declare options of schedules that are columns."""
+    for option, text in texts.items():
+        column: Any = RecurringTask._meta.get_field(COLUMNS.get(option, option))
+        described: dict[str, Any] = {"choices": CHOICES.get(option) and [*CHOICES[option]]}
+        if isinstance(column, FloatField):
+            described |= {"type": float, "metavar": "SECONDS"}
+        elif isinstance(column, IntegerField):
+            described |= {"type": int, "metavar": "N"}
+        if column.has_default() and "default:" not in text:
+            default = column.default
+            text += f" (default: {f'{default:g}' if isinstance(default, float) else default})"
+        group.add_argument(f"--{option.replace('_', '-')}", help=text, **described)
+
+
+def _schedule(parser: ArgumentParser) -> None:
+    """Declare a stored schedule, and the options that describe a schedule or an edit."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recurring task, by its name")
+    parser.add_argument("--tenant", help="of this tenant (its slug)")
+    group = parser.add_argument_group("schedule", "several may be given; they are combined by OR")
+    add = group.add_argument
+    add("--cron", action="append", metavar="EXPR", help="five fields, or @daily and the like")
+    seconds = "--cron has six fields; where the seconds stand"
+    add("--seconds", choices=("FIRST", "LAST"), help=seconds)
+    add("--rrule", action="append", metavar="TEXT", help="a recurrence of RFC 5545")
+    every = "90, 15m, 2h, 1d of elapsed time; or day, week, '2 months', year"
+    add("--every", metavar="SPAN", help=every)
+    day = "of --every month: 15, -1, 'last working', '2nd tuesday'"
+    add("--day", type=_number_or_text, help=day)
+    add("--month", type=int, help="of --every year or quarter: the month in it, from 1")
+    add("--time", metavar="HH:MM", help="of --every day, week, month, quarter, year")
+    add("--solar", metavar="EVENT", help="sunrise, sunset, dusk_civil, ...")
+    add("--latitude", type=float, help="of --solar, degrees north")
+    add("--longitude", type=float, help="of --solar, degrees east")
+    add("--offset", type=float, help="of --solar, seconds after the event")
+    add("--at", action="append", metavar="INSTANT", help="a single instant, ISO 8601")
+    _columns_of(group, _CLOCK)
+    add("--calendar", action="append", metavar="SOURCE", help=CALENDAR_SOURCES)
+    jitter = "seconds, or percent of the way to the next fire"
+    add("--jitter", metavar="SPREAD", help=jitter)
+
+
+def _catch_up(parser: ArgumentParser) -> None:
+    """Declare the options for missed fires."""
+    text = "options of the schedule; durations in seconds"
+    _columns_of(parser.add_argument_group("catch-up", text), _CATCH_UP)
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else text
+
+
+def _keywords(options: Options) -> dict[str, Any]:
+    """Return the options of the schedule as keyword arguments of ``upsert``; exits if a duration
+    cannot be parsed.
+    """
+    names = (*_TIMETABLE, *_CLOCK, "jitter", *_CATCH_UP)
+    keywords = {name: options[name] for name in names if options.get(name) is not None}
+    every = options["every"]
+    if every is None:
+        return keywords
+    if interval := _INTERVAL.fullmatch(every):
+        return {**keywords, "interval": float(interval[1]) * _UNITS[interval[2]]}
+    if period := _PERIOD.fullmatch(every):
+        return {**keywords, "every": period[2], "count": int(period[1] or 1)}
+    return refuse(
+        f"--every {every!r}: give 90, 15m, 2h or 1d for elapsed time, or day, week, '2 months',"
+        " quarter, year."
+    )
+
+
+def _calendar(options: Options, start: datetime) -> BusinessDays | None:
+    """Return the open days of --calendar, from the year before ``start``."""
+    return days_of(options["calendar"] or [], range(start.year - 1, start.year + _YEARS_AHEAD))
+
+
+def _draft(
+    options: Options, start: datetime, end: datetime | None = None, *, backwards: bool = False
+) -> ScheduleDraft:
+    """Return the schedule that the options alone describe; does not use the database.
+
+    Intervals and recurrence rules are counted from ``--anchor``. Without it they are counted from
+    ``start``, or with ``backwards`` from the year 2000.
+    """
+    keywords = _keywords(options)
+    if not set(KINDS) & keywords.keys():
+        refuse(
+            "Give the name of a recurring task, or one of --cron, --rrule, --every, --solar, --at."
+        )
+    anchor = options["anchor"] or (_LONG_AGO if backwards else start)
+    values = {"time_zone": ports.schedule_zone(), **columns(_DRAFT, keywords)}
+    row = RecurringTask(name=_DRAFT, start_time=anchor, end_time=end, **values)
+    days = _calendar(options, start)
+    times = timetable(
+        row.timetable,
+        zone=row.time_zone,
+        anchor=anchor,
+        dst_gap=row.dst_gap,
+        dst_overlap=row.dst_overlap,
+        seed=_DRAFT,
+        days=days,
+    )
+    return ScheduleDraft(
+        row, agenda(times, zone=row.time_zone, days=days, roll=Roll(row.roll), end=row.end_time)
+    )
+
+
+def _stored(options: Options, start: datetime) -> tuple[ScheduleDraft, ScheduleDraft | None]:
+    """Return the stored schedule, and the same as the options would change it; None if they change
+    nothing. Exits if the name is unknown or used by several tenants.
+    """
+    row = schedule_named(options["name"], options["tenant"])
+    stored, keywords = ScheduleDraft(row, agenda_of(row)), _keywords(options)
+    days = _calendar(options, start)
+    if not keywords and days is None:
+        return stored, None
+    edited = copy.copy(row)
+    if set(KINDS) & keywords.keys():
+        keywords = {"timezone": row.time_zone, **keywords}
+    for column, value in columns(row.name, keywords).items():
+        setattr(edited, column, value)
+    return stored, ScheduleDraft(
+        edited, agenda_of(edited) if days is None else agenda_from(edited, days)
+    )
+
+
+# Fires as they are printed -----------------------------------------------------------------------
+
+
+_FIRE = ("nominal", "effective", "local", "dst")
 _BADGES = {"DST gap": "GAP", "DST overlap": "TWICE"}
 
-Fires = list[dict[str, Any]]
+
+def _fire(draft: ScheduleDraft, run: PlannedRun) -> dict[str, Any]:
+    """Return a fire: nominal and effective in UTC, local time with its offset, remarks. The jitter
+    of a schedule that is not stored yet is an example.
+    """
+    row, at = draft.row, run.at
+    if row.jitter or row.jitter_percent:
+        following = draft.agenda.next(run.at)
+        seed = row.name if row._state.adding else str(row.pk)
+        after = None if following is None else following.at
+        at = effective(run, after, seed, row.jitter, row.jitter_percent)
+    local = at.astimezone(zone(row.time_zone)).isoformat()
+    return {"nominal": run.nominal, "effective": at, "local": local, "remarks": list(run.remarks)}
 
 
-def preview_arguments(parser: ArgumentParser) -> None:
-    """Declare the schedule, the start and the number of fires."""
-    add_stored(parser, optional=True)
-    add_schedule(parser)
-    parser.add_argument("--start", type=moment, help="the first instant, included (default: now)")
-    parser.add_argument("--end", type=moment, help="the last instant, included")
-    parser.add_argument(
+def _badge(remarks: Sequence[str]) -> str:
+    """Return GAP or TWICE for a fire that a clock change affects."""
+    badges = [
+        badge
+        for remark in remarks
+        for beginning, badge in _BADGES.items()
+        if remark.startswith(beginning)
+    ]
+    return " ".join(dict.fromkeys(badges))
+
+
+def _listed(shown: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the fires as a table, with their remarks in full below it."""
+    rows = [{**row, "dst": _badge(row["remarks"])} for row in rows]
+    remarks = [f"  {plain(row['nominal'])}  {remark}" for row in rows for remark in row["remarks"]]
+    lines = [table(shown, rows, "no fire"), *(["", "remarks:", *remarks] if remarks else [])]
+    return "\n".join(lines)
+
+
+# preview ------------------------------------------------------------------------------------------
+
+
+# Fires that are shown without --count; and at most, so that the output ends.
+_FEW, _MOST = 10, 10_000
+
+
+@subcommand(
+    _schedule,
+    argument("--start", type=moment, help="the first instant, included (default: now)"),
+    argument("--end", type=moment, help="the last instant, included"),
+    argument(
         "--count",
         type=count,
-        help=f"how many fires at most (default: {_FEW}, with --end {_PREVIEW_MOST})",
-    )
-    parser.add_argument(
-        "--previous", action="store_true", help="the fires before --start, the latest first"
-    )
-    parser.add_argument(
+        help=f"how many fires at most (default: {_FEW}, with --end {_MOST})",
+    ),
+    argument("--previous", action="store_true", help="the fires before --start, the latest first"),
+    argument(
         "--anchor",
         type=moment,
         help=(
             "where elapsed time and recurrences are counted from "
             "(default: --start; with --previous: the year 2000)"
         ),
-    )
-
-
+    ),
+)
 def preview(options: Options, out: Output) -> int:
-    """Show the fires; of a stored schedule also those after the edit that the options describe."""
-    start = options["start"] or host_now()
-    if options["end"] is not None and options["end"] < start and not options["previous"]:
-        refuse(f"--end {plain(options['end'])} is before --start {plain(start)}.")
+    """Show the next fires of a schedule, described or stored, and what an edit would change; writes
+    nothing.
+
+    Examples:
+        preview --cron "30 2 * * *" --timezone America/New_York --start 2026-03-07T00:00:00Z
+            --count 5 --format json
+        preview --cron "0 9 * * *" --timezone Europe/Berlin --calendar holidays:DE-BY
+            --roll FOLLOWING
+        preview --rrule "FREQ=MONTHLY;BYDAY=-1FR" --start 2026-01-01T09:00:00Z
+            --end 2026-12-31T00:00:00Z
+        preview --every month --day "last working" --time 18:00 --calendar office.ics
+        preview --every 15m --jitter 10% --start 2026-01-01T00:00:00Z
+        preview --solar sunset --latitude 51.5 --longitude=-0.1 --offset=-600
+        preview --cron "0 12 * * MON" --previous --count 3
+        preview nightly-report
+        preview nightly-report --cron "15 3 * * *"
+    """
+    start, end, backwards = options["start"] or host_now(), options["end"], options["previous"]
+    if end is not None and end < start and not backwards:
+        refuse(f"--end {plain(end)} is before --start {plain(start)}.")
+    most = min(options["count"] or (_FEW if end is None else _MOST), _MOST)
+
+    def fires(draft: ScheduleDraft) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        following = draft.agenda.previous if backwards else draft.agenda.next
+        cursor = start if backwards else start - TICK
+        while len(rows) < most and (run := following(cursor)) is not None:
+            if end is not None and run.at > end and not backwards:
+                break
+            rows.append(_fire(draft, run))
+            cursor = run.at
+        return rows
+
     if options["name"] is None:
-        now = draft(options, start, anchored=options["anchor"], backwards=options["previous"])
-        return _show(now, start, options, out)
-    if options["anchor"] is not None:
-        refuse("--anchor goes with a description; a stored schedule has its start_time.")
-    before = stored(options)
-    if before.row.status != RecurringStatus.ACTIVE:
-        out.note(
-            f"{before.row.name} is {before.row.status}: it does not fire."
-            f" {before.row.status_reason}".rstrip()
-        )
-    after = edited(before, options, start)
-    return (
-        _show(before, start, options, out)
-        if after is None
-        else _compare(before, after, start, options, out)
-    )
-
-
-def planned(
-    schedule_draft: ScheduleDraft, start: datetime, options: Options
-) -> Iterator[PlannedRun]:
-    """Yield the runs from ``start`` on, ascending, or those before it, descending."""
-    end, backwards = options["end"], options["previous"]
-    ask, cursor = (
-        (schedule_draft.agenda.previous, start)
-        if backwards
-        else (schedule_draft.agenda.next, start - TICK)
-    )
-    while (run := ask(cursor)) is not None and (end is None or backwards or run.at <= end):
-        yield run
-        cursor = run.at
-
-
-def fires(schedule_draft: ScheduleDraft, start: datetime, options: Options) -> Fires:
-    """Return the fires as they are printed: nominal and effective in UTC, local time with its
-    offset, remarks.
-    """
-    most = min(
-        options["count"] or (_FEW if options["end"] is None else _PREVIEW_MOST), _PREVIEW_MOST
-    )
-    return [
-        fire(schedule_draft, run) for run in islice(planned(schedule_draft, start, options), most)
-    ]
-
-
-def fire(schedule_draft: ScheduleDraft, run: PlannedRun) -> dict[str, Any]:
-    """Return one fire as it is printed. The jitter of a schedule that is not stored yet is an
-    example.
-    """
-    row, at = schedule_draft.row, run.at
-    if row.jitter or row.jitter_percent:
-        following = schedule_draft.agenda.next(run.at)
-        seed = row.name if row._state.adding else str(row.pk)
-        at = effective(
-            run, None if following is None else following.at, seed, row.jitter, row.jitter_percent
-        )
-    local = at.astimezone(zone(row.time_zone)).isoformat()
-    return {"nominal": run.nominal, "effective": at, "local": local, "remarks": list(run.remarks)}
-
-
-def badge(remarks: Sequence[str]) -> str:
-    """Return GAP or TWICE for a fire that a clock change affects."""
-    return " ".join(
-        dict.fromkeys(
-            word
-            for remark in remarks
-            for start, word in _BADGES.items()
-            if remark.startswith(start)
-        )
-    )
-
-
-def listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """Return the fires as a table, with their remarks in full below it."""
-    shown = [{**row, "dst": badge(row["remarks"])} for row in rows]
-    remarks = [f"  {plain(row['nominal'])}  {remark}" for row in rows for remark in row["remarks"]]
-    return "\n".join(
-        [table(columns, shown, "no fire"), *(["", "remarks:", *remarks] if remarks else [])]
-    )
-
-
-def _show(schedule_draft: ScheduleDraft, start: datetime, options: Options, out: Output) -> int:
-    found = fires(schedule_draft, start, options)
-    out.emit(found, listed(_SHOWN, found))
-    if found and not options["previous"]:
-        for stretch in schedule_draft.agenda.closed(start - TICK, found[-1]["nominal"]):
-            many = f"{'' if stretch.exact else 'at least '}{stretch.count}"
-            out.note(
-                f"left out: {many} from {plain(stretch.first)} to {plain(stretch.last)}:"
-                f" {stretch.reason}"
-            )
+        before, after = _draft(options, start, end, backwards=backwards), None
+    else:
+        if options["anchor"] is not None:
+            refuse("--anchor goes with a description; a stored schedule has its start_time.")
+        before, after = _stored(options, start)
+        row = before.row
+        if row.status != RecurringStatus.ACTIVE:
+            note = f"{row.name} is {row.status}: it does not fire. {row.status_reason}"
+            out.note(note.rstrip())
+    rows = fires(before)
+    if after is not None:
+        _compare(rows, fires(after), options, out)
+        return OK
+    out.emit(rows, _listed(_FIRE, rows))
+    if rows and not backwards:
+        for stretch in before.agenda.closed(start - TICK, rows[-1]["nominal"]):
+            number = f"{'' if stretch.exact else 'at least '}{stretch.count}"
+            span = f"from {plain(stretch.first)} to {plain(stretch.last)}"
+            out.note(f"left out: {number} {span}: {stretch.reason}")
     return OK
 
 
 def _compare(
-    before: ScheduleDraft, after: ScheduleDraft, start: datetime, options: Options, out: Output
-) -> int:
-    old, new = fires(before, start, options), fires(after, start, options)
-    times = {one["effective"] for one in old}, {one["effective"] for one in new}
-    rows = [{**one, "change": "same" if one["effective"] in times[0] else "new"} for one in new]
-    rows += [{**one, "change": "gone"} for one in old if one["effective"] not in times[1]]
-    rows.sort(key=lambda one: one["effective"], reverse=options["previous"])
-    out.emit({"before": old, "after": new}, listed(_COMPARED, rows))
-    return OK
+    before: list[dict[str, Any]], after: list[dict[str, Any]], options: Options, out: Output
+) -> None:
+    old, new = ({fire["effective"] for fire in fires} for fires in (before, after))
+    rows = [{**fire, "change": "same" if fire["effective"] in old else "new"} for fire in after]
+    rows += [{**fire, "change": "gone"} for fire in before if fire["effective"] not in new]
+    rows.sort(key=lambda row: row["effective"], reverse=options["previous"])
+    out.emit({"before": before, "after": after}, _listed(("change", *_FIRE), rows))
 
 
-PREVIEW = Subcommand(
-    name="preview",
-    summary=(
-        "show the next fires of a schedule, described or stored, and what an edit would change;"
-        " writes nothing"
-    ),
-    examples=(
-        (
-            'preview --cron "30 2 * * *" --timezone America/New_York --start 2026-03-07T00:00:00Z'
-            " --count 5 --format json"
-        ),
-        (
-            'preview --cron "0 9 * * *" --timezone Europe/Berlin --calendar holidays:DE-BY --roll'
-            " FOLLOWING"
-        ),
-        (
-            'preview --rrule "FREQ=MONTHLY;BYDAY=-1FR" --start 2026-01-01T09:00:00Z --end'
-            " 2026-12-31T00:00:00Z"
-        ),
-        'preview --every month --day "last working" --time 18:00 --calendar office.ics',
-        "preview --every 15m --jitter 10% --start 2026-01-01T00:00:00Z",
-        "preview --solar sunset --latitude 51.5 --longitude=-0.1 --offset=-600",
-        'preview --cron "0 12 * * MON" --previous --count 3',
-        "preview nightly-report",
-        'preview nightly-report --cron "15 3 * * *"',
-    ),
-    arguments=preview_arguments,
-    run=preview,
-)
+# simulate -----------------------------------------------------------------------------------------
 
 
-# ``durable simulate``: shows which fires an outage of all schedulers would miss, and which of them
-# catch-up would run afterwards.
-
-
-_TICKS = 20  # maximum number of rounds of the trigger
+# Rounds of the trigger; each takes the fires of one tick.
+_TICKS = 20
 _RUNS = ("nominal", "effective", "starts", "caught_up")
-_LEFT_OUT_COLUMNS = ("outcome", "count", "first", "last", "reason")
+_LEFT_OUT = ("outcome", "count", "first", "last", "reason")
 
 
-def simulate_arguments(parser: ArgumentParser) -> None:
-    """Declare the schedule and the range of the outage."""
-    add_stored(parser, optional=True)
-    parser.add_argument(
+@subcommand(
+    argument(
         "--outage",
         nargs=2,
         type=moment,
         metavar=("FROM", "TO"),
         required=True,
         help="when no scheduler ran, and when one runs again",
-    )
-    parser.add_argument(
-        "--anchor", type=moment, help="where elapsed time is counted from (default: FROM)"
-    )
-    add_schedule(parser)
-    add_catch_up(parser)
-    parser.set_defaults(end=None)
-
-
+    ),
+    argument("--anchor", type=moment, help="where elapsed time is counted from (default: FROM)"),
+    _schedule,
+    _catch_up,
+)
 def simulate(options: Options, out: Output) -> int:
-    """Show which fires are missed and which run. For a stored schedule, also show both after the
-    edit that the options describe.
+    """Show which fires an outage would miss and what catch-up would do, before and after an edit;
+    writes nothing.
+
+    Examples:
+        simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z
+        simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z
+            --catch-up-mode RUN_ALL_MISSED
+        simulate --cron "0 * * * *" --outage 2026-03-07T00:00:00Z 2026-03-07T06:10:00Z
+            --catch-up-mode SKIP_MISSED
     """
     start, end = options["outage"]
     if end < start:
         refuse(f"--outage: its end {plain(end)} is before its begin {plain(start)}.")
     if options["name"] is None:
-        schedules = {"schedule": draft(options, start, anchored=options["anchor"])}
+        drafts = {"schedule": _draft(options, start)}
     else:
-        before = stored(options)
-        after = edited(before, options, start)
-        schedules = {"schedule": before} if after is None else {"before": before, "after": after}
-    results = {title: _simulated(one, start, end) for title, one in schedules.items()}
-    out.emit(
-        {"outage": {"from": start, "to": end}, **results},
-        "\n\n".join(_text(title, one, schedules[title]) for title, one in results.items()),
-    )
-    return OK
+        before, after = _stored(options, start)
+        drafts = {"schedule": before} if after is None else {"before": before, "after": after}
+    results = {title: _simulated(draft, start, end) for title, draft in drafts.items()}
+    texts = [_result_text(title, results[title], draft.row) for title, draft in drafts.items()]
+    return out.emit({"outage": {"from": start, "to": end}, **results}, "\n\n".join(texts))
 
 
-def _simulated(schedule_draft: ScheduleDraft, start: datetime, end: datetime) -> dict[str, Any]:
-    choices = list(_ticks(schedule_draft, start - TICK, end))
-    missed = schedule_draft.agenda.count(start - TICK, end)
-    runs = [_run(schedule_draft, chosen, end) for choice in choices for chosen in choice.runs]
-    closed = schedule_draft.agenda.closed(start - TICK, choices[-1].through)
-    following = choices[-1].following
+def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str, Any]:
+    """Return what the trigger would do with the fires since ``start``, if it runs again ``now``."""
+    row, watermark, choices = draft.row, start - TICK, list[Choice]()
+    for _round in range(_TICKS):
+        choices.append(choose(draft.agenda, watermark, now, policy_of(row)))
+        watermark = choices[-1].through
+        if watermark >= now:
+            break
+    runs, late = [], list[datetime]()
+    for chosen in (chosen for choice in choices for chosen in choice.runs):
+        if _is_too_late(row, chosen, now):
+            late.append(chosen.planned.nominal)
+            continue
+        fire = _fire(draft, chosen.planned)
+        starts = max(fire["effective"], now + timedelta(seconds=chosen.delay))
+        runs.append({**fire, "starts": starts, "caught_up": chosen.caught_up})
+    remaining = None if row.max_runs is None else max(0, row.max_runs - row.runs_count)
+    left_out = [
+        {**plain(stretch), "outcome": stretch.outcome}
+        for stretch in draft.agenda.closed(start - TICK, watermark)
+    ]
+    left_out += [
+        {**plain(stretch), "outcome": str(FireOutcome.MISSED)}
+        for choice in choices
+        for stretch in choice.missed
+    ]
+    if late:
+        expired = {"first": min(late), "last": max(late), "count": len(late), "exact": True}
+        reason = f"expires_in {row.expires_in:g} s"
+        left_out.append({**expired, "reason": reason, "outcome": str(FireOutcome.EXPIRED)})
+    missed, following = draft.agenda.count(start - TICK, now), choices[-1].following
     return {
         "due": {"count": missed.number, "exact": missed.exact},
-        "runs": [run for run in runs if not run.pop("expired")][: _remaining_runs(schedule_draft)],
-        "left_out": [
-            *({**plain(one), "outcome": one.outcome} for one in closed),
-            *(
-                {**plain(one), "outcome": str(FireOutcome.MISSED)}
-                for choice in choices
-                for one in choice.missed
-            ),
-            *_expired(schedule_draft, choices, end),
-        ],
-        "next": None if following is None else fire(schedule_draft, following),
-        "complete": choices[-1].through >= end,
+        "runs": runs[:remaining],
+        "left_out": left_out,
+        "next": None if following is None else _fire(draft, following),
+        "complete": watermark >= now,
     }
 
 
-def _remaining_runs(schedule_draft: ScheduleDraft) -> int | None:
-    return (
-        None
-        if schedule_draft.row.max_runs is None
-        else max(0, schedule_draft.row.max_runs - schedule_draft.row.runs_count)
-    )
-
-
-def _ticks(schedule_draft: ScheduleDraft, watermark: datetime, now: datetime) -> Iterator[Choice]:
-    """Yield the decisions of the trigger, one per round, from the end of the outage on."""
-    policy = policy_of(schedule_draft.row)
-    for _ in range(_TICKS):
-        choice = choose(schedule_draft.agenda, watermark, now, policy)
-        yield choice
-        if choice.through >= now:
-            return
-        watermark = choice.through
-
-
-def _too_late(schedule_draft: ScheduleDraft, chosen: ChosenFire, now: datetime) -> bool:
-    expires_in = schedule_draft.row.expires_in
+def _is_too_late(row: RecurringTask, chosen: ChosenFire, now: datetime) -> bool:
+    expires_in = row.expires_in
     return expires_in is not None and chosen.planned.at + timedelta(seconds=expires_in) <= now
 
 
-def _run(schedule_draft: ScheduleDraft, chosen: ChosenFire, now: datetime) -> dict[str, Any]:
-    found = fire(schedule_draft, chosen.planned)
-    starts = max(found["effective"], now + timedelta(seconds=chosen.delay))
-    return {
-        **found,
-        "starts": starts,
-        "caught_up": chosen.caught_up,
-        "expired": _too_late(schedule_draft, chosen, now),
-    }
-
-
-def _expired(
-    schedule_draft: ScheduleDraft, choices: list[Choice], now: datetime
-) -> list[dict[str, Any]]:
-    late = [
-        one.planned.nominal
-        for choice in choices
-        for one in choice.runs
-        if _too_late(schedule_draft, one, now)
-    ]
-    if not late:
-        return []
-    reason = f"expires_in {schedule_draft.row.expires_in:g} s"
-    return [
-        {
-            "first": min(late),
-            "last": max(late),
-            "count": len(late),
-            "exact": True,
-            "reason": reason,
-            "outcome": str(FireOutcome.EXPIRED),
-        }
-    ]
-
-
-def _text(title: str, result: dict[str, Any], schedule: ScheduleDraft) -> str:
-    row, due = schedule.row, result["due"]
-    following = result["next"]
+def _result_text(title: str, result: dict[str, Any], row: RecurringTask) -> str:
+    due, following = result["due"], result["next"]
+    options = f"{row.catch_up_mode}, grace {row.misfire_grace:g} s, overlap {row.overlap}"
     lines = [
-        (
-            f"{title}: {row.name}, {row.catch_up_mode}, grace {row.misfire_grace:g} s, overlap"
-            f" {row.overlap}"
-        ),
+        f"{title}: {row.name}, {options}",
         f"due in the outage: {'' if due['exact'] else 'at least '}{due['count']}",
         "",
         f"runs at its end: {len(result['runs'])}",
         table(_RUNS, result["runs"], "none"),
         "",
         "left out:",
-        table(_LEFT_OUT_COLUMNS, result["left_out"]),
+        table(_LEFT_OUT, result["left_out"]),
         "",
         f"next: {'never again' if following is None else plain(following['effective'])}",
     ]
@@ -391,118 +486,52 @@ def _text(title: str, result: dict[str, Any], schedule: ScheduleDraft) -> str:
     return "\n".join(lines)
 
 
-SIMULATE = Subcommand(
-    name="simulate",
-    summary=(
-        "show which fires an outage would miss and what catch-up would do, before and after an"
-        " edit; writes nothing"
-    ),
-    examples=(
-        "simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z",
-        (
-            "simulate nightly-report --outage 2026-03-07T00:00:00Z 2026-03-10T12:00:00Z"
-            " --catch-up-mode RUN_ALL_MISSED"
-        ),
-        (
-            'simulate --cron "0 * * * *" --outage 2026-03-07T00:00:00Z 2026-03-07T06:10:00Z'
-            " --catch-up-mode SKIP_MISSED"
-        ),
-    ),
-    arguments=simulate_arguments,
-    run=simulate,
+# dst-report, tzdata -------------------------------------------------------------------------------
+
+
+# Fires that are shown of one schedule at one change.
+_FIRES_OF_CHANGE = 20
+_DST = ("name", "zone", "change", "local", "dst", "runs")
+_MOVED = ("name", "zone", "stored", "by", "found")
+
+
+@subcommand(
+    argument("--weeks", type=count, default=8, help="how far to look (default: 8)"),
+    argument("--start", type=moment, help="from when on (default: now)"),
 )
-
-
-_DST_MOST = 20  # fires shown of one schedule at one change
-_DST_SHOWN = ("name", "zone", "change", "local", "dst", "runs")
-_MOVED_SHOWN = ("name", "zone", "stored", "by", "found")
-
-
-def dst_arguments(parser: ArgumentParser) -> None:
-    """Declare the length of the range."""
-    parser.add_argument("--weeks", type=count, default=8, help="how far to look (default: 8)")
-    parser.add_argument("--start", type=moment, help="from when on (default: now)")
-
-
 def dst_report(options: Options, out: Output) -> int:
-    """Show each fire time that a clock change moves, drops or repeats, and whether it runs."""
+    """Show the fires of the next weeks that a change of clocks moves, drops or repeats.
+
+    Examples:
+        dst-report
+        dst-report --weeks 52
+        dst-report --start 2026-03-01T00:00:00Z --weeks 5 --format json
+    """
     start = options["start"] or host_now()
     end = start + timedelta(weeks=options["weeks"])
-    changes = {name: found for name in _zones() if (found := list(clock_changes(name, start, end)))}
-    rows = [
-        found_fire
-        for row, calendars in _wall_rows(changes)
-        for found_fire in _touched(row, changes[row.time_zone], calendars, out)
-    ]
-    remarks = [f"  {row['name']}: {row['remark']}" for row in rows]
-    out.emit(
-        rows,
-        "\n".join(
-            [
-                table(_DST_SHOWN, rows, "no schedule is touched"),
-                *(["", *remarks] if remarks else []),
-            ]
-        ),
-    )
-    return OK
-
-
-def tzdata_arguments(parser: ArgumentParser) -> None:
-    """Declare the number of schedules to compare."""
-    parser.add_argument(
-        "--limit",
-        type=count,
-        default=10_000,
-        help="how many schedules are compared (default: 10000)",
-    )
-
-
-def tzdata(options: Options, out: Output) -> int:
-    """Show the schedules whose stored next fire time differs from the one that the time zone
-    database of this process gives.
-    """
-    rows = [
-        {
-            "name": one.row.name,
-            "zone": one.row.time_zone,
-            "stored": one.stored,
-            "by": one.row.tzdata_version,
-            "found": one.found,
-        }
-        for one in recompute.moved_fire_times(options["limit"])
-    ]
-    text = f"tzdata {tzdata_version()}\n" + table(_MOVED_SHOWN, rows, "no stored fire moves")
-    out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
-    return OK
-
-
-def _active() -> RecurringTaskQuerySet:
-    rows: RecurringTaskQuerySet = RecurringTask.objects.using(conf.settings().DATABASE).active()
-    return rows.filter(interval_seconds__isnull=True)
-
-
-def _zones() -> list[str]:
-    return list(_active().order_by("time_zone").values_list("time_zone", flat=True).distinct())
-
-
-def _wall_rows(zones: Any) -> Iterator[tuple[RecurringTask, Calendars]]:
-    """Yield the recurring tasks whose timetables use the wall clock of these zones, in pages of
-    some hundred, with their calendars.
-    """
-    rows = (
-        _active()
-        .filter(time_zone__in=list(zones))
-        .order_by("pk")
-        .iterator(conf.settings().BATCH_SIZE)
-    )
-    while batch := list(islice(rows, conf.settings().BATCH_SIZE)):
+    names = _of_wall_clocks().order_by("time_zone").values_list("time_zone", flat=True).distinct()
+    changes = {name: found for name in names if (found := list(clock_changes(name, start, end)))}
+    batch_size = conf.settings().BATCH_SIZE
+    queryset = _of_wall_clocks().filter(time_zone__in=changes).order_by("pk")
+    iterator, rows = queryset.iterator(batch_size), list[dict[str, Any]]()
+    while batch := list(islice(iterator, batch_size)):
         calendars = calendars_of(batch)
-        yield from ((row, calendars) for row in batch)
+        for row in batch:
+            rows += _touched(row, changes[row.time_zone], calendars, out)
+    remarks = [f"  {row['name']}: {row['remark']}" for row in rows]
+    lines = [table(_DST, rows, "no schedule is touched"), *(["", *remarks] if remarks else [])]
+    return out.emit(rows, "\n".join(lines))
+
+
+def _of_wall_clocks() -> RecurringTaskQuerySet:
+    """Return the active schedules that follow a clock, not only elapsed time."""
+    return schedules().active().filter(interval_seconds__isnull=True)
 
 
 def _touched(
     row: RecurringTask, changes: list[ClockChange], calendars: Calendars, out: Output
 ) -> Iterator[dict[str, Any]]:
+    """Yield the fires of a schedule that these changes affect, and whether they run."""
     running_all = copy.copy(row)
     running_all.dst_gap, running_all.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
     try:
@@ -511,17 +540,16 @@ def _touched(
         out.note(f"{row.name} cannot be computed: {error}")
         return
     for change in changes:
-        for run in islice(_with_remarks(every, change), _DST_MOST):
-            remark = next(remark for remark in run.remarks if badge([remark]))
+        for run in islice(_with_remarks(every, change), _FIRES_OF_CHANGE):
             yield {
                 "name": row.name,
                 "zone": row.time_zone,
                 "change": f"{plain(change.at)} {change.shift.total_seconds() / 60:+g} min",
                 "nominal": run.nominal,
                 "local": run.nominal.astimezone(zone(row.time_zone)).isoformat(),
-                "dst": badge(run.remarks),
+                "dst": _badge(run.remarks),
                 "runs": real.at_nominal(run.nominal) is not None,
-                "remark": remark,
+                "remark": next(remark for remark in run.remarks if _badge([remark])),
             }
 
 
@@ -529,97 +557,54 @@ def _with_remarks(every: Agenda, change: ClockChange) -> Iterator[PlannedRun]:
     """Yield the fires that a clock change affects."""
     cursor = change.at - abs(change.shift) - TICK
     while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):
-        if badge(run.remarks):
+        if _badge(run.remarks):
             yield run
         cursor = run.at
 
 
-DST_REPORT = Subcommand(
-    name="dst-report",
-    summary="show the fires of the next weeks that a change of clocks moves, drops or repeats",
-    examples=(
-        "dst-report",
-        "dst-report --weeks 52",
-        "dst-report --start 2026-03-01T00:00:00Z --weeks 5 --format json",
-    ),
-    arguments=dst_arguments,
-    run=dst_report,
+@subcommand(
+    argument(
+        "--limit",
+        type=count,
+        default=10_000,
+        help="how many schedules are compared (default: 10000)",
+    )
 )
-TZDATA = Subcommand(
-    name="tzdata",
-    summary="show the schedules whose stored next fire moves by the zone tables of this process",
-    examples=("tzdata", "tzdata --format json"),
-    arguments=tzdata_arguments,
-    run=tzdata,
+def tzdata(options: Options, out: Output) -> int:
+    """Show the schedules whose stored next fire moves by the zone tables of this process.
+
+    Examples:
+        tzdata
+        tzdata --format json
+    """
+    rows = [
+        {
+            "name": moved.row.name,
+            "zone": moved.row.time_zone,
+            "stored": moved.stored,
+            "by": moved.row.tzdata_version,
+            "found": moved.found,
+        }
+        for moved in recompute.moved_fire_times(options["limit"])
+    ]
+    text = f"tzdata {tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
+    return out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
+
+
+# explain ------------------------------------------------------------------------------------------
+
+
+@subcommand(
+    *NAMED,
+    argument("at", metavar="AT", type=moment, help="any instant, ISO 8601 with its offset"),
 )
-
-
-# ``explain`` and ``ledger``: the result of each fire time of a recurring task, and its reason.
-
-
 def explain(options: Options, out: Output) -> int:
-    """Show the result or the expected result of one fire time."""
-    row = named(options["name"], options["tenant"])
-    account = clean(row.explain(options["at"]))
-    out.emit({"name": row.name, "at": options["at"], "account": account}, account)
-    return OK
+    """Explain why a schedule did or did not run at an instant, or what it will do.
 
-
-def ledger(options: Options, out: Output) -> int:
-    """Show the ledger entries, the newest first."""
-    entries = ledger_of(named(options["name"], options["tenant"]))
-    if options["outcome"]:
-        entries = entries.filter(outcome=options["outcome"])
-    if options["before"] is not None:
-        entries = entries.filter(fire_time__lt=options["before"])
-    rows = list(entries.values(*LEDGER_COLUMNS)[: options["limit"]])
-    out.emit(rows, table(LEDGER_SHOWN, rows, "no ledger entries"))
-    if len(rows) == options["limit"]:
-        out.note(f"There may be more: add --before {rows[-1]['fire_time'].isoformat()}")
-    return OK
-
-
-def _explain_arguments(parser: ArgumentParser) -> None:
-    add_name(parser)
-    parser.add_argument(
-        "at", metavar="AT", type=moment, help="any instant, ISO 8601 with its offset"
-    )
-
-
-def _ledger_arguments(parser: ArgumentParser) -> None:
-    add_name(parser)
-    parser.add_argument(
-        "--outcome",
-        choices=[one.value for one in FireOutcome],
-        help="only entries with this outcome",
-    )
-    parser.add_argument(
-        "--before", metavar="INSTANT", type=moment, help="only fire times before this instant"
-    )
-    parser.add_argument(
-        "--limit", type=count, default=50, help="maximum number of entries (default: 50)"
-    )
-
-
-EXPLAIN = (
-    Subcommand(
-        name="explain",
-        summary="explain why a schedule did or did not run at an instant, or what it will do",
-        examples=(
-            "explain nightly-report 2026-11-20T02:30:00Z",
-            "explain nightly-report 2026-11-20T02:30:00+01:00",
-        ),
-        arguments=_explain_arguments,
-        run=explain,
-    ),
-    Subcommand(
-        name="ledger",
-        summary="list what became of the fire times of a recurring task, the newest first",
-        examples=(
-            "ledger nightly-report",
-            "ledger nightly-report --outcome MISSED --limit 20 --format json",
-        ),
-        arguments=_ledger_arguments,
-        run=ledger,
-    ),
-)
+    Examples:
+        explain nightly-report 2026-11-20T02:30:00Z
+        explain nightly-report 2026-11-20T02:30:00+01:00
+    """
+    row = named(options)
+    account = hidden(row.explain(options["at"]))
+    return out.emit({"name": row.name, "at": options["at"], "account": account}, account)

@@ -1,567 +1,268 @@
-"""``durable list`` and ``durable show``."""
+"""``list``, ``show``, ``graph``, ``ledger`` and ``audit``: subcommands that read rows.
+
+Pages are selected by key, so that the last page costs as much as the first.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from django.db.models import Count, F
 
-from django_durable_tasks import conf, registry
-from django_durable_tasks.audit import of_task
+from django_durable_tasks.audit import OBJECT_TYPES, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.choices import OPEN, RecurringStatus, Status, WorkflowStatus
-from django_durable_tasks.cluster import queues
-from django_durable_tasks.command import recurring
-from django_durable_tasks.command.arguments import (
-    add_filters,
-    count,
-    dead_letters,
-    letter_id,
-    narrowed,
-    narrowed_letters,
-    tasks,
+from django_durable_tasks.choices import (
+    OPEN,
+    FireOutcome,
+    RecurringStatus,
+    Status,
+    WorkflowStatus,
 )
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.command.arguments import argument, count, letter_id, moment, task_id
+from django_durable_tasks.command.schedules import (
+    NAMED,
+    find_schedule,
+    named,
+    schedules,
+    tenant_of_schedule,
+)
+from django_durable_tasks.command.status import COUNTS, OF_NODE
 from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
-    Subcommand,
-    cell,
-    clean,
-    first_line,
+    columns_of,
+    details,
+    facts_of,
+    filtered,
     hidden,
     refuse,
+    subcommand,
     table,
 )
-from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.masking import masked_positional
-from django_durable_tasks.models import Node, Task, TaskDependency, WorkflowRun
+from django_durable_tasks.command.tasks import (
+    LETTER_LOOKUPS,
+    TASK_LOOKUPS,
+    dead_letters,
+    filters,
+    tasks,
+)
+from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.models import (
+    AuditEntry,
+    DeadLetter,
+    Node,
+    OccurrenceOverride,
+    OccurrenceRecord,
+    RecurringTask,
+    Task,
+    TaskDependency,
+    WorkflowRun,
+)
+from django_durable_tasks.models.workflows import WorkflowRunQuerySet
+from django_durable_tasks.schedules import explain
+from django_durable_tasks.schedules.timetables.builder import words
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks.explanations import Sentence
+from django_durable_tasks.store.tables import database
+from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows.diagrams import FILE_FORMATS, draw
 
-# The output of ``list workflows`` and ``show`` for workflow runs and dependencies.
+
+def _workflow_runs() -> WorkflowRunQuerySet:
+    queryset: WorkflowRunQuerySet = WorkflowRun.objects.using(database())
+    return queryset.select_related("tenant")
 
 
-ROW_SHOWN = (
-    "id",
+# list ---------------------------------------------------------------------------------------------
+
+
+_TASK = ("id", "status", "queue", "name", "priority", "run_at", "due_at", "attempts", "reason")
+_RUN = ("id", "name", "status", "key", "ended", "total", "failed", "created_at", "completed_at")
+_SCHEDULE = (
     "name",
     "status",
-    "key",
-    "ended",
-    "total",
-    "failed",
-    "created_at",
-    "completed_at",
-    "reason",
+    "task",
+    "schedule",
+    "time_zone",
+    "next_run_at",
+    "last_run_at",
+    "runs_count",
+    "status_reason",
 )
-_ROW = (
-    "id",
-    "name",
-    "status",
-    "key",
-    "tenant",
-    "parent",
-    "root",
-    "recurring_task",
-    "fire_time",
-    "deadline_at",
-    "total",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "skipped",
-    "expired",
-    "reason",
-    "cancel_requested_at",
-    "created_at",
-    "completed_at",
-)
-_STEP = ("id", "step", "status", "name", "run_at", "reason")
-_EDGE = ("waits_for", "step", "status", "type", "outcome", "policy", "comment", "by")
-_FEW = 20
+_MORE_OF_SCHEDULE = ("id", "queue", "timetable", "max_runs", "overlap", "catch_up_mode", "source")
+_LETTER = ("id", "task_id", "name", "reason", "fingerprint", "attempts", "created_at", "state")
+_OF_LETTER = columns_of(DeadLetter, "tenant", "args", "kwargs")
+_QUEUE = ("queue", *COUNTS, "oldest_due_at", "workers", "concurrency", "paused_by", "reason")
+_NODE = (*OF_NODE, "queues", "last_seen_at", "stopped_at")
 
 
-def listed_runs(options: Options) -> list[dict[str, Any]]:
-    """Return one page of runs that match the filters, the newest first; exits if the status does
-    not exist.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """What ``list`` shows of one kind of rows.
+
+    ``rows`` returns a queryset, or a list if there is only one page; ``row`` returns one of them as
+    it is printed. ``columns`` are those of the table; JSON has all values. ``lookups`` are the
+    filters by their options, ``takes`` the options that ``rows`` reads. ``key`` is the type of the
+    ids at which pages end, and ``key_is`` says it.
     """
-    words = [status.value for status in WorkflowStatus]
-    if options["status"] is not None and options["status"] not in words:
-        refuse(f"No workflow run is {options['status']}: give one of {', '.join(words)}.")
-    fields = {"status": "status", "name": "name", "tenant": "tenant__slug", "key": "key"}
-    question = workflow_runs().filter(
-        **{fields[name]: options[name] for name in fields if options[name] is not None}
-    )
-    if options["after"] is not None:
-        if not isinstance(options["after"], uuid.UUID):
-            refuse("--after of workflows is the id of a run (a UUID).")
-        question = question.filter(pk__lt=options["after"])
-    return [
-        _facts(row) for row in question.select_related("tenant").order_by("-pk")[: options["limit"]]
-    ]
+
+    rows: Callable[[Options], Any]
+    columns: Sequence[str]
+    row: Callable[[Any], dict[str, Any]] = dict
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    takes: Sequence[str] = ()
+    key: type | None = None
+    key_is: str = ""
 
 
-def _facts(row: WorkflowRun) -> dict[str, Any]:
-    facts = {name: getattr(row, name) for name in _ROW if name != "tenant"}
-    tenant = str(getattr(row.tenant, "slug", row.tenant))
-    return {
-        **facts,
-        "tenant": tenant,
-        "reason": clean(row.reason),
-        "ended": row.ended,
-        "progress": row.progress,
-    }
+def _letters(options: Options) -> Any:
+    letters = dead_letters() if options["all"] else dead_letters().open()
+    names = {"name": F("task__name"), "queue": F("task__queue")}
+    return letters.values(*_OF_LETTER, **names)
 
 
-def found_run(text: str) -> WorkflowRun | None:
-    """Return the run with this id; None if it does not exist."""
+def _queues(options: Options) -> list[dict[str, Any]]:
+    rows = [dataclasses.asdict(depth) for depth in queues.depths(database_now())]
+    return [row for row in rows if options["queue"] in (None, row["queue"])]
+
+
+def _nodes(options: Options) -> Any:
+    nodes = Node.objects.using(database())
+    nodes = nodes.all() if options["all"] else nodes.alive()
+    columns = ("id", *_NODE, "version", "started_at", "declared_dead")
+    return nodes.order_by("-last_seen_at", "pk").values(*columns)
+
+
+def _run_row(run: WorkflowRun) -> dict[str, Any]:
+    return {**facts_of(run), "ended": run.ended, "progress": run.progress}
+
+
+def _in_words(timetable: Any) -> str:
     try:
-        key = uuid.UUID(text)
-    except ValueError:
-        return None
-    row: WorkflowRun | None = workflow_runs().select_related("tenant").filter(pk=key).first()
-    return row
+        return words(timetable)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        # A row that was corrupted outside of the ORM is shown all the same.
+        return f"not readable: {timetable}"
 
 
-def show_run(row: WorkflowRun, out: Output) -> int:
-    """Show one run: its progress, its inner runs, the status of its tasks, and the tasks that fail
-    or delay it.
-    """
-    facts = _facts(row)
-    inside = [
-        _facts(part)
-        for part in workflow_runs().select_related("tenant").filter(parent=row.pk).order_by("pk")
-    ]
-    counted = tasks().of_workflow(row).order_by().values_list("status").annotate(number=Count("pk"))
-    facts |= {
-        "inside": inside,
-        "statuses": dict(counted),
-        "open_tasks": _steps(row, OPEN),
-        "failed_tasks": [],
-    }
-    facts["failed_tasks"] = _steps(row, {"FAILED", "EXPIRED"})
-    out.emit(facts, _run_text(facts))
-    return OK
-
-
-def _steps(row: WorkflowRun, statuses: Any) -> list[dict[str, Any]]:
-    these = (
-        tasks().of_workflow(row).filter(status__in=statuses).order_by("pk").values(*_STEP)[:_FEW]
-    )
-    return [{**step, "reason": clean(step["reason"])} for step in these]
-
-
-def _run_text(facts: dict[str, Any]) -> str:
-    lines = [
-        f"{facts['name']}: {facts['status']}, {facts['ended']} of {facts['total']} tasks have ended"
-    ]
-    lines += [
-        f"{name.replace('_', ' '):>20}  {cell(facts[name])}"
-        for name in _ROW
-        if facts[name] not in (None, "", 0)
-    ]
-    lines += [
-        (
-            f"{'tasks':>20} "
-            f" {', '.join(f'{number} {s}' for s, number in sorted(facts['statuses'].items()))}"
-        )
-    ]
-    for head, name in (("failed", "failed_tasks"), (f"open, the first {_FEW}", "open_tasks")):
-        if facts[name]:
-            lines += ["", f"{head}:", table(_STEP, facts[name])]
-    if facts["inside"]:
-        lines += ["", "runs inside:", table(ROW_SHOWN, facts["inside"])]
-    return "\n".join(lines)
-
-
-# Dependencies of a task ---------------------------------------------------------------------------
-
-
-def graph_of(task: Task) -> dict[str, Any]:
-    """Return the dependencies of a task: its workflow, its edges and gates, the tasks that wait for
-    it, and the cause of its end.
-    """
-    edges = TaskDependency.objects.using(conf.settings().DATABASE)
-    above = list(edges.above([task.pk]).order_by("pk"))
-    cause = None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
-    known = tasks().in_bulk(
-        [edge.depends_on_id for edge in above if edge.depends_on_id is not None]
-    )
-    under = (
-        edges.below([task.pk]).order_by().values_list("task__status", flat=True)
-        if task.has_dependents
-        else ()
-    )
-    return {
-        "workflow": task.workflow_id,
-        "step": task.step,
-        "needs": task.unresolved_dependencies_count,
-        "join": task.join_count or "ALL",
-        "on_upstream_failure": task.on_upstream_failure,
-        "waits_for": [_edge(edge, known) for edge in above],
-        "dependents": dict(Counter(under)),
-        "cause": cause or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
-    }
-
-
-def _edge(edge: TaskDependency, known: dict[uuid.UUID, Task]) -> dict[str, Any]:
-    upstream = None if edge.depends_on_id is None else known.get(edge.depends_on_id)
-    stands = "DELETED" if upstream is None else upstream.status
-    return {
-        "waits_for": edge.depends_on_id or edge.gate,
-        "gate": edge.gate,
-        "step": None if upstream is None else upstream.step or upstream.name,
-        "status": None if edge.depends_on_id is None else stands,
-        "type": None if edge.depends_on_id is None else edge.dependency_type,
-        "outcome": edge.outcome or "waiting",
-        "met": edge.met,
-        "resolved_at": edge.resolved_at,
-        "policy": edge.on_upstream_failure,
-        "comment": clean(edge.comment),
-        "placed_by": edge.placed_by,
-        "resolved_by": edge.resolved_by,
-        "by": edge.resolved_by or edge.placed_by,
-    }
-
-
-def graph_text(graph: dict[str, Any]) -> list[str]:
-    """Return the lines that ``show`` adds for a task with dependencies."""
-    lines = []
-    if graph["workflow"] is not None:
-        lines += [f"{'workflow':>20}  {graph['workflow']}", f"{'step':>20}  {cell(graph['step'])}"]
-    if graph["cause"] is not None:
-        cause = graph["cause"]
-        lines += [
-            (
-                f"{'cause':>20}  {cause.get('step') or cause.get('name') or ''} {cause['id']},"
-                f" {cause['status']}"
-            )
-        ]
-    if graph["waits_for"]:
-        lines += [
-            "",
-            f"waits for (join {graph['join']}, needs {graph['needs']} more):",
-            table(_EDGE, graph["waits_for"]),
-        ]
-    if graph["dependents"]:
-        dependents = ", ".join(
-            f"{number} {status}" for status, number in sorted(graph["dependents"].items())
-        )
-        lines += ["", f"waited for by: {dependents}"]
-    return lines
-
-
-# ``durable list``: tasks, workflows, recurring tasks, dead letters, queues and nodes.
-#
-# Pages are selected by key, so the last page costs as much as the first.
-
-
-_TASK = (
-    "id",
-    "status",
-    "queue",
-    "name",
-    "priority",
-    "run_at",
-    "due_at",
-    "attempts",
-    "reason",
-    "last_error",
-)
-_TASK_SHOWN = (
-    "id",
-    "status",
-    "queue",
-    "name",
-    "priority",
-    "run_at",
-    "due_at",
-    "attempts",
-    "reason",
-)
-_LETTER = (
-    "id",
-    "task_id",
-    "reason",
-    "fingerprint",
-    "attempts",
-    "created_at",
-    "resolved_at",
-    "resolution",
-    "resolved_by",
-    "comment",
-    "error_message",
-)
-_LETTER_SHOWN = (
-    "id",
-    "task_id",
-    "name",
-    "reason",
-    "fingerprint",
-    "attempts",
-    "created_at",
-    "state",
-    "error_message",
-)
-_NODE = (
-    "id",
-    "name",
-    "kind",
-    "host",
-    "pid",
-    "version",
-    "pool",
-    "concurrency",
-    "queues",
-    "started_at",
-    "last_seen_at",
-    "stopped_at",
-    "declared_dead",
-)
-_NODE_SHOWN = (
-    "name",
-    "kind",
-    "host",
-    "pid",
-    "pool",
-    "concurrency",
-    "queues",
-    "last_seen_at",
-    "stopped_at",
-)
-_QUEUE_SHOWN = (
-    "queue",
-    "pending",
-    "due",
-    "limited",
-    "queued",
-    "unanswered",
-    "running",
-    "late",
-    "oldest_due_at",
-    "workers",
-    "concurrency",
-    "paused_by",
-    "reason",
-)
-
-_OF_SCHEDULES = {RecurringStatus.ACTIVE.value, RecurringStatus.PAUSED.value}
-
-Page = tuple[tuple[str, ...], list[dict[str, Any]]]
-
-
-def _tasks(options: Options) -> Page:
-    if options["status"] in _OF_SCHEDULES:
-        refuse(
-            f"No task is {options['status']}: a recurring task is. `durable list recurring` shows"
-            " them."
-        )
-    if options["status"] == WorkflowStatus.STARTING:
-        refuse("No task is STARTING: a workflow run is. `durable list workflows` shows them.")
-    question = narrowed(tasks(), options).order_by("-pk")
-    if options["after"] is not None:
-        if not isinstance(options["after"], uuid.UUID):
-            refuse("--after of tasks is the id of a task (a UUID).")
-        question = question.filter(pk__lt=options["after"])
-    rows = list(question.values(*_TASK)[: options["limit"]])
-    return _TASK_SHOWN, [{**row, "last_error": clean(row["last_error"])} for row in rows]
-
-
-def _workflows(options: Options) -> Page:
-    return ROW_SHOWN, listed_runs(options)
-
-
-def _recurring(options: Options) -> Page:
-    fields = {"status": "status", "queue": "queue", "name": "task", "tenant": "tenant__slug"}
-    question = recurring.rows().filter(
-        **{fields[name]: options[name] for name in fields if options[name] is not None}
-    )
-    if options["after"] is not None:
-        if not isinstance(options["after"], uuid.UUID):
-            refuse("--after of recurring tasks is the id of one (a UUID).")
-        question = question.filter(pk__lt=options["after"])
-    return recurring.ROW_SHOWN, recurring.listed(question.order_by("-pk"), options["limit"])
-
-
-def _dead_letters(options: Options) -> Page:
-    question = dead_letters() if options["all"] else dead_letters().open()
-    question = narrowed_letters(question, options).order_by("-pk")
-    if options["after"] is not None:
-        if not isinstance(options["after"], int):
-            refuse("--after of dead letters is a number.")
-        question = question.filter(pk__lt=options["after"])
-    rows = [
-        {
-            **row,
-            "error_message": clean(row["error_message"]),
-            "state": "open" if row["resolved_at"] is None else "closed",
-        }
-        for row in question.values(*_LETTER, name=F("task__name"), queue=F("task__queue"))[
-            : options["limit"]
-        ]
-    ]
-    return _LETTER_SHOWN, rows
-
-
-def _queues(options: Options) -> Page:
-    found = [dataclasses.asdict(depth) for depth in queues.depths(database_now())]
-    return (
-        _QUEUE_SHOWN,
-        [row for row in found if options["queue"] in (None, row["queue"])][: options["limit"]],
-    )
-
-
-def _nodes(options: Options) -> Page:
-    question = Node.objects.using(conf.settings().DATABASE)
-    living = question.all() if options["all"] else question.alive()
-    return _NODE_SHOWN, list(
-        living.order_by("-last_seen_at", "pk").values(*_NODE)[: options["limit"]]
-    )
-
-
-_KINDS: dict[str, tuple[Callable[[Options], Page], tuple[str, ...]]] = {
-    "tasks": (_tasks, ("status", "queue", "name", "tenant", "key", "after")),
-    "workflows": (_workflows, ("status", "name", "tenant", "key", "after")),
-    "recurring": (_recurring, ("status", "queue", "name", "tenant", "after")),
-    "dead-letters": (_dead_letters, ("queue", "name", "tenant", "fingerprint", "after", "all")),
-    "queues": (_queues, ("queue",)),
-    "nodes": (_nodes, ("all",)),
+_LISTINGS = {
+    "tasks": _Listing(
+        rows=lambda _options: tasks().values(*_TASK, "last_error"),
+        columns=_TASK,
+        lookups=TASK_LOOKUPS,
+        key=uuid.UUID,
+        key_is="of tasks is the id of a task (a UUID)",
+    ),
+    "workflows": _Listing(
+        rows=lambda _options: _workflow_runs(),
+        row=_run_row,
+        columns=(*_RUN, "reason"),
+        lookups={option: TASK_LOOKUPS[option] for option in ("status", "name", "tenant", "key")},
+        key=uuid.UUID,
+        key_is="of workflows is the id of a run (a UUID)",
+    ),
+    "recurring": _Listing(
+        rows=lambda _options: schedules().values(
+            *(column for column in _SCHEDULE if column != "schedule"), *_MORE_OF_SCHEDULE
+        ),
+        row=lambda row: {**row, "schedule": _in_words(row["timetable"])},
+        columns=_SCHEDULE,
+        lookups={"status": "status", "queue": "queue", "name": "task", "tenant": "tenant__slug"},
+        key=uuid.UUID,
+        key_is="of recurring tasks is the id of one (a UUID)",
+    ),
+    "dead-letters": _Listing(
+        rows=_letters,
+        row=lambda row: {**row, "state": "open" if row["resolved_at"] is None else "closed"},
+        columns=(*_LETTER, "error_message"),
+        lookups=LETTER_LOOKUPS,
+        takes=("all",),
+        key=int,
+        key_is="of dead letters is a number",
+    ),
+    "queues": _Listing(rows=_queues, columns=_QUEUE, takes=("queue",)),
+    "nodes": _Listing(rows=_nodes, columns=_NODE, takes=("all",)),
 }
+_OF_RUNS = [status.value for status in WorkflowStatus]
+_OF_SCHEDULES = (RecurringStatus.ACTIVE.value, RecurringStatus.PAUSED.value)
 
 
-def arguments(parser: ArgumentParser) -> None:
-    """Declare what can be listed, and the filters."""
-    parser.add_argument(
+@subcommand(
+    argument(
         "kind",
         nargs="?",
-        choices=list(_KINDS),
+        choices=list(_LISTINGS),
         default="tasks",
         help="what to list (default: tasks)",
-    )
-    words = [
-        *(status.value for status in Status),
-        WorkflowStatus.STARTING.value,
-        *sorted(_OF_SCHEDULES),
-    ]
-    parser.add_argument("--status", choices=words, help="only in this status")
-    add_filters(parser, "queue", "name", "tenant", "key", "fingerprint")
-    parser.add_argument(
-        "--limit", type=count, default=50, help="how many rows at most (default: 50)"
-    )
-    parser.add_argument(
-        "--after", type=letter_id, help="go on after the last id of the page before"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="closed dead letters and departed nodes too"
-    )
-
-
-def run(options: Options, out: Output) -> int:
-    """Show one page, the newest first."""
-    read, taken = _KINDS[options["kind"]]
-    for name in ("status", "queue", "name", "tenant", "key", "fingerprint", "after", "all"):
-        if options[name] not in (None, False) and name not in taken:
-            refuse(
-                f"--{name} does not narrow {options['kind']}; it takes:"
-                f" {', '.join(f'--{one}' for one in taken)}."
-            )
-    columns, rows = read(options)
-    shown = [
-        (
-            {**row, "error_message": first_line(row["error_message"])}
-            if "error_message" in row
-            else row
-        )
-        for row in rows
-    ]
-    out.emit(rows, table(columns, shown))
-    if "after" in taken and len(rows) == options["limit"]:
-        out.note(f"There may be more: add --after {rows[-1]['id']}")
-    return OK
-
-
-LIST = Subcommand(
-    name="list",
-    summary="list tasks, workflows, schedules, dead letters, queues or nodes, newest first",
-    examples=(
-        "list",
-        "list tasks --status FAILED --queue mail --limit 20",
-        "list tasks --status PENDING --after 0193b0e0-0000-7000-8000-000000000000",
-        "list dead-letters --name billing.tasks.charge --format json",
-        "list workflows --status RUNNING --name nightly",
-        "list recurring --status PAUSED",
-        "list queues",
-        "list nodes --all",
     ),
-    arguments=arguments,
-    run=run,
+    argument(
+        "--status",
+        choices=[*(status.value for status in Status), "STARTING", *_OF_SCHEDULES],
+        help="only in this status",
+    ),
+    *filters("queue", "name", "tenant", "key", "fingerprint"),
+    argument("--limit", type=count, default=50, help="how many rows at most (default: 50)"),
+    argument("--after", type=letter_id, help="go on after the last id of the page before"),
+    argument("--all", action="store_true", help="closed dead letters and departed nodes too"),
+    name="list",
 )
+def list_rows(options: Options, out: Output) -> int:
+    """List tasks, workflows, schedules, dead letters, queues or nodes, newest first.
+
+    Examples:
+        list
+        list tasks --status FAILED --queue mail --limit 20
+        list tasks --status PENDING --after 0193b0e0-0000-7000-8000-000000000000
+        list dead-letters --name billing.tasks.charge --format json
+        list workflows --status RUNNING --name nightly
+        list recurring --status PAUSED
+        list queues
+        list nodes --all
+    """
+    kind, status, after = options["kind"], options["status"], options["after"]
+    listing = _LISTINGS[kind]
+    takes = [*listing.lookups, *(["after"] if listing.key else []), *listing.takes]
+    for name in ("status", "queue", "name", "tenant", "key", "fingerprint", "after", "all"):
+        if options[name] not in (None, False) and name not in takes:
+            refuse(
+                f"--{name} does not narrow {kind}; it takes:"
+                f" {', '.join(f'--{option}' for option in takes)}."
+            )
+    if kind == "tasks" and status in _OF_SCHEDULES:
+        refuse(f"No task is {status}: a recurring task is. `durable list recurring` shows them.")
+    if kind == "tasks" and status == WorkflowStatus.STARTING:
+        refuse("No task is STARTING: a workflow run is. `durable list workflows` shows them.")
+    if kind == "workflows" and status is not None and status not in _OF_RUNS:
+        refuse(f"No workflow run is {status}: give one of {', '.join(_OF_RUNS)}.")
+    found = listing.rows(options)
+    if listing.key is None:
+        rows = [listing.row(row) for row in found[: options["limit"]]]
+        return out.emit(rows, table(listing.columns, rows))
+    if after is not None:
+        if not isinstance(after, listing.key):
+            refuse(f"--after {listing.key_is}.")
+        found = found.filter(pk__lt=after)
+    found = filtered(found, options, listing.lookups).order_by("-pk")
+    rows = [
+        {name: hidden(value) for name, value in listing.row(row).items()}
+        for row in found[: options["limit"]]
+    ]
+    return out.page(rows, listing.columns, options)
 
 
-# ``durable show``: a task with its attempts, a workflow run, or a schedule.
+# show: a task -------------------------------------------------------------------------------------
 
 
-_FACTS = (
-    "id",
-    "name",
-    "queue",
-    "priority",
-    "status",
-    "reason",
-    "key",
-    "unique_key",
-    "idempotency_key",
-    "args",
-    "kwargs",
-    "options",
-    "run_at",
-    "due_at",
-    "lease_until",
-    "expires_at",
-    "created_at",
-    "started_at",
-    "completed_at",
-    "cancel_requested_at",
-    "attempts",
-    "failures",
-    "max_attempts",
-    "crashes",
-    "max_crashes",
-    "publish_count",
-    "epoch",
-    "run_id",
-    "node",
-    "progress",
-    "result",
-    "last_error",
-)
-_LOG = (
-    "attempt_number",
-    "status",
-    "started_at",
-    "completed_at",
-    "worker",
-    "node",
-    "celery_id",
-    "error_message",
-    "traceback",
-)
-_LETTER_FACTS = (
-    "id",
-    "reason",
-    "fingerprint",
-    "created_at",
-    "resolved_at",
-    "resolution",
-    "resolved_by",
-    "comment",
-)
-_AUDIT = ("at", "operation", "actor", "source", "reason")
+_STEP = ("id", "step", "status", "name", "run_at", "reason")
+_EDGE = ("waits_for", "step", "status", "type", "outcome", "policy", "comment", "by")
+_AUDIT_OF_TASK = ("at", "operation", "actor", "source", "reason")
 _TIMELINE = (
     "attempt_number",
     "status",
@@ -571,135 +272,342 @@ _TIMELINE = (
     "worker",
     "error_message",
 )
-
-
+_LETTER_OF_TASK = columns_of(
+    DeadLetter, "tenant", "task", "args", "kwargs", "error_message", "attempts"
+)
+# What ``graph`` shows of a task.
+_IN_GRAPH = (
+    "workflow",
+    "step",
+    "cause",
+    "join_count",
+    "on_upstream_failure",
+    "has_dependents",
+    "unresolved_dependencies_count",
+)
 TASK_TABLES: dict[str, tuple[Callable[[Task], list[dict[str, Any]]], tuple[str, ...]]] = {}
 """The rows of optional apps that ``durable show`` prints of a task, by their name in JSON: what
 reads them, and the columns of their table.
 """
 
 
-def facts_of(task: Task) -> dict[str, Any]:
-    """Return the row, its attempts and dead letters, with secrets masked."""
-    row = {name: getattr(task, name) for name in _FACTS}
-    known = registry.find(task.name)
-    parameters = None if known is None else known.positional_parameters
-    row["args"] = masked_positional(task.args, parameters, conf.settings().SECRET_NAMES)
-    row |= {name: hidden(row[name]) for name in ("kwargs", "options", "progress", "result")}
-    row["last_error"] = clean(task.last_error)
-    attempts = []
-    for log in task.executions.using(task._state.db).order_by("pk"):
-        attempt = {name: getattr(log, name) for name in _LOG}
-        attempt |= {"error_message": clean(log.error_message), "traceback": clean(log.traceback)}
-        attempts.append({**attempt, "seconds": log.duration})
-    row["tenant"] = str(getattr(task.tenant, "slug", task.tenant))
-    row["graph"] = graph_of(task)
-    row["executions"] = attempts
-    row |= {name: read(task) for name, (read, _) in TASK_TABLES.items()}
-    row["audit"] = [{name: getattr(one, name) for name in _AUDIT} for one in of_task(task)]
-    row["dead_letters"] = list(
-        task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_FACTS)
-    )
-    return row
-
-
-def _text(facts: dict[str, Any], why: list[Sentence]) -> str:
-    lines = [f"why: {why[0].text}", *(f"     {sentence.text}" for sentence in why[1:]), ""]
-    for name in (*_FACTS, "tenant"):
-        if facts[name] not in (None, "", [], {}) or name in ("args", "kwargs"):
-            value = first_line(facts[name]) if name == "last_error" else facts[name]
-            shown = str(value) if isinstance(value, dict | list) else cell(value)
-            lines.append(f"{name.replace('_', ' '):>20}  {shown}")
-    lines += graph_text(facts["graph"])
-    timeline = [
-        {
-            **log,
-            "error_message": first_line(log["error_message"]),
-            "seconds": _rounded(log["seconds"]),
-        }
-        for log in facts["executions"]
-    ]
-    if facts["status"] == Status.RUNNING:
-        timeline.append(
-            {
-                **dict.fromkeys(_TIMELINE),
-                "attempt_number": facts["attempts"],
-                "status": "RUNNING",
-                "started_at": facts["started_at"],
-                "worker": facts["node"],
-            }
-        )
-    lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
-    for name, (_, columns) in TASK_TABLES.items():
-        if facts[name]:
-            lines += ["", table(columns, facts[name])]
-    if facts["dead_letters"]:
-        lines += ["", table(_LETTER_FACTS, facts["dead_letters"])]
-    if facts["audit"]:
-        lines += ["", table(_AUDIT, facts["audit"])]
-    return "\n".join(lines)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
-
-
-def show(options: Options, out: Output) -> int:
-    """Show one task, one workflow run, or the recurring task with this name or id."""
-    task = _task(options["id"])
-    started = None if task is not None else found_run(options["id"])
-    if started is not None:
-        return show_run(started, out)
-    if task is None:
-        row = recurring.found(options["id"], options["tenant"])
-        return recurring.show(row, out) if row is not None else _refuse(options["id"])
-    why = sentences(task)
-    facts = facts_of(task)
-    data = {"why": why[0].text, "sentences": [sentence.text for sentence in why], **facts}
-    out.emit(data, _text(facts, why))
-    return OK
-
-
-def _task(text: str) -> Task | None:
-    try:
-        found: Task | None = tasks().select_related("tenant").filter(pk=uuid.UUID(text)).first()
-    except ValueError:
-        return None
-    return found
-
-
-def _refuse(text: str) -> NoReturn:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        refuse(f"{text!r} is not the id of a task (a UUID), and no recurring task has that name.")
-    refuse(f"There is no task and no workflow run {text}: it never was, or its retention is over.")
-
-
-def show_arguments(parser: ArgumentParser) -> None:
-    """Declare the id."""
-    parser.add_argument(
+@subcommand(
+    argument(
         "id",
         metavar="ID|NAME",
         help=(
             "the id of a task, which is also the id of its DurableResult; "
             "or of a workflow run; or the name or id of a recurring task"
         ),
-    )
-    recurring.add_tenant(parser)
-
-
-SHOW = Subcommand(
-    name="show",
-    summary=(
-        "show one task, its attempts, what it waits for, and why it did not run; or a workflow run"
-        " with its progress; or a recurring task with its next fires and its ledger"
     ),
-    examples=(
-        "show 0193b0e0-0000-7000-8000-000000000000",
-        "show 0193b0e0-0000-7000-8000-000000000000 --format json",
-        "show nightly-report",
-    ),
-    arguments=show_arguments,
-    run=show,
+    tenant_of_schedule,
 )
+def show(options: Options, out: Output) -> int:
+    """Show one task, its attempts, what it waits for, and why it did not run; or a workflow run
+    with its progress; or a recurring task with its next fires and its ledger.
+
+    Examples:
+        show 0193b0e0-0000-7000-8000-000000000000
+        show 0193b0e0-0000-7000-8000-000000000000 --format json
+        show nightly-report
+    """
+    text = options["id"]
+    try:
+        key = uuid.UUID(text)
+    except ValueError:
+        key = None
+    if key is not None:
+        if (task := tasks().select_related("tenant").filter(pk=key).first()) is not None:
+            return _show_task(task, out)
+        if (run := _workflow_runs().filter(pk=key).first()) is not None:
+            return _show_run(run, out)
+    if (schedule := find_schedule(text, options["tenant"])) is not None:
+        return _show_schedule(schedule, out)
+    if key is None:
+        refuse(f"{text!r} is not the id of a task (a UUID), and no recurring task has that name.")
+    return refuse(
+        f"There is no task and no workflow run {text}: it never was, or its retention is over."
+    )
+
+
+def _show_task(task: Task, out: Output) -> int:
+    """Show the row, its attempts and dead letters, with secrets masked."""
+    why = [sentence.text for sentence in sentences(task)]
+    facts = facts_of(task, *_IN_GRAPH)
+    facts |= masked_arguments(task.name, task.args, task.kwargs)
+    logs = [
+        {**facts_of(log, "tenant"), "seconds": log.duration}
+        for log in task.executions.using(task._state.db).order_by("pk")
+    ]
+    graph = _graph_of(task)
+    optional = {name: read(task) for name, (read, _columns) in TASK_TABLES.items()}
+    audit_entries = [
+        {name: getattr(entry, name) for name in _AUDIT_OF_TASK} for entry in of_task(task)
+    ]
+    letters = list(task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_OF_TASK))
+    timeline = [
+        {**log, "seconds": None if log["seconds"] is None else round(log["seconds"], 3)}
+        for log in logs
+    ]
+    if task.status == Status.RUNNING:
+        running = {"attempt_number": task.attempts, "status": "RUNNING", "worker": task.node}
+        running |= {"started_at": task.started_at}
+        timeline.append(dict.fromkeys(_TIMELINE) | running)
+    lines = [f"why: {why[0]}", *(f"     {sentence}" for sentence in why[1:]), ""]
+    lines += [*details(facts), *_graph_lines(graph)]
+    lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
+    for name, (_read, columns) in TASK_TABLES.items():
+        lines += ["", table(columns, optional[name])] if optional[name] else []
+    lines += ["", table(_LETTER_OF_TASK, letters)] if letters else []
+    lines += ["", table(_AUDIT_OF_TASK, audit_entries)] if audit_entries else []
+    data = {"why": why[0], "sentences": why, **facts, "graph": graph, "executions": logs}
+    data |= {**optional, "audit": audit_entries, "dead_letters": letters}
+    return out.emit(data, "\n".join(lines))
+
+
+def _graph_of(task: Task) -> dict[str, Any]:
+    """Return the dependencies of a task: its workflow, its edges and gates, the tasks that wait for
+    it, and the cause of its end.
+    """
+    edges = TaskDependency.objects.using(database())
+    above = list(edges.above([task.pk]).order_by("pk"))
+    upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
+    below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
+    cause = None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
+    return {
+        "workflow": task.workflow_id,
+        "step": task.step,
+        "needs": task.unresolved_dependencies_count,
+        "join": task.join_count or "ALL",
+        "on_upstream_failure": task.on_upstream_failure,
+        "waits_for": [_edge(edge, upstreams.get(edge.depends_on_id)) for edge in above],
+        "dependents": dict(Counter(below.values_list("task__status", flat=True))),
+        "cause": cause or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
+    }
+
+
+def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
+    is_gate = edge.depends_on_id is None
+    status = "DELETED" if upstream is None else upstream.status
+    return {
+        "waits_for": edge.depends_on_id or edge.gate,
+        "gate": edge.gate,
+        "step": None if upstream is None else upstream.step or upstream.name,
+        "status": None if is_gate else status,
+        "type": None if is_gate else edge.dependency_type,
+        "outcome": edge.outcome or "waiting",
+        "met": edge.met,
+        "resolved_at": edge.resolved_at,
+        "policy": edge.on_upstream_failure,
+        "comment": hidden(edge.comment),
+        "placed_by": edge.placed_by,
+        "resolved_by": edge.resolved_by,
+        "by": edge.resolved_by or edge.placed_by,
+    }
+
+
+def _graph_lines(graph: dict[str, Any]) -> list[str]:
+    """Return the lines about the dependencies of a task."""
+    facts, cause = {}, graph["cause"]
+    if graph["workflow"] is not None:
+        facts = {"workflow": graph["workflow"], "step": graph["step"]}
+    if cause is not None:
+        name = cause.get("step") or cause.get("name") or ""
+        facts["cause"] = f"{name} {cause['id']}, {cause['status']}"
+    lines = details(facts)
+    if graph["waits_for"]:
+        head = f"waits for (join {graph['join']}, needs {graph['needs']} more):"
+        lines += ["", head, table(_EDGE, graph["waits_for"])]
+    if graph["dependents"]:
+        lines += ["", f"waited for by: {_counted(graph['dependents'])}"]
+    return lines
+
+
+def _counted(statuses: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
+
+
+# show: a workflow run, a schedule -----------------------------------------------------------------
+
+
+# Tasks of a run that are shown for each status, so that a run of thousands fits the screen.
+_FEW_STEPS = 20
+# Next fires and ledger entries of a schedule: about what one screen holds beside its columns.
+_FEW_FIRES, _FEW_ENTRIES = 5, 10
+
+
+def _show_run(run: WorkflowRun, out: Output) -> int:
+    """Show one run: its progress, its inner runs, the status of its tasks, and the tasks that fail
+    or delay it.
+    """
+
+    def steps(statuses: Any) -> list[dict[str, Any]]:
+        rows = tasks().of_workflow(run).filter(status__in=statuses).order_by("pk").values(*_STEP)
+        return [{**row, "reason": hidden(row["reason"])} for row in rows[:_FEW_STEPS]]
+
+    facts = _run_row(run)
+    inside = [_run_row(inner) for inner in _workflow_runs().filter(parent=run.pk).order_by("pk")]
+    counts = tasks().of_workflow(run).order_by().values_list("status").annotate(number=Count("pk"))
+    statuses = dict(counts)
+    failed, opened = steps({Status.FAILED, Status.EXPIRED}), steps(OPEN)
+    lines = [f"{run.name}: {run.status}, {run.ended} of {run.total} tasks have ended"]
+    lines += details(facts, "ended", "progress")
+    lines.append(f"{'tasks':>20}  {_counted(statuses)}")
+    lines += ["", "failed:", table(_STEP, failed)] if failed else []
+    lines += ["", f"open, the first {_FEW_STEPS}:", table(_STEP, opened)] if opened else []
+    lines += ["", "runs inside:", table((*_RUN, "reason"), inside)] if inside else []
+    facts |= {"inside": inside, "statuses": statuses, "open_tasks": opened, "failed_tasks": failed}
+    return out.emit(facts, "\n".join(lines))
+
+
+_FIRE = ("nominal", "effective", "remarks")
+_OVERRIDE = ("fire_time", "action", "move_to", "reason", "by")
+_OF_ENTRY = columns_of(OccurrenceRecord, "id", "tenant", "recurring_task")
+_LEDGER = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
+
+
+def _show_schedule(row: RecurringTask, out: Output) -> int:
+    """Show the row, its next fires, its overrides and the last entries of its ledger."""
+    facts = {**facts_of(row, "declaration"), "schedule": _in_words(row.timetable)}
+    fires, facts["problem"] = [], ""
+    try:
+        upcoming = explain.upcoming(row, _FEW_FIRES, database_now())
+        fires = [dataclasses.asdict(fire) for fire in upcoming]
+    except DurableTasksError as broken:
+        facts["problem"] = str(broken)
+    overrides = list(
+        OccurrenceOverride.objects.using(database())
+        .filter(recurring_task=row.pk)
+        .order_by("fire_time")
+        .values(*_OVERRIDE)
+    )
+    entries = list(_ledger_of(row)[:_FEW_ENTRIES])
+    is_active = row.status == RecurringStatus.ACTIVE
+    lines = details(facts, "timetable")
+    lines += ["", f"next fires{'' if is_active else ', were it resumed'}:", table(_FIRE, fires)]
+    lines += ["", "overrides:", table(_OVERRIDE, overrides)] if overrides else []
+    lines += ["", "last ledger entries:", table(_LEDGER, entries)]
+    facts |= {"overrides": overrides, "next_fires": fires, "ledger": entries}
+    return out.emit(facts, "\n".join(lines))
+
+
+def _ledger_of(row: RecurringTask) -> Any:
+    """Return the ledger of a recurring task, the newest entry first."""
+    entries = OccurrenceRecord.objects.using(database()).filter(recurring_task=row.pk)
+    return entries.order_by("-fire_time", "-pk").values(*_OF_ENTRY)
+
+
+# graph, ledger, audit -----------------------------------------------------------------------------
+
+
+@subcommand(
+    argument("id", metavar="ID", type=task_id, help="the id of a workflow run, or of a task"),
+    argument(
+        "--output", metavar="FILE", type=Path, help="write the diagram to this file, not to stdout"
+    ),
+    argument(
+        "--limit",
+        type=count,
+        default=graph_data.NEAR,
+        help=(
+            "of a task: how many connected tasks at most, the nearest first (default:"
+            f" {graph_data.NEAR})"
+        ),
+    ),
+    formats=FILE_FORMATS,
+)
+def graph(options: Options, out: Output) -> int:
+    """Draw a workflow run, or what is connected with a task, as text, Mermaid, SVG or JSON.
+
+    Examples:
+        graph 0193b0e0-0000-7000-8000-000000000000
+        graph 0193b0e0-0000-7000-8000-000000000000 --format svg --output run.svg
+        graph 0193b0e0-0000-7000-8000-000000000000 --format mermaid --limit 50
+        graph 0193b0e0-0000-7000-8000-000000000000 --format json
+    """
+    key, output = options["id"], options["output"]
+    if (task := tasks().filter(pk=key).first()) is not None:
+        diagram = graph_data.around(task, options["limit"])
+    elif (run := _workflow_runs().filter(pk=key).first()) is not None:
+        diagram = graph_data.of_run(run)
+    else:
+        refuse(
+            f"There is neither a workflow run nor a task {key}: `durable list workflows` shows the"
+            " runs."
+        )
+    drawn = draw(diagram, options["format"])
+    if output is None:
+        out.stdout.write(drawn)
+        return OK
+    try:
+        output.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        refuse(f"--output {output} cannot be written: {error.strerror}.")
+    out.note(f"{output}: {len(diagram.nodes)} tasks, {len(diagram.edges)} dependencies")
+    return OK
+
+
+@subcommand(
+    *NAMED,
+    argument(
+        "--outcome",
+        choices=[outcome.value for outcome in FireOutcome],
+        help="only entries with this outcome",
+    ),
+    argument(
+        "--before", metavar="INSTANT", type=moment, help="only fire times before this instant"
+    ),
+    argument("--limit", type=count, default=50, help="maximum number of entries (default: 50)"),
+)
+def ledger(options: Options, out: Output) -> int:
+    """List what became of the fire times of a recurring task, the newest first.
+
+    Examples:
+        ledger nightly-report
+        ledger nightly-report --outcome MISSED --limit 20 --format json
+    """
+    lookups = {"outcome": "outcome", "before": "fire_time__lt"}
+    rows = list(filtered(_ledger_of(named(options)), options, lookups)[: options["limit"]])
+    return out.page(
+        rows, _LEDGER, options, nothing="no ledger entries", after="--before", key="fire_time"
+    )
+
+
+_AUDIT = ("id", "at", "operation", "object_type", "object_id", "count", "actor", "source", "reason")
+
+
+@subcommand(
+    argument("--operation", help="Only this operation, such as tasks.cancel."),
+    argument("--actor", help="Only this user, key or program."),
+    argument("--object", help="Only entries about the object with this id or name."),
+    argument("--tenant", help="Only this tenant (its slug)."),
+    argument("--since", type=moment, help="Only entries from this instant on, ISO 8601."),
+    argument("--until", type=moment, help="Only entries before this instant, ISO 8601."),
+    argument("--limit", type=count, default=50, help="How many entries. Default: 50."),
+    argument("--after", type=count, help="Continue after the last id of a page."),
+)
+def audit(options: Options, out: Output) -> int:
+    """List who changed what, when, why and from where.
+
+    Examples:
+        audit
+        audit --operation tasks.cancel --limit 20
+        audit --actor ada --format json
+        audit --since 2026-03-07T00:00:00Z --until 2026-03-08T00:00:00Z
+        audit --object 0193b0e0-0000-7000-8000-000000000000
+    """
+    lookups = {
+        "operation": "operation",
+        "actor": "actor",
+        "object": "object_id",
+        "tenant": "tenant__slug",
+        "since": "at__gte",
+        "until": "at__lt",
+        "after": "pk__lt",
+    }
+    entries = filtered(AuditEntry.objects.using(database()), options, lookups)
+    if options["object"] is not None:
+        entries = entries.filter(object_type__in=OBJECT_TYPES)
+    columns = columns_of(AuditEntry, "tenant", "object_ids")
+    rows = list(entries.order_by("-pk").values(*columns)[: options["limit"]])
+    return out.page(rows, _AUDIT, options, nothing="there are no such entries")

@@ -4,44 +4,92 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import inspect
 import json
 import os
-from argparse import ArgumentParser
+import re
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from textwrap import fill
+from types import ModuleType
 from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
+from django.db.models import Model, QuerySet
 
 from django_durable_tasks import conf
-from django_durable_tasks.masking import masked, masked_text
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.command.arguments import Declaration, add_operations, values
+from django_durable_tasks.masking import masked
+from django_durable_tasks.models import Tenant
+from django_durable_tasks.operations.operation import Operation, OperationResult
+from django_durable_tasks.store.tables import database
 
-# Output of the subcommands: tables for people, JSON for programs, remarks on stderr.
+OK, UNHEALTHY, REFUSED = 0, 1, 2
+EXIT_CODES = (
+    "exit codes:\n"
+    "  0  done; `status`: everything is within its thresholds; `health`: healthy or unknown\n"
+    "  1  `status` exceeded a threshold, `health` found a node to restart, `sync --check`,\n"
+    "     `shadow` or `verify` found something, `check-url` refused the URL, or the database or\n"
+    "     broker does not answer\n"
+    "  2  wrong usage, no such object, nothing could be changed, or `verify` could not check\n"
+)
+Options = Mapping[str, Any]
 
 
+# Output: tables for people, JSON for programs, remarks on stderr ----------------------------------
+
+
+# Characters of a cell. Longer values are cut, so that a table of ten columns stays readable.
 _WIDEST = 80
 
 
 class Output:
-    """The output of a subcommand: ``emit`` writes the answer once, ``note`` writes a remark to
-    stderr.
+    """The output of a subcommand: ``emit`` and ``report`` write the answer, once, ``note`` writes
+    a remark to stderr.
     """
 
-    def __init__(self, stdout: Any, stderr: Any, *, as_json: bool) -> None:
-        self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
+    def __init__(self, command: str, stdout: Any, stderr: Any, *, as_json: bool) -> None:
+        self.command, self.as_json = command, as_json
+        self.stdout, self.stderr = stdout, stderr
 
-    def emit(self, data: Any, text: str) -> None:
-        """Write the answer: the data as JSON, or the text."""
+    def emit(self, data: Any, text: str, code: int = OK) -> int:
+        """Write the answer: the data as JSON, or the text. Return the exit code."""
         content = json.dumps(data, default=plain, ensure_ascii=False) if self.as_json else text
         # Bytes of Redis that are not UTF-8 are surrogates here, which a UTF-8 stream cannot encode.
         self.stdout.write(content.encode(errors="backslashreplace").decode())
+        return code
+
+    def report(self, text: str, code: int = OK, /, **data: Any) -> int:
+        """Write what has changed, or would change: the name of the command and the data as JSON, or
+        the text. Return the exit code.
+        """
+        return self.emit({"command": self.command, **data}, text, code)
 
     def note(self, text: str) -> None:
         """Write a remark to stderr."""
         self.stderr.write(text)
+
+    def page(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[str],
+        options: Options,
+        *,
+        nothing: str = "nothing",
+        after: str = "--after",
+        key: str = "id",
+    ) -> int:
+        """Write one page of a list, and how to get the next one if the page is full. Return the
+        exit code.
+        """
+        self.emit(rows, table(columns, rows, nothing))
+        if len(rows) == options["limit"]:
+            last = rows[-1][key]
+            last = last.isoformat() if isinstance(last, datetime) else last
+            self.note(f"There may be more: add {after} {last}")
+        return OK
 
 
 def plain(value: Any) -> Any:
@@ -58,15 +106,20 @@ def plain(value: Any) -> Any:
 
 
 def cell(value: Any) -> str:
-    """Return a value as one short line of a table."""
+    """Return a value as one short line of a table: of an error its first line."""
     if value is None or value == "":
         return "-"
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
-    line = " ".join(str(value).split())
+    line = " ".join(str(value).strip().partition("\n")[0].split())
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+
+
+def heading(column: str) -> str:
+    """Return the name of a column for people."""
+    return column.replace("_", " ")
 
 
 def table(
@@ -76,7 +129,7 @@ def table(
     if not rows:
         return nothing
     body = [[cell(row[column]) for column in columns] for row in rows]
-    heads = [column.replace("_", " ").upper() for column in columns]
+    heads = [heading(column).upper() for column in columns]
     widths = [max(len(line[at]) for line in [heads, *body]) for at in range(len(columns))]
     numeric = [
         all(isinstance(row[column], int | float | None) for row in rows) for column in columns
@@ -92,80 +145,138 @@ def table(
     return "\n".join(laid(line) for line in [heads, *body])
 
 
+def details(facts: Mapping[str, Any], *without: str) -> list[str]:
+    """Return a line for each fact that has a value; arguments have one if they are empty, too."""
+    return [
+        f"{heading(name):>20}  {value if isinstance(value, dict | list) else cell(value)}"
+        for name, value in facts.items()
+        if name not in without and (value not in (None, "", [], {}) or name in ("args", "kwargs"))
+    ]
+
+
 def hidden(value: Any) -> Any:
-    """Return a JSON value with its secrets masked."""
+    """Return a text or a JSON value with its secrets masked."""
     return masked(value, conf.settings().SECRET_NAMES)
 
 
-def clean(text: str) -> str:
-    """Return a text with its secrets masked."""
-    return masked_text(text, conf.settings().SECRET_NAMES)
+def columns_of(model: type[Model], *without: str) -> list[str]:
+    """Return the columns of a table for people, except those that only the engine reads: they are
+    not editable.
+    """
+    return [
+        field.attname
+        for field in model._meta.concrete_fields
+        if (field.editable or field.primary_key) and field.name not in without
+    ]
 
 
-def first_line(text: str) -> str:
-    """Return the first line of an error, masked."""
-    return clean(text).partition("\n")[0]
+def facts_of(row: Model, *without: str) -> dict[str, Any]:
+    """Return the columns of a row with their secrets masked, and its tenant by its slug."""
+    facts = {name: hidden(getattr(row, name)) for name in columns_of(type(row), *without)}
+    tenant_id = facts.pop("tenant_id", None)
+    return facts if tenant_id is None else {**facts, "tenant": row.tenant.slug}  # type: ignore[attr-defined]
 
 
-OK, UNHEALTHY, REFUSED = 0, 1, 2
-EXIT_CODES = (
-    "exit codes:\n"
-    "  0  done; `status`: everything is within its thresholds; `health`: healthy or unknown\n"
-    "  1  `status` exceeded a threshold, `health` found a node to restart, `sync --check`,\n"
-    "     `shadow` or `verify` found something, `check-url` refused the URL, or the database or\n"
-    "     broker does not answer\n"
-    "  2  wrong usage, no such object, nothing could be changed, or `verify` could not check\n"
-)
-Options = Mapping[str, Any]
+# The definition -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subcommand:
     """One subcommand of ``manage.py durable``; ``run`` returns an exit code.
 
-    A subcommand that changes data names its operations, whose titles and help texts it shows.
-    ``summary`` is the help text of a subcommand that only reads.
+    The docstring of ``run`` is its help: a paragraph that says what it does, and after the line
+    ``Examples:`` one example a line; a line that is indented more continues the one before. A
+    subcommand that changes data names its operations, whose titles, help texts and fields it shows.
     """
 
     name: str
-    examples: tuple[str, ...]
-    arguments: Callable[[ArgumentParser], None]
     run: Callable[[Options, Output], int]
-    operations: tuple[Operation, ...] = ()
-    summary: str = ""
-    formats: tuple[str, ...] = ("table", "json")
+    arguments: Sequence[Declaration] = ()
+    operations: Sequence[Operation] = ()
+    formats: Sequence[str] = ("table", "json")
 
     @property
-    def help(self) -> str:
-        """The summary in the list of subcommands."""
-        titles = [str(operation.title) for operation in self.operations]
-        lowered = [f"{title[0].lower()}{title[1:]}" for title in titles]
-        return "; ".join(part for part in (", ".join(lowered), self.summary) if part)
+    def summary(self) -> str:
+        """The paragraph that says what it does."""
+        return " ".join(self._help[0].split())
 
     @property
-    def description(self) -> str:
-        """The paragraphs above the arguments in the help of the subcommand."""
-        summary = f"{self.summary[0].upper()}{self.summary[1:]}." if self.summary else ""
-        parts = [f"{operation.title}: {operation.help}" for operation in self.operations]
-        return "\n".join(fill(part, 79) for part in (summary, *parts) if part)
+    def examples(self) -> Sequence[str]:
+        """The examples, without the name of the command."""
+        lines = re.sub(r"\n {5,}", " ", self._help[2]).splitlines()
+        return [line.strip() for line in lines if line.strip()]
 
     @property
-    def epilog(self) -> str:
-        """The examples in the help of the subcommand."""
-        return "examples:\n" + "".join(
-            f"  manage.py durable {example}\n" for example in self.examples
+    def _help(self) -> tuple[str, str, str]:
+        return (inspect.getdoc(self.run) or "").partition("\n\nExamples:\n")
+
+    def add_to(self, parsers: Any) -> None:
+        """Add the parser of its arguments."""
+        texts = [f"{operation.title}: {operation.help}" for operation in self.operations]
+        examples = "".join(f"  manage.py durable {example}\n" for example in self.examples)
+        parser = parsers.add_parser(
+            self.name,
+            help=f"{self.summary[:1].lower()}{self.summary[1:].removesuffix('.')}",
+            description="\n".join(fill(text, 79) for text in (self.summary, *texts)),
+            epilog=f"examples:\n{examples}\n{EXIT_CODES}",
+            formatter_class=RawDescriptionHelpFormatter,
+            # A prefix that works today would mean another option, or none, tomorrow.
+            allow_abbrev=False,
         )
+        for declare in self.arguments:
+            declare(parser)
+        if self.operations:
+            add_operations(parser, self.operations)
+        parser.add_argument(
+            "--format",
+            choices=self.formats,
+            default=self.formats[0],
+            help=f"json writes one object or list. Default: {self.formats[0]}.",
+        )
+
+
+def subcommand(
+    *arguments: Declaration,
+    operations: Sequence[Operation] = (),
+    name: str = "",
+    formats: Sequence[str] = ("table", "json"),
+) -> Callable[[Callable[[Options, Output], int]], Subcommand]:
+    """Decorator: make a function a subcommand; its name is that of the function."""
+
+    def decorate(run: Callable[[Options, Output], int]) -> Subcommand:
+        return Subcommand(
+            name=name or run.__name__.replace("_", "-"),
+            run=run,
+            arguments=arguments,
+            operations=operations,
+            formats=formats,
+        )
+
+    return decorate
 
 
 OPTIONAL_SUBCOMMANDS: dict[str, Subcommand] = {}
 """The subcommands of optional apps, which follow those of the core in the help text."""
 
 
+def subcommands_of(*modules: ModuleType) -> dict[str, Subcommand]:
+    """Return the subcommands that these modules define, by their names."""
+    return {
+        value.name: value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, Subcommand)
+    }
+
+
 def register_command(*subcommands: Subcommand) -> None:
     """Add subcommands of an optional app to ``manage.py durable``; called in
     ``AppConfig.ready()``.
     """
-    OPTIONAL_SUBCOMMANDS.update({one.name: one for one in subcommands})
+    OPTIONAL_SUBCOMMANDS.update({subcommand.name: subcommand for subcommand in subcommands})
+
+
+# What subcommands do ------------------------------------------------------------------------------
 
 
 def refuse(why: str) -> NoReturn:
@@ -181,10 +292,29 @@ def operator() -> str:
         return f"uid {os.getuid()}"
 
 
-def by_and_reason(options: Options) -> dict[str, Any]:
-    """Return the keyword arguments ``by`` and ``reason`` of an operation."""
-    return {"by": options["by"] or operator(), "reason": options["reason"]}
+def perform(
+    operation: Operation, subject: Any, options: Options, /, **more: Any
+) -> OperationResult:
+    """Perform an operation with its fields from the options, by the person and for the reason that
+    they name. ``more`` are further arguments of its function, and fields that are no options.
+    """
+    fields = values(options, operation, without=more)
+    by, reason = options["by"] or operator(), options["reason"]
+    return operation.perform(subject, by=by, reason=reason, **fields, **more)
 
 
-def no_arguments(parser: ArgumentParser) -> None:
-    """Declare no arguments."""
+def filtered(queryset: QuerySet[Any], options: Options, lookups: Mapping[str, str]) -> Any:
+    """Return the rows that match the options that are given, by the lookup of each option."""
+    return queryset.filter(
+        **{
+            lookup: options[name]
+            for name, lookup in lookups.items()
+            if options.get(name) is not None
+        }
+    )
+
+
+def tenant_named(slug: str) -> Tenant:
+    """Return the tenant with this slug, with its quotas; refuses if there is none."""
+    tenants = Tenant.objects.using(database()).select_related("quota")
+    return tenants.filter(slug=slug).first() or refuse(f"There is no tenant {slug!r}.")

@@ -18,10 +18,10 @@ class BeatConfig(AppConfig):
         """Register subcommands with their operation, and the job that deletes recorded fires."""
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.beat import shadow_fires
-        from django_durable_tasks.contrib.beat.commands import IMPORT_BEAT, SHADOW
+        from django_durable_tasks.contrib.beat.commands import import_beat, shadow
         from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
 
-        register_command(IMPORT_BEAT, SHADOW)
+        register_command(import_beat, shadow)
         register_job(
             "prune_shadow_fires",
             lambda: Job(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,19 +12,19 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.routing import queue_at
-from django_durable_tasks.command import recurring
-from django_durable_tasks.command.arguments import add_operations, count, moment
+from django_durable_tasks.command.arguments import argument, count, moment
+from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
     Output,
-    Subcommand,
-    by_and_reason,
     cell,
     hidden,
+    perform,
     refuse,
+    subcommand,
     table,
 )
 from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
@@ -69,11 +68,50 @@ class BeatImportRow:
     differences: tuple[str, ...] = ()
 
 
+_database = argument(
+    "--database",
+    metavar="ALIAS",
+    default="default",
+    help="where beat's tables are (default: default)",
+)
+
+
+@subcommand(
+    argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="only this periodic task; may be given often",
+    ),
+    argument(
+        "--carry",
+        action="store_true",
+        help="also rows whose task is no durable task: send its message",
+    ),
+    argument(
+        "--paused",
+        action="store_true",
+        help="new rows begin paused, to be compared with beat first",
+    ),
+    argument(
+        "--disable-in-beat",
+        action="store_true",
+        help="switch off in beat what fires here from now on",
+    ),
+    _database,
+    operations=(importer.take_over,),
+)
 def import_beat(options: Options, out: Output) -> int:
     """Compare the fire times of each row of django-celery-beat with those of its import, and import
     it.
+
+    Examples:
+        import-beat --dry-run
+        import-beat --paused
+        import-beat --only nightly-report --disable-in-beat
+        import-beat --carry --format json
     """
-    recurring.load_declarations()
+    load_declarations()
     now, database = database_now(), options["database"]
     rows = tables.rows(database, options["only"] or ())
     _refuse_unknown(options["only"] or [], rows)
@@ -156,9 +194,10 @@ def _import(found: BeatImportRow, options: Options) -> None:
     )
     beats = options["database"] if options["disable_in_beat"] else None
     try:
-        row = importer.take_over.perform(
+        row = perform(
+            importer.take_over,
             found.name,
-            **by_and_reason(options),
+            options,
             task=task,
             options=found.options,
             hold=hold,
@@ -227,51 +266,6 @@ def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None
         out.note("Nothing was imported (--dry-run).")
 
 
-def _import_arguments(parser: ArgumentParser) -> None:
-    add_operations(parser, importer.take_over)
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="NAME",
-        help="only this periodic task; may be given often",
-    )
-    parser.add_argument(
-        "--carry",
-        action="store_true",
-        help="also rows whose task is no durable task: send its message",
-    )
-    parser.add_argument(
-        "--paused",
-        action="store_true",
-        help="new rows begin paused, to be compared with beat first",
-    )
-    parser.add_argument(
-        "--disable-in-beat",
-        action="store_true",
-        help="switch off in beat what fires here from now on",
-    )
-    parser.add_argument(
-        "--database",
-        metavar="ALIAS",
-        default="default",
-        help="where beat's tables are (default: default)",
-    )
-
-
-IMPORT_BEAT = Subcommand(
-    name="import-beat",
-    operations=(importer.take_over,),
-    examples=(
-        "import-beat --dry-run",
-        "import-beat --paused",
-        "import-beat --only nightly-report --disable-in-beat",
-        "import-beat --carry --format json",
-    ),
-    arguments=_import_arguments,
-    run=import_beat,
-)
-
-
 # ``durable shadow``: compares the fires that this package would have created with those of
 # django-celery-beat, before the switch.
 
@@ -280,8 +274,41 @@ _SHADOW_COLUMNS = ("name", "matched", "only_here", "only_beat", "lag_median", "l
 _LISTED = 5
 
 
+@subcommand(
+    argument(
+        "--from", type=moment, metavar="INSTANT", help="ISO 8601 (default: the first recorded fire)"
+    ),
+    argument(
+        "--to", type=moment, metavar="INSTANT", help="ISO 8601 (default: now, less the tolerance)"
+    ),
+    argument(
+        "--name", action="append", metavar="NAME", help="only this schedule; may be given often"
+    ),
+    argument(
+        "--tolerance",
+        type=count,
+        default=30,
+        metavar="SECONDS",
+        help="how far apart two fires are one",
+    ),
+    argument("--all", action="store_true", help="show schedules that do not differ, too"),
+    argument(
+        "--watch",
+        action="store_true",
+        help="keep running and print each difference when it is found",
+    ),
+    argument("--every", type=count, default=60, metavar="SECONDS", help="how often --watch looks"),
+    _database,
+)
 def shadow(options: Options, out: Output) -> int:
-    """Compare a range once, or repeatedly until it is interrupted."""
+    """Compare what beat fired with what would have fired here, paused schedules included.
+
+    Examples:
+        shadow
+        shadow --from 2026-11-20T00:00:00Z --to 2026-11-21T00:00:00Z --all
+        shadow --name nightly-report --tolerance 5 --format json
+        shadow --watch --every 60
+    """
     tolerance = timedelta(seconds=options["tolerance"])
     end = options["to"] or database_now() - tolerance
     if options["watch"]:
@@ -385,51 +412,3 @@ def _line(found: Shadow) -> str:
 def _some(times: Sequence[datetime]) -> str:
     more = f" and {len(times) - _LISTED} more" if len(times) > _LISTED else ""
     return ", ".join(map(cell, times[:_LISTED])) + more
-
-
-def _shadow_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--from", type=moment, metavar="INSTANT", help="ISO 8601 (default: the first recorded fire)"
-    )
-    parser.add_argument(
-        "--to", type=moment, metavar="INSTANT", help="ISO 8601 (default: now, less the tolerance)"
-    )
-    parser.add_argument(
-        "--name", action="append", metavar="NAME", help="only this schedule; may be given often"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=count,
-        default=30,
-        metavar="SECONDS",
-        help="how far apart two fires are one",
-    )
-    parser.add_argument("--all", action="store_true", help="show schedules that do not differ, too")
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="keep running and print each difference when it is found",
-    )
-    parser.add_argument(
-        "--every", type=count, default=60, metavar="SECONDS", help="how often --watch looks"
-    )
-    parser.add_argument(
-        "--database",
-        metavar="ALIAS",
-        default="default",
-        help="where beat's tables are (default: default)",
-    )
-
-
-SHADOW = Subcommand(
-    name="shadow",
-    summary="compare what beat fired with what would have fired here, paused schedules included",
-    examples=(
-        "shadow",
-        "shadow --from 2026-11-20T00:00:00Z --to 2026-11-21T00:00:00Z --all",
-        "shadow --name nightly-report --tolerance 5 --format json",
-        "shadow --watch --every 60",
-    ),
-    arguments=_shadow_arguments,
-    run=shadow,
-)

@@ -30,4 +30,4 @@ class CallbacksConfig(AppConfig):
             "prune_endpoints",
             lambda: Job("prune_endpoints", endpoints.prune, every=60.0, dispatches=False),
         )
-        register_command(commands.CHECK_URL, commands.SIGNING_SECRET)
+        register_command(commands.check_url, commands.signing_secret)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from typing import Any
 
 from django_durable_tasks.choices import TargetType
+from django_durable_tasks.command.arguments import argument
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
-    Subcommand,
     refuse,
+    subcommand,
     table,
+    tenant_named,
 )
 from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.callbacks.http import Deadline, LookupFailed
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidTarget
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.targets.addresses import parsed_url
 
 # ``durable check-url``: whether an HTTP callback to a URL would be sent. ``durable
@@ -30,12 +31,14 @@ from django_durable_tasks.targets.addresses import parsed_url
 _LOOKUP_TIMEOUT = 10.0
 
 
-def _check_url_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL")
+@subcommand(argument("url", metavar="URL"))
+def check_url(options: Options, out: Output) -> int:
+    """Check whether an HTTP callback to a URL would be sent, with the reason for each address of
+    its host; exit with 1 if it would be refused.
 
-
-def run(options: Options, out: Output) -> int:
-    """Parse the URL, resolve its host and check each address. No request is sent."""
+    Examples:
+        check-url https://hooks.example.com/orders
+    """
     rows: list[dict[str, object]] = []
     reason = ""
     try:
@@ -51,56 +54,35 @@ def run(options: Options, out: Output) -> int:
     text = f"REFUSED: {reason}" if reason else "allowed"
     if rows:
         text = f"{text}\n{table(('address', 'refused'), rows)}"
-    out.emit({"allowed": not reason, "reason": reason, "addresses": rows}, text)
-    return UNHEALTHY if reason else OK
+    return out.emit(
+        {"allowed": not reason, "reason": reason, "addresses": rows},
+        text,
+        UNHEALTHY if reason else OK,
+    )
 
 
-def _secret_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL")
-    parser.add_argument("--tenant", metavar="SLUG", help="the tenant of the callbacks")
-    parser.add_argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks")
+@subcommand(
+    argument("url", metavar="URL"),
+    argument("--tenant", metavar="SLUG", help="the tenant of the callbacks"),
+    argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks"),
+)
+def signing_secret(options: Options, out: Output) -> int:
+    """Print the secrets with which the HTTP callbacks to an endpoint are signed, to be given to the
+    receiver; the current one is the first.
 
-
-def show_secrets(options: Options, out: Output) -> int:
-    """Print the secrets of an endpoint, the current one first."""
-    tenant_id = DEFAULT_TENANT_ID
-    if options["tenant"]:
-        tenant = Tenant.objects.filter(slug=options["tenant"]).first()
-        if tenant is None:
-            refuse(f"No tenant has the slug {options['tenant']!r}.")
-        tenant_id = tenant.pk
+    Examples:
+        signing-secret https://hooks.example.com/orders
+        signing-secret https://hooks.example.com --tenant acme --endpoint orders
+    """
+    slug = options["tenant"]
+    tenant_id = tenant_named(slug).pk if slug else DEFAULT_TENANT_ID
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
     found = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
     if not found:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
-    out.emit({"secrets": found}, "\n".join(found))
-    return OK
+    return out.emit({"secrets": found}, "\n".join(found))
 
-
-CHECK_URL = Subcommand(
-    name="check-url",
-    summary=(
-        "check whether an HTTP callback to a URL would be sent, with the reason for each address of"
-        " its host; exit with 1 if it would be refused"
-    ),
-    examples=("check-url https://hooks.example.com/orders",),
-    arguments=_check_url_arguments,
-    run=run,
-)
-SIGNING_SECRET = Subcommand(
-    name="signing-secret",
-    summary=(
-        "print the secrets with which the HTTP callbacks to an endpoint are signed, to be given to"
-        " the receiver"
-    ),
-    examples=(
-        "signing-secret https://hooks.example.com/orders",
-        "signing-secret https://hooks.example.com --tenant acme --endpoint orders",
-    ),
-    arguments=_secret_arguments,
-    run=show_secrets,
-)
 
 # The requests of a task in ``durable show``.
 

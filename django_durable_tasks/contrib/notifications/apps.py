@@ -27,11 +27,11 @@ class NotificationsConfig(AppConfig):
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.notifications import checks, jobs, task  # noqa: F401
         from django_durable_tasks.contrib.notifications.capture import TransitionRecorder
-        from django_durable_tasks.contrib.notifications.commands import NOTIFY
+        from django_durable_tasks.contrib.notifications.commands import notify
         from django_durable_tasks.contrib.notifications.deliveries import open_alerts
         from django_durable_tasks.states.guarded_update import RECORDERS
 
         RECORDERS[self.label] = TransitionRecorder()
         ALERT_SOURCES[self.label] = open_alerts
         jobs.register()
-        register_command(NOTIFY)
+        register_command(notify)

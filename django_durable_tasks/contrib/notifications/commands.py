@@ -5,27 +5,27 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any
 
-from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
-from django_durable_tasks.command.arguments import add_operations
+from django_durable_tasks.command.arguments import argument
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
-    Subcommand,
-    by_and_reason,
+    filtered,
+    perform,
     refuse,
+    subcommand,
     table,
+    tenant_named,
 )
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.models import Tenant
+from django_durable_tasks.store.tables import database
 
 _COLUMNS = ("name", "tenant", "enabled", "events", "delivery_type", "to", "last_delivery", "at")
 _SHOWN = 1_000
@@ -35,19 +35,35 @@ _idle = threading.Event()
 """Never set: waiting for it is a pause."""
 
 
+@subcommand(
+    argument("action", choices=("list", "test"), help="What to do."),
+    argument("name", metavar="NAME", nargs="?", help="The name of the setting to test."),
+    argument("--tenant", metavar="SLUG", help="The slug of the tenant."),
+    argument(
+        "--wait",
+        type=float,
+        default=_WAIT,
+        metavar="SECONDS",
+        help=f"How long to wait for the result of the test. Default: {_WAIT:g}.",
+    ),
+    operations=(deliveries.create_test,),
+)
 def notify(options: Options, out: Output) -> int:
-    """List the notification settings, or test one."""
+    """List the notification settings, or test one.
+
+    Examples:
+        notify list
+        notify test ops
+        notify test invoices --tenant acme --wait 10
+    """
     return {"list": _list, "test": _test}[options["action"]](options, out)
 
 
 def _rows(options: Options) -> Any:
-    rows = NotificationSetting.objects.using(conf.settings().DATABASE).select_related("tenant")
-    if options["tenant"] is None:
-        return rows
-    slug = options["tenant"]
-    if not Tenant.objects.using(conf.settings().DATABASE).filter(slug=slug).exists():
-        refuse(f"There is no tenant {slug!r}.")
-    return rows.filter(tenant__slug=slug)
+    if options["tenant"] is not None:
+        tenant_named(options["tenant"])
+    rows = NotificationSetting.objects.using(database()).select_related("tenant")
+    return filtered(rows, options, {"tenant": "tenant__slug"})
 
 
 def _list(options: Options, out: Output) -> int:
@@ -64,8 +80,7 @@ def _list(options: Options, out: Output) -> int:
         }
         for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]
     ]
-    out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
-    return OK
+    return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
 
 
 def _to(row: NotificationSetting) -> Any:
@@ -85,13 +100,12 @@ def _test(options: Options, out: Output) -> int:
     )
     if not found:
         refuse(f"The tenant has no notification setting {options['name']!r}.")
-    outcome = deliveries.create_test.perform(found[0], **by_and_reason(options))
+    outcome = perform(deliveries.create_test, found[0], options)
     out.note(outcome.message)
     result = _awaited(outcome.value, options["wait"])
     shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
     text = _sentence(outcome.value, result)
-    out.emit(shown, text)
-    return OK if result["sent"] else UNHEALTHY
+    return out.emit(shown, text, OK if result["sent"] else UNHEALTHY)
 
 
 def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
@@ -119,27 +133,3 @@ def _sentence(task_id: uuid.UUID, result: Mapping[str, Any]) -> str:
             " durable status."
         )
     return f"Task {task_id} is {result['status']}."
-
-
-def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "test"), help="What to do.")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="The name of the setting to test.")
-    parser.add_argument("--tenant", metavar="SLUG", help="The slug of the tenant.")
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=_WAIT,
-        metavar="SECONDS",
-        help=f"How long to wait for the result of the test. Default: {_WAIT:g}.",
-    )
-    add_operations(parser, deliveries.create_test)
-
-
-NOTIFY = Subcommand(
-    name="notify",
-    summary="or list the notification settings",
-    operations=(deliveries.create_test,),
-    examples=("notify list", "notify test ops", "notify test invoices --tenant acme --wait 10"),
-    arguments=_arguments,
-    run=notify,
-)

@@ -4,23 +4,22 @@ repaired.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.command.arguments import add_operations, count
+from django_durable_tasks.command.arguments import argument, count
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
     Output,
-    Subcommand,
-    by_and_reason,
-    clean,
+    hidden,
+    perform,
     refuse,
+    subcommand,
     table,
 )
 from django_durable_tasks.contrib.verify import runner
@@ -51,8 +50,35 @@ class _Bar:
             self._stream.flush()
 
 
-def run(options: Options, out: Output) -> int:
-    """Run the checks, repair the findings with --repair, and write the result."""
+@subcommand(
+    argument(
+        "--only",
+        metavar="CHECK",
+        nargs="+",
+        default=[],
+        help=(
+            f"Run these checks or groups. Checks: {', '.join(CHECKS)}. Groups: {', '.join(GROUPS)}."
+        ),
+    ),
+    argument("--repair", action="store_true", help="Repair the findings that can be repaired."),
+    argument(
+        "--limit",
+        metavar="N",
+        type=count,
+        default=MOST,
+        help=f"The maximum number of findings of each check. Default: {MOST:,}.",
+    ),
+    operations=(runner.repair,),
+)
+def verify(options: Options, out: Output) -> int:
+    """Check whether the tables are consistent, and repair what can be repaired with --repair.
+
+    Examples:
+        verify
+        verify --only graphs watermarks --format json
+        verify --repair --dry-run
+        verify --repair --yes
+    """
     problem = inspect.load_tasks()
     if problem is not None:
         out.note(f"The modules of tasks cannot be imported: {problem}")
@@ -68,7 +94,7 @@ def run(options: Options, out: Output) -> int:
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
-    repairs = runner.repair.perform(answers, **by_and_reason(options)).value if repairing else []
+    repairs = perform(runner.repair, answers, options).value if repairing else []
     out.emit(
         _as_data(answers, repairs),
         _text(answers, repairs, would=options["repair"] and options["dry_run"]),
@@ -122,8 +148,8 @@ def _as_json(one: Finding, outcome: RepairResult | None) -> dict[str, Any]:
     became = {"repaired": outcome.done, "left": outcome.left} if outcome else {}
     return {
         **facts,
-        "right": clean(one.right),
-        "text": clean(one.text),
+        "right": hidden(one.right),
+        "text": hidden(one.text),
         "repair": one.repair,
         "advice": one.advice,
         **became,
@@ -171,40 +197,3 @@ def _summary(report_data: dict[str, Any]) -> str:
     )
     more = "" if report_data["complete"] else "; some checks could not run at everything"
     return f"{number}{f', {repaired} repaired' if repaired else ''}{more}"
-
-
-def _arguments(parser: ArgumentParser) -> None:
-    known = f"Checks: {', '.join(CHECKS)}. Groups: {', '.join(GROUPS)}."
-    parser.add_argument(
-        "--only",
-        metavar="CHECK",
-        nargs="+",
-        default=[],
-        help=f"Run these checks or groups. {known}",
-    )
-    parser.add_argument(
-        "--repair", action="store_true", help="Repair the findings that can be repaired."
-    )
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=count,
-        default=MOST,
-        help=f"The maximum number of findings of each check. Default: {MOST:,}.",
-    )
-    add_operations(parser, runner.repair)
-
-
-VERIFY = Subcommand(
-    name="verify",
-    summary="or check whether the tables are consistent",
-    operations=(runner.repair,),
-    examples=(
-        "verify",
-        "verify --only graphs watermarks --format json",
-        "verify --repair --dry-run",
-        "verify --repair --yes",
-    ),
-    arguments=_arguments,
-    run=run,
-)

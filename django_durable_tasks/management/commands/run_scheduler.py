@@ -13,7 +13,7 @@ from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 
-from django_durable_tasks.command.recurring import load_declarations
+from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.conf import settings
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.scheduler import redis_index

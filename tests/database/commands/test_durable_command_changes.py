@@ -17,7 +17,7 @@ from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
-from tests.factories import a_dead_letter, a_task, a_tenant, many_tasks
+from tests.factories import a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db
 ME = getpass.getuser()
@@ -307,21 +307,6 @@ def test_a_success_is_not_force_completed() -> None:
     row = a_task(Status.SUCCESS)
     assert durable("force-complete", row.pk).code == 2
     assert durable("force-complete").code == 2
-
-
-@pytest.mark.parametrize("operation", ["cancel", "retry", "replay", "discard", "force-complete"])
-def test_a_dry_run_of_every_operation_writes_nothing(operation: str) -> None:
-    ended = operation not in ("cancel", "retry")
-    row = a_task(Status.FAILED) if ended else a_task(failures=1, due=500)
-    if not ended:
-        a_dead_letter(row)
-    before = Task.objects.values().get(pk=row.pk), DeadLetter.objects.values().get(task=row)
-    words = ("--reason", "x") if operation == "discard" else ()
-    assert len(json_of(operation, row.pk, "--dry-run", *words)["would_change"]) == 1
-    assert (
-        Task.objects.values().get(pk=row.pk),
-        DeadLetter.objects.values().get(task=row),
-    ) == before
 
 
 def test_filters_that_select_nothing_change_nothing_and_exit_with_0() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, NodeKind
@@ -118,21 +116,3 @@ def test_a_filter_that_does_not_apply_is_a_usage_error(words: tuple[str, ...]) -
     answer = durable("list", *words)
     assert answer.out == ""
     assert answer.err
-
-
-@pytest.mark.parametrize("kind", ["tasks", "dead-letters", "queues", "nodes"])
-def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(kind: str) -> None:
-    def statements() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            json_of("list", kind)
-        return len(captured)
-
-    a_task(Status.FAILED)
-    a_task()
-    a_node(queues=["test"])
-    few = statements()
-    many_tasks(50, Status.FAILED, queue="other")
-    many_tasks(50)
-    for _ in range(5):
-        a_node(queues=["test"])
-    assert statements() == few <= (9 if kind == "queues" else 1)

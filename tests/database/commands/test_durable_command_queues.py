@@ -1,17 +1,10 @@
-"""``durable pause, resume, republish, prune``, and what every subcommand has: help, examples, exit
-codes.
-"""
+"""``durable pause, resume, republish, prune``."""
 
 from __future__ import annotations
 
 import getpass
-import os
-import shlex
-import subprocess
-import sys
 import uuid
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +13,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
-from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.store.clock import database_now
-from tests.architecture.sources import ROOT
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_task_messages
@@ -148,87 +139,6 @@ def test_tasks_that_are_kept_indefinitely_are_not_counted(settings: Any) -> None
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "RETENTION": {"SUCCESS": None}}
     assert "SUCCESS" not in json_of("prune", "--dry-run")["would_delete"]
     assert json_of("prune")["deleted"] == 0
-
-
-# Every subcommand ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("operation", SUBCOMMANDS)
-def test_every_subcommand_has_help_with_examples_and_exit_codes(
-    operation: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        Command().run_from_argv(["manage.py", "durable", operation, "--help"])
-    assert not ended.value.code
-    out = capsys.readouterr().out
-    assert "examples:" in out
-    assert f"manage.py durable {operation}" in out
-    assert "exit codes:" in out
-    assert "--format" in out
-
-
-def test_help_is_printed_in_a_shell() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "django", "durable", "status", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
-    )
-    assert "exit codes:" in answer.stdout
-
-
-@pytest.mark.parametrize("words", [(), ("dance",), ("status", "--fast"), ("show",), ("pause",)])
-def test_a_usage_error_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "django", "durable", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    assert "usage:" in answer.stderr
-
-
-def test_invalid_settings_exit_with_2(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"LEESE": 60}
-    answer = durable("status")
-    assert answer.code == 2
-    assert "Did you mean 'LEASE'" in answer.err
-
-
-def test_a_database_that_does_not_answer_exits_with_1(tmp_path: Path, vendor: str) -> None:
-    elsewhere = {**os.environ, "TEST_RUN": "missing", "TEST_FOLDER": str(tmp_path)}
-    answer = subprocess.run(
-        [sys.executable, "-m", "django", "durable", "status", "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-        env=elsewhere,
-    )
-    assert answer.returncode == 1, answer
-    assert answer.stdout == ""
-    # SQLite creates an empty file if the database is missing.
-    problem = (
-        "run `manage.py migrate`"
-        if vendor == "sqlite"
-        else "The database refused or does not answer"
-    )
-    assert problem in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
-def test_every_example_of_every_subcommand_can_be_parsed() -> None:
-    parser = Command().create_parser("manage.py", "durable")
-    for operation in SUBCOMMANDS.values():
-        for example in operation.examples:
-            assert parser.parse_args(shlex.split(example)).subcommand == operation.name
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume"])

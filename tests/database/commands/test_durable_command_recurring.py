@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.schedules import calendars
@@ -65,19 +63,6 @@ def test_a_status_of_schedules_is_refused_for_tasks() -> None:
     assert answer.code == 2
     assert "list recurring" in answer.err
     assert "is the id of one" in durable("list", "recurring", "--after", 5).err
-
-
-def test_the_list_of_schedules_needs_as_many_statements_for_many_rows() -> None:
-    def statements() -> int:
-        with CaptureQueriesContext(connection) as asked:
-            json_of("list", "recurring")
-        return len(asked)
-
-    a_schedule("one")
-    few = statements()
-    for number in range(20):
-        a_schedule(f"more {number}")
-    assert statements() == few
 
 
 def test_a_recurring_task_is_shown_with_its_next_fires_its_ledger_and_no_secrets() -> None:

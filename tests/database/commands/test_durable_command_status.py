@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes, queues
@@ -279,20 +277,3 @@ def test_a_server_reports_its_maximum_number_of_connections(leader: Node) -> Non
 @pytest.mark.sqlite
 def test_a_file_has_no_maximum_number_of_connections(leader: Node) -> None:
     assert json_of("status")["connections"]["allowed"] is None
-
-
-def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(leader: Node) -> None:
-    def statements() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            durable("status")
-        return len(captured)
-
-    a_node(queues=["test"], concurrency=2)
-    for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
-        a_task(status)
-    few = statements()
-    for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
-        many_tasks(50, status, queue=f"q-{status}", name=f"gone.{status}")
-    for _ in range(10):
-        a_node(queues=["test"], concurrency=2)
-    assert statements() == few <= 20

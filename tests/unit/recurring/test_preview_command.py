@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_durable_tasks.command.fire_times import PREVIEW
+from django_durable_tasks.command.fire_times import preview
 from tests.database.commands.durable_command import durable, json_of
 
 PROJECT = Path(__file__).resolve().parents[3] / "example_project"
@@ -315,7 +315,7 @@ def test_an_instant_needs_its_offset(text: str, why: str) -> None:
 def test_help_shows_examples_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "office.ics").write_text("BEGIN:VCALENDAR\nEND:VCALENDAR\n")
     monkeypatch.chdir(tmp_path)
-    examples = [shlex.split(example)[1:] for example in PREVIEW.examples]
+    examples = [shlex.split(example)[1:] for example in preview.examples]
     answers = [durable("preview", *words) for words in examples if words[0].startswith("--")]
     assert len(answers) >= 7
     assert [answer.code for answer in answers] == [0] * len(answers), answers

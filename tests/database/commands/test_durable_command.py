@@ -1,0 +1,138 @@
+"""What every subcommand of ``manage.py durable`` has: help, examples, exit codes, and a number of
+statements that does not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_tasks import Workflow
+from django_durable_tasks.choices import Status
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
+from tests.architecture.sources import ROOT
+from tests.database.commands.durable_command import durable
+from tests.database.recurring.schedules import a_schedule
+from tests.factories import QUEUE, a_node, many_tasks
+from tests.project.tasks import noop
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("operation", SUBCOMMANDS)
+def test_every_subcommand_has_help_with_examples_and_exit_codes(
+    operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "durable", operation, "--help"])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert f"manage.py durable {operation}" in out
+    assert "exit codes:" in out
+    assert "--format" in out
+
+
+def test_help_is_printed_in_a_shell() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "django", "durable", "status", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
+    assert "exit codes:" in answer.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("dance",), ("status", "--fast"), ("show",), ("pause",)])
+def test_a_usage_error_exits_with_2_in_a_shell(words: tuple[str, ...]) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "django", "durable", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert "usage:" in answer.stderr
+
+
+def test_invalid_settings_exit_with_2(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"LEESE": 60}
+    answer = durable("status")
+    assert answer.code == 2
+    assert "Did you mean 'LEASE'" in answer.err
+
+
+def test_a_database_that_does_not_answer_exits_with_1(tmp_path: Path, vendor: str) -> None:
+    elsewhere = {**os.environ, "TEST_RUN": "missing", "TEST_FOLDER": str(tmp_path)}
+    answer = subprocess.run(
+        [sys.executable, "-m", "django", "durable", "status", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=elsewhere,
+    )
+    assert answer.returncode == 1, answer
+    assert answer.stdout == ""
+    # SQLite creates an empty file if the database is missing.
+    problem = (
+        "run `manage.py migrate`"
+        if vendor == "sqlite"
+        else "The database refused or does not answer"
+    )
+    assert problem in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_every_example_of_every_subcommand_can_be_parsed() -> None:
+    parser = Command().create_parser("manage.py", "durable")
+    for operation in SUBCOMMANDS.values():
+        for example in operation.examples:
+            assert parser.parse_args(shlex.split(example)).subcommand == operation.name
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ("list tasks", 1),
+        ("list workflows", 1),
+        ("list recurring", 1),
+        ("list dead-letters", 1),
+        ("list queues", 9),
+        ("list nodes", 1),
+        ("audit", 1),
+        ("status", 20),
+    ],
+)
+def test_a_subcommand_needs_as_many_statements_for_many_rows(words: str, most: int) -> None:
+    def statements(number: int, queue: str) -> int:
+        for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.FAILED):
+            many_tasks(number, status, queue=queue, name=f"gone.{status}")
+        for at in range(number):
+            a_node(queues=[queue], concurrency=2)
+            a_schedule(f"{queue} {at}")
+            workflow = Workflow(f"{queue}-{at}")
+            workflow.add(noop)
+            workflow.start()
+            queues.pause(f"{queue}-{at}", by="ada")
+        with CaptureQueriesContext(connection) as captured:
+            assert durable(*words.split(), "--format", "json").data
+        return len(captured)
+
+    few = statements(1, QUEUE)
+    assert statements(10, "other") == few <= most
